@@ -1,0 +1,43 @@
+# Two commands matter: `make demo` runs the main job, `make test` passes the tests. Both set up what they need.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+
+.PHONY: help setup demo test check bench goldens lock clean
+
+help:            ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## the virtual environment with the locked dependencies
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in slices
+	$(BIN)/tranche demo
+
+test: check      ## every check and every test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(STAMP)  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## figures beside baselines of the same run
+	$(BIN)/python -m bench
+
+goldens: $(STAMP) ## rewrite the golden files from what the code prints now
+	$(BIN)/python -m pytest -n 2 --update-goldens
+
+lock: $(STAMP)   ## resolve the dependencies anew (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+	  --group dev pyproject.toml -o requirements.lock
+
+clean:           ## remove what was made in the checkout
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

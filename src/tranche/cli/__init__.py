@@ -1,0 +1,1 @@
+"""The command `tranche`: one module per noun. Commands parse, call the layers below, and print."""

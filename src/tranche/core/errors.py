@@ -1,0 +1,264 @@
+"""The error tree. Each class owns a stable reason word and an exit code; docs/reference/errors.md is made from it.
+
+    TrancheError
+    ├── UsageError                    2        the request itself is wrong
+    ├── configuration            10 to 19      a file or a declared layout is wrong
+    │   ├── LayoutInvalid            10
+    │   ├── LayoutUnknown            11
+    │   ├── LayoutImpossible         12
+    │   ├── HooksInvalid             13
+    │   ├── HookFailed               14
+    │   ├── PlanInvalid              15
+    │   └── CheckpointInvalid        16
+    ├── hardware                 20 to 29      the driver or a GPU said no
+    │   ├── DriverNotFound           20
+    │   ├── HardwareError            21
+    │   ├── PermissionDenied         22
+    │   ├── GpuNotFound              23
+    │   ├── MigNotSupported          24
+    │   ├── ModeChangePending        25
+    │   ├── VerificationFailed       26
+    │   └── SimulatorError           27
+    ├── placement                30 to 39      the request cannot be served
+    │   ├── ProfileUnknown           30
+    │   ├── DoesNotFit               31        it fits no GPU of this machine, however empty
+    │   ├── NoRoom                   32        it would fit, but not now
+    │   ├── SharingUnavailable       33
+    │   └── AllocationUnknown        34
+    ├── drift                    50 to 59
+    │   ├── LayoutMismatch           50
+    │   └── StateMoved               51
+    ├── ledger                   60 to 69
+    │   ├── LedgerUnavailable        60
+    │   ├── LedgerCorrupt            61
+    │   └── LedgerTooNew             62
+    ├── WaitTimeout                  70
+    └── safety                   80 to 89
+        └── GpuBusy                  80
+
+Codes from 128 on mean that a signal ended the command, as in a shell. `tranche run` returns its child's own code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TrancheError(Exception):
+    """Root of every error that a person can meet.
+
+    `message` says what happened and to what; `hint` says what to do next; `reason` is a stable word for programs.
+    """
+
+    reason: ClassVar[str] = "Internal"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TrancheError):
+    """The request is not well formed: a quantity, an option or their combination."""
+
+    reason = "Usage"
+    exit_code = 2
+
+
+class LayoutInvalid(TrancheError):
+    """A layout file breaks the v1 format."""
+
+    reason = "LayoutInvalid"
+    exit_code = 10
+
+
+class LayoutUnknown(TrancheError):
+    """The file has no layout of that name, or a name is needed and was not given."""
+
+    reason = "LayoutUnknown"
+    exit_code = 11
+
+
+class LayoutImpossible(TrancheError):
+    """No set of placements on the GPU gives the declared slices."""
+
+    reason = "LayoutImpossible"
+    exit_code = 12
+
+
+class HooksInvalid(TrancheError):
+    """A hooks file is malformed."""
+
+    reason = "HooksInvalid"
+    exit_code = 13
+
+
+class HookFailed(TrancheError):
+    """A hook command could not be started or returned non-zero."""
+
+    reason = "HookFailed"
+    exit_code = 14
+
+
+class PlanInvalid(TrancheError):
+    """A saved plan cannot be read."""
+
+    reason = "PlanInvalid"
+    exit_code = 15
+
+
+class CheckpointInvalid(TrancheError):
+    """A checkpoint file cannot be read, or names GPUs that this machine has not got."""
+
+    reason = "CheckpointInvalid"
+    exit_code = 16
+
+
+class DriverNotFound(TrancheError):
+    """There is no NVIDIA driver (NVML library) to talk to."""
+
+    reason = "DriverNotFound"
+    exit_code = 20
+
+
+class HardwareError(TrancheError):
+    """The driver refused or failed an operation for a reason that no other class covers."""
+
+    reason = "HardwareError"
+    exit_code = 21
+
+
+class PermissionDenied(TrancheError):
+    """The caller may not do this to the GPU, or may not use the state folder."""
+
+    reason = "PermissionDenied"
+    exit_code = 22
+
+
+class GpuNotFound(TrancheError):
+    """No GPU with that index or UUID."""
+
+    reason = "GpuNotFound"
+    exit_code = 23
+
+
+class MigNotSupported(TrancheError):
+    """The GPU cannot be cut into MIG instances."""
+
+    reason = "MigNotSupported"
+    exit_code = 24
+
+
+class ModeChangePending(TrancheError):
+    """A change of MIG mode was accepted but did not become effective."""
+
+    reason = "MigModeChangePending"
+    exit_code = 25
+
+
+class VerificationFailed(TrancheError):
+    """A step reported success, but the GPU does not show its effect."""
+
+    reason = "VerificationFailed"
+    exit_code = 26
+
+
+class SimulatorError(TrancheError):
+    """A simulated machine could not be built, created or opened."""
+
+    reason = "SimulatorError"
+    exit_code = 27
+
+
+class ProfileUnknown(TrancheError):
+    """No GPU of this machine offers the MIG profile."""
+
+    reason = "ProfileNotSupported"
+    exit_code = 30
+
+
+class DoesNotFit(TrancheError):
+    """The request is larger than any GPU of this machine, or names more GPUs than it has."""
+
+    reason = "MemoryTooSmall"
+    exit_code = 31
+
+
+class NoRoom(TrancheError):
+    """The request would fit this machine, but nothing is free for it now."""
+
+    reason = "NoRoom"
+    exit_code = 32
+
+
+class SharingUnavailable(TrancheError):
+    """The request needs memory-limited sharing of a GPU (MPS), which this version does not serve."""
+
+    reason = "SharingUnavailable"
+    exit_code = 33
+
+
+class AllocationUnknown(TrancheError):
+    """No allocation of that id."""
+
+    reason = "AllocationUnknown"
+    exit_code = 34
+
+
+class LayoutMismatch(TrancheError):
+    """The GPUs do not show the asserted layout."""
+
+    reason = "LayoutMismatch"
+    exit_code = 50
+
+
+class StateMoved(TrancheError):
+    """A saved plan was made from a state that is not the present one."""
+
+    reason = "StateMoved"
+    exit_code = 51
+
+
+class LedgerUnavailable(TrancheError):
+    """The ledger cannot be opened or written: read-only folder, no space, locked."""
+
+    reason = "LedgerUnavailable"
+    exit_code = 60
+
+
+class LedgerCorrupt(TrancheError):
+    """The ledger file is damaged or is not a ledger."""
+
+    reason = "LedgerCorrupt"
+    exit_code = 61
+
+
+class LedgerTooNew(TrancheError):
+    """A newer version of Tranche wrote the ledger."""
+
+    reason = "LedgerTooNew"
+    exit_code = 62
+
+
+class WaitTimeout(TrancheError):
+    """The request did not get its share within the time given."""
+
+    reason = "WaitTimeout"
+    exit_code = 70
+
+
+class GpuBusy(TrancheError):
+    """The change would destroy, reset or take away something that is in use."""
+
+    reason = "GpuBusy"
+    exit_code = 80
+
+
+def all_errors() -> tuple[type[TrancheError], ...]:
+    """Every class of the tree below the root, ordered by exit code."""
+
+    def below(cls: type[TrancheError]) -> list[type[TrancheError]]:
+        return [cls, *(sub for child in cls.__subclasses__() for sub in below(child))]
+
+    return tuple(sorted(below(TrancheError)[1:], key=lambda cls: cls.exit_code))

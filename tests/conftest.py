@@ -1,0 +1,31 @@
+"""What every test may use: golden files with an update flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Golden = Callable[[str, str], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="rewrite golden files from the output")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare a text with `goldens/<name>` beside the test file, or write it under --update-goldens."""
+    folder = Path(request.path).parent / "goldens"
+    update = bool(request.config.getoption("--update-goldens"))
+
+    def check(name: str, text: str) -> None:
+        path = folder / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.is_file(), f"no golden file {path}; run pytest --update-goldens and read what it wrote"
+        assert text == path.read_text()
+
+    return check
