@@ -1,0 +1,166 @@
+"""What each GPU product can be cut into: the catalogue in boards.json, typed.
+
+Numbers that no source shows are None; numbers inferred from a board's family are present and named in `unverified`. On a
+machine with a driver the driver's own answers win; the catalogue stands in for boards that are not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.quantity import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstanceProfile:
+    """A way to cut the inside of a GPU instance.
+
+    `enum` is NVML's NVML_COMPUTE_INSTANCE_PROFILE_* value, `id` what nvidia-smi prints; they agree in every listing seen.
+    `slices` counts compute slices, `sm` multiprocessors (None: no source).
+    """
+
+    name: ProfileName
+    enum: int
+    id: int
+    slices: int
+    sm: int | None
+    max_instances: int
+    unverified: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstanceProfile:
+    """A way to cut a GPU, on one board.
+
+    `enum` is NVML's NVML_GPU_INSTANCE_PROFILE_* value, which profile queries take; `id` is the number that nvidia-smi prints and
+    that creation takes. `memory` is in bytes, as the driver reports it. `starts` and `size` are memory-slice units.
+    """
+
+    name: ProfileName
+    enum: int
+    id: int | None
+    slices: int
+    memory: int | None
+    sm: int | None
+    copy_engines: int | None
+    decoders: int | None
+    encoders: int | None
+    jpeg: int | None
+    ofa: int | None
+    max_instances: int
+    starts: tuple[int, ...]
+    size: int
+    compute_profiles: tuple[ComputeInstanceProfile, ...] = ()
+    unverified: frozenset[str] = frozenset()
+
+    @property
+    def spanning_compute_profile(self) -> ComputeInstanceProfile | None:
+        """The compute profile that takes the whole GPU instance."""
+        return next((ci for ci in self.compute_profiles if ci.slices == self.slices), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One GPU product, or several that are cut alike.
+
+    `pci_device_ids` are `0xDDDDVVVV` as layout filters write them. `memory` is in bytes. `memory_slices` is the length of the
+    placement grid, None when no source shows it.
+    """
+
+    key: str
+    products: tuple[str, ...]
+    architecture: str
+    compute_capability: str
+    pci_device_ids: tuple[str, ...]
+    memory: int | None
+    sm: int | None
+    compute_slices: int
+    memory_slices: int | None
+    max_mig_devices: int
+    mode_change_needs_reset: bool
+    profiles: tuple[GpuInstanceProfile, ...]
+    unverified: tuple[str, ...]
+    note: str
+
+    def profile(self, name: ProfileName) -> GpuInstanceProfile | None:
+        """The GPU-instance profile that holds a slice of that name."""
+        return next((p for p in self.profiles if p.name == name.gpu_instance), None)
+
+
+@cache
+def catalogue() -> tuple[Board, ...]:
+    """Every known MIG-capable board, in the catalogue's order."""
+    text = resources.files("tranche.core").joinpath("boards.json").read_text()
+    return tuple(_board(model) for model in json.loads(text)["models"])
+
+
+def board_by_key(key: str) -> Board | None:
+    """The board of that catalogue key, compared without regard to case."""
+    return next((board for board in catalogue() if board.key.lower() == key.lower()), None)
+
+
+def board_by_pci_id(pci_device_id: str) -> Board | None:
+    """The board whose PCI device and vendor id is `0xDDDDVVVV`."""
+    return next((board for board in catalogue() if pci_device_id in board.pci_device_ids), None)
+
+
+def _board(model: Mapping[str, Any]) -> Board:
+    return Board(
+        key=model["key"],
+        products=tuple(model["products"]),
+        architecture=model["arch"],
+        compute_capability=model["compute_capability"] or "",
+        pci_device_ids=tuple(model["pci_device_ids"]),
+        memory=_bytes(model["memory_total_mib"]),
+        sm=model["sm_total"],
+        compute_slices=model["compute_slices"],
+        memory_slices=model["placement_units"],
+        max_mig_devices=model["max_mig_devices"],
+        mode_change_needs_reset=model["mig_mode_change_needs_gpu_reset"],
+        profiles=tuple(_gpu_instance_profile(profile) for profile in model["profiles"]),
+        unverified=tuple(model["unverified"]),
+        note=model["note"],
+    )
+
+
+def _gpu_instance_profile(data: Mapping[str, Any]) -> GpuInstanceProfile:
+    return GpuInstanceProfile(
+        name=parse_profile(data["name"]),
+        enum=data["nvml_enum_value"],
+        id=data["profile_id"],
+        slices=data["slice_count"],
+        memory=_bytes(data["memory_mib"]),
+        sm=data["sm"],
+        copy_engines=data["copy_engines"],
+        decoders=data["decoders"],
+        encoders=data["encoders"],
+        jpeg=data["jpeg"],
+        ofa=data["ofa"],
+        max_instances=data["max_instances"],
+        starts=tuple(data["placement_starts"] or ()),
+        size=data["placement_size"] or 0,
+        compute_profiles=tuple(_compute_instance_profile(ci) for ci in data["ci_profiles"]),
+        unverified=frozenset(data["unverified"]),
+    )
+
+
+def _compute_instance_profile(data: Mapping[str, Any]) -> ComputeInstanceProfile:
+    return ComputeInstanceProfile(
+        name=parse_profile(data["name"]),
+        enum=data["ci_profile_id"],
+        id=data["ci_profile_id"],
+        slices=data["slices"],
+        sm=data["sm"],
+        max_instances=data["max_instances"],
+        unverified=frozenset(data["unverified"]),
+    )
+
+
+def _bytes(mib: int | None) -> int | None:
+    return None if mib is None else mib * MIB

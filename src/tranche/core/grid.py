@@ -1,0 +1,120 @@
+"""One GPU's memory-slice grid: placements as bit masks, conflicts, and what still fits.
+
+The rules are the driver's (reference: NVML's placement queries and nvml.h): two GPU instances conflict when their placements
+overlap, when both own the media extensions that exist once per GPU (`+me`, `+me.all`), or when one is `+me.all` and the
+other is not a `-me` profile. On boards with seven compute slices the compute limit is implied by the placements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.profile import ProfileName
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """A run of memory slices: `start:size` as nvidia-smi prints it."""
+
+    start: int
+    size: int
+
+    @property
+    def mask(self) -> int:
+        """The run as a bit mask, bit i for memory slice i."""
+        return ((1 << self.size) - 1) << self.start
+
+    def overlaps(self, other: Placement) -> bool:
+        """Whether the two share a memory slice."""
+        return bool(self.mask & other.mask)
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A GPU instance that is on the grid, or is promised to be."""
+
+    profile: ProfileName
+    placement: Placement
+
+
+def placements(profile: GpuInstanceProfile) -> tuple[Placement, ...]:
+    """Every legal placement of the profile on an empty GPU, lowest start first."""
+    return tuple(Placement(start, profile.size) for start in profile.starts)
+
+
+def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
+    """Whether the two may not live on one GPU, wherever they are placed."""
+    if _owns_media_extensions(one) and _owns_media_extensions(other):
+        return True
+    return _takes_all_media(one, other) or _takes_all_media(other, one)
+
+
+def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[Occupant]) -> bool:
+    """Whether an instance of the profile could be created there beside the occupants."""
+    same = 0
+    for occupant in occupants:
+        if occupant.placement.overlaps(placement) or profiles_exclude(profile.name, occupant.profile):
+            return False
+        same += occupant.profile == profile.name
+    return same < profile.max_instances
+
+
+def free_placements(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> tuple[Placement, ...]:
+    """The placements where an instance of the profile could be created beside the occupants."""
+    return tuple(spot for spot in placements(profile) if fits(profile, spot, occupants))
+
+
+def remaining_capacity(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> int:
+    """How many more instances of the profile the grid takes: nvidia-smi's `Free`."""
+    taken = list(occupants)
+    count = 0
+    for spot in placements(profile):
+        if fits(profile, spot, taken):
+            taken.append(Occupant(profile.name, spot))
+            count += 1
+    return count
+
+
+def arrange(wanted: Sequence[GpuInstanceProfile], fixed: Sequence[Occupant]) -> tuple[Placement, ...] | None:
+    """Placements for all the wanted instances beside the fixed ones, in the order given; None when there are none.
+
+    The search is exact: it fails only when no arrangement exists. Large profiles are placed first.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: (-wanted[i].size, -wanted[i].slices, str(wanted[i].name)))
+    found = _search([wanted[i] for i in order], list(fixed), None)
+    if found is None:
+        return None
+    spot_of = dict(zip(order, found, strict=True))
+    return tuple(spot_of[i] for i in range(len(wanted)))
+
+
+def _search(
+    rest: Sequence[GpuInstanceProfile], taken: list[Occupant], previous: Occupant | None
+) -> list[Placement] | None:
+    if not rest:
+        return []
+    profile = rest[0]
+    for spot in placements(profile):
+        # Equal instances are interchangeable: taking their starts in rising order only avoids n! repeats of one arrangement.
+        if previous is not None and profile.name == previous.profile and spot < previous.placement:
+            continue
+        if not fits(profile, spot, taken):
+            continue
+        occupant = Occupant(profile.name, spot)
+        found = _search(rest[1:], [*taken, occupant], occupant)
+        if found is not None:
+            return [spot, *found]
+    return None
+
+
+def _owns_media_extensions(name: ProfileName) -> bool:
+    return "me" in name.added or "me.all" in name.added
+
+
+def _takes_all_media(one: ProfileName, other: ProfileName) -> bool:
+    return "me.all" in one.added and "me" not in other.removed

@@ -1,0 +1,77 @@
+"""Amounts of GPU memory and shares of a GPU: the one parser and printer for the whole product.
+
+Memory is accepted as `4G` and `4GB` (decimal), `4Gi` and `4GiB` (binary), `4000M`, `512Mi`, `1.5Gi`, or a bare number of
+MiB (the convention of the KAI annotation `gpu-memory`). Internally it is always an int of bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from tranche.core.errors import UsageError
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_UNITS = {
+    "": MIB,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": KIB,
+    "Mi": MIB,
+    "Gi": GIB,
+    "Ti": 1024**4,
+}
+_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]i?)?(?P<byte>B)?", re.ASCII)
+_FRACTION = re.compile(r"\d+(?:\.\d+)?|\.\d+", re.ASCII)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes for a memory quantity; UsageError when it is not one, or is zero."""
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None or (match["byte"] and not match["unit"]):
+        raise UsageError(
+            f"'{text}' is not an amount of memory",
+            hint="write it as 4G, 4Gi, 4000M or a bare number of MiB",
+        )
+    amount = Fraction(match["number"]) * _UNITS[match["unit"] or ""]
+    bytes_ = -(-amount.numerator // amount.denominator)
+    if bytes_ == 0:
+        raise UsageError("an amount of memory must be more than 0", hint="for example --gpu-memory 4Gi")
+    return bytes_
+
+
+def parse_fraction(text: str) -> Fraction:
+    """A share of one GPU, exact, with 0 < share <= 1; UsageError otherwise."""
+    if _FRACTION.fullmatch(text.strip()) is None:
+        raise UsageError(f"'{text}' is not a share of a GPU", hint="write it as a decimal such as 0.5")
+    share = Fraction(text.strip())
+    if share == 0:
+        raise UsageError("a share of a GPU must be more than 0", hint="for example --gpu 0.5")
+    if share > 1:
+        raise UsageError(
+            f"--gpu {text.strip()} asks for more than one GPU; a share is at most 1",
+            hint="ask for whole GPUs with --gpus N",
+        )
+    return share
+
+
+def format_memory(amount: int) -> str:
+    """Bytes as GiB with two decimals at the most, or MiB when under one GiB: `19.62 GiB`, `40 GiB`, `512 MiB`."""
+    if amount >= GIB:
+        return f"{_trim(amount / GIB)} GiB"
+    return f"{_trim(amount / MIB)} MiB"
+
+
+def format_fraction(share: Fraction) -> str:
+    """A share as a short decimal: `0.5`, `0.333`."""
+    return _trim(float(share), digits=3)
+
+
+def _trim(value: float, digits: int = 2) -> str:
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".")

@@ -1,0 +1,208 @@
+"""What a node's GPUs look like at one moment: an immutable snapshot of what the driver says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.errors import GpuNotFound
+from tranche.core.grid import Occupant, Placement
+from tranche.core.profile import ProfileName
+
+
+class MigMode(StrEnum):
+    """A GPU's MIG mode; UNSUPPORTED when the GPU cannot be cut at all."""
+
+    UNSUPPORTED = "unsupported"
+    DISABLED = "disabled"
+    ENABLED = "enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that the driver lists on a GPU or an instance; `memory` in bytes, None when the driver cannot say."""
+
+    pid: int
+    name: str
+    memory: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    """A compute instance inside a GPU instance; `start` and `slices` count compute slices inside it.
+
+    `uuid` is its MIG device UUID, which is a fixed function of the slot: the same slot made again has the same UUID.
+    """
+
+    id: int
+    name: ProfileName
+    profile_id: int
+    start: int
+    slices: int
+    uuid: str
+    mig_index: int | None
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceKey:
+    """Names a GPU instance's slot for as long as nobody cuts the GPU otherwise: GPU, profile and placement."""
+
+    gpu_uuid: str
+    profile: ProfileName
+    placement: Placement
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.placement} of {self.gpu_uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A GPU instance; `memory` in bytes as the driver reports it, None when it does not."""
+
+    id: int
+    profile: ProfileName
+    profile_id: int
+    placement: Placement
+    memory: int | None
+    compute_instances: tuple[ComputeInstance, ...] = ()
+    stray_processes: tuple[Process, ...] = ()
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """Every process in the instance, each pid once."""
+        seen = {p.pid: p for ci in self.compute_instances for p in ci.processes}
+        seen.update({p.pid: p for p in self.stray_processes})
+        return tuple(seen.values())
+
+    @property
+    def slices(self) -> tuple[ProfileName, ...]:
+        """The names of the MIG devices inside, sorted; empty when no compute instance was made."""
+        return tuple(sorted(ci.name for ci in self.compute_instances))
+
+    @property
+    def whole_slice(self) -> ComputeInstance | None:
+        """The one compute instance that spans the GPU instance, if that is how it is cut."""
+        if len(self.compute_instances) == 1 and self.compute_instances[0].name.spans_gpu_instance:
+            return self.compute_instances[0]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU. `memory` and `memory_free` in bytes.
+
+    `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
+    with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    pci_device_id: str
+    pci_subsystem_id: str
+    architecture: str
+    memory: int
+    memory_free: int
+    mode: MigMode
+    pending_mode: MigMode
+    mode_change_needs_reset: bool
+    memory_slices: int
+    profiles: tuple[GpuInstanceProfile, ...]
+    profiles_source: str
+    instances: tuple[GpuInstance, ...] = ()
+    processes: tuple[Process, ...] = ()
+    minor: int | None = None
+    numa_node: int | None = None
+    lost: bool = False
+
+    @property
+    def label(self) -> str:
+        """How messages name the GPU: `GPU 3`."""
+        return f"GPU {self.index}"
+
+    @property
+    def mig_capable(self) -> bool:
+        """Whether the GPU can be cut."""
+        return self.mode is not MigMode.UNSUPPORTED
+
+    @property
+    def mig_enabled(self) -> bool:
+        """Whether MIG mode is effective now."""
+        return self.mode is MigMode.ENABLED
+
+    @property
+    def mode_pending(self) -> bool:
+        """Whether an accepted change of MIG mode waits for a reset."""
+        return self.mode is not self.pending_mode
+
+    @property
+    def occupants(self) -> tuple[Occupant, ...]:
+        """The GPU's instances as the grid sees them."""
+        return tuple(Occupant(instance.profile, instance.placement) for instance in self.instances)
+
+    @property
+    def all_processes(self) -> tuple[Process, ...]:
+        """Every process on the GPU or in one of its instances, each pid once."""
+        seen = {p.pid: p for instance in self.instances for p in instance.processes}
+        seen.update({p.pid: p for p in self.processes})
+        return tuple(seen.values())
+
+    def profile(self, name: ProfileName) -> GpuInstanceProfile | None:
+        """The GPU-instance profile on this GPU that holds a slice of that name."""
+        return next((p for p in self.profiles if p.name == name.gpu_instance), None)
+
+    def instance_at(self, placement: Placement) -> GpuInstance | None:
+        """The instance with exactly that placement."""
+        return next((i for i in self.instances if i.placement == placement), None)
+
+    def key(self, instance: GpuInstance) -> InstanceKey:
+        """The slot of one of this GPU's instances."""
+        return InstanceKey(self.uuid, instance.profile, instance.placement)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short digest of mode and instances; it changes when and only when the GPU was cut or switched otherwise."""
+        parts = [self.uuid, self.mode, self.pending_mode]
+        for instance in sorted(self.instances, key=lambda i: i.placement):
+            slices = ",".join(
+                f"{ci.name}@{ci.start}" for ci in sorted(instance.compute_instances, key=lambda c: c.start)
+            )
+            parts.append(f"{instance.profile}@{instance.placement}[{slices}]")
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Every GPU of the machine, in index order."""
+
+    gpus: tuple[GpuState, ...]
+    driver_version: str = ""
+    nvml_version: str = ""
+
+    def __iter__(self) -> Iterator[GpuState]:
+        return iter(self.gpus)
+
+    def gpu(self, uuid: str) -> GpuState:
+        """The GPU of that UUID; GpuNotFound otherwise."""
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return gpu
+        raise GpuNotFound(f"no GPU {uuid} on this machine", hint="list the GPUs with: tranche gpus")
+
+    def by_index(self, index: int) -> GpuState:
+        """The GPU of that index; GpuNotFound otherwise."""
+        for gpu in self.gpus:
+            if gpu.index == index:
+                return gpu
+        raise GpuNotFound(
+            f"no GPU {index} on this machine, which has {len(self.gpus)}",
+            hint="list the GPUs with: tranche gpus",
+        )
