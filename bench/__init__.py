@@ -1,0 +1,1 @@
+"""Benchmarks: figures beside baselines of the same run; `python -m bench`."""

@@ -70,12 +70,14 @@ class Allocation:
 class NodeView:
     """Everything a decision may look at: the hardware, what is promised, and which instances Tranche made.
 
-    Invariants of a view: no two grants overlap, and a whole GPU that is granted carries no other grant.
+    `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. Invariants of a
+    view: no two grants overlap, and a whole GPU that is granted carries no other grant.
     """
 
     node: NodeState
     allocations: tuple[Allocation, ...] = ()
     owned: frozenset[InstanceKey] = frozenset()
+    changing: frozenset[str] = frozenset()
 
     def grants_on(self, gpu_uuid: str) -> tuple[Grant, ...]:
         """Every grant on that GPU."""

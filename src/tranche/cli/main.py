@@ -1,0 +1,102 @@
+"""The root command: finds subcommands lazily, so that a command pays only for what it imports, and reports errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from tranche.cli.settings import API_VERSION, Settings, TrancheCommand
+from tranche.core.errors import TrancheError
+
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
+    "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
+    "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
+    "explain": ("tranche.cli.explain", "Why a request waits, and what would help"),
+    "gpus": ("tranche.cli.gpus", "The GPUs, their slices and what is free"),
+    "layout": ("tranche.cli.layout", "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore"),
+    "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
+    "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
+    "release": ("tranche.cli.release", "Take a share back"),
+    "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
+    "sim": ("tranche.cli.sim", "Simulated machines"),
+    "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called; help shows the one-line texts of the table."""
+
+    command_class = TrancheCommand
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: D102
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: D102
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tranche", prog_name="tranche")
+@click.option("--simulate", metavar="MACHINE", help="Use a simulated machine, made at first use (p4d.24xlarge, ...).")
+@click.option("--state-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where the ledger is kept.")
+@click.pass_context
+def root(context: click.Context, simulate: str | None, state_dir: str | None) -> None:
+    """Share NVIDIA GPUs: cut them into slices, and run work in the smallest slice that fits."""
+    context.obj = Settings(simulate=simulate or os.environ.get("TRANCHE_SIMULATE"), state_dir=state_dir)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit: 0 on success, else the error's own code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = root.main(args=arguments, prog_name="tranche", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except TrancheError as error:
+        _report(error, as_json=_wants_json(arguments))
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe went away (`tranche gpus | head -1`); Python must not complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _report(error: TrancheError, *, as_json: bool) -> None:
+    if as_json:
+        body = {"apiVersion": API_VERSION, "kind": "Error", "reason": error.reason, "exitCode": error.exit_code}
+        body |= {"message": error.message, "hint": error.hint}
+        click.echo(json.dumps(body), err=True)
+        return
+    click.echo(click.style("error", fg="red", bold=True) + f": {error.message}", err=True)
+    if error.hint:
+        click.echo("\n" + click.style("hint", fg="cyan") + f": {error.hint}", err=True)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether the command line asks for JSON; a child command's own arguments, after `--`, do not count."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return any(
+        word in ("-ojson", "--output=json") or (word == "json" and previous in ("-o", "--output"))
+        for previous, word in zip(["", *own], own, strict=False)
+    )

@@ -1,0 +1,55 @@
+"""What every command knows: which machine is meant, and where its ledger is.
+
+`--simulate` and `--state-dir` may stand before or after the subcommand's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+API_VERSION = "tranche.dev/v1"
+
+
+@dataclass(slots=True)
+class Settings:
+    """The options that all commands share; None where they were not given."""
+
+    simulate: str | None = None
+    state_dir: str | None = None
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        setattr(context.find_root().ensure_object(Settings), str(parameter.name), value)
+
+
+class TrancheCommand(click.Command):
+    """A command that also takes the shared options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [
+            click.Option(
+                ["--simulate"], metavar="MACHINE", expose_value=False, callback=_remember, hidden=True, is_eager=True
+            ),
+            click.Option(
+                ["--state-dir"], metavar="DIR", expose_value=False, callback=_remember, hidden=True, is_eager=True
+            ),
+        ]
+
+
+class TrancheGroup(click.Group):
+    """A group whose commands take the shared options."""
+
+    command_class = TrancheCommand
+
+
+def output_option(*formats: str) -> Any:
+    """The `-o` option: `table` and `json`, or the formats given; the first is the default."""
+    choices = formats or ("table", "json")
+    return click.option(
+        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="Output format."
+    )

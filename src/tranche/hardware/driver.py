@@ -1,0 +1,48 @@
+"""What the rest of the product may ask of a GPU driver. Nothing above this layer knows NVML."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tranche.core.grid import Placement
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuState, NodeState
+
+
+class Driver(Protocol):
+    """One machine's GPUs. Methods are safe to call from several threads; each raises a TrancheError when the driver refuses.
+
+    GpuBusy: something is in use. NoRoom: the grid has no place. PermissionDenied, MigNotSupported, HardwareError: as named.
+    """
+
+    def observe(self) -> NodeState:
+        """Every GPU as it is now."""
+        ...
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now; GpuNotFound when it is not there."""
+        ...
+
+    def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
+        """Ask for a MIG mode; whether it is effective shows in the next observation."""
+        ...
+
+    def reset_gpu(self, gpu_uuid: str) -> None:
+        """Reset one GPU; nothing may use it."""
+        ...
+
+    def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
+        """Create a GPU instance at a placement; its id."""
+        ...
+
+    def create_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, name: ProfileName) -> int:
+        """Create a compute instance of that name inside a GPU instance; its id."""
+        ...
+
+    def destroy_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
+        """Destroy a compute instance; GpuBusy when a process uses it."""
+        ...
+
+    def destroy_gpu_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
+        """Destroy a GPU instance without compute instances; GpuBusy when something uses it."""
+        ...
