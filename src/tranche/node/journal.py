@@ -1,0 +1,108 @@
+"""The journal of plans: the intent of each step before it, its outcome after it, for whoever comes after a crash."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.planning.plan import Plan, step_from_dict, step_to_dict
+from tranche.planning.undo import Before, StepRecord, StepStatus, before_from_dict, before_to_dict
+
+_KEPT_PLANS = 1_000
+
+
+class PlanStatus(StrEnum):
+    """RUNNING until the plan is DONE or UNDONE; a RUNNING plan of a dead session was interrupted."""
+
+    RUNNING = "running"
+    DONE = "done"
+    UNDONE = "undone"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A plan in the journal; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
+
+    id: str
+    purpose: str
+    session: str
+    allocation_id: str
+    steps: tuple[StepRecord, ...]
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs that the plan touches, sorted: the order in which they are locked."""
+        return tuple(sorted({record.step.gpu_uuid for record in self.steps}))
+
+
+def open_plan(
+    db: sqlite3.Connection, plan_id: str, plan: Plan, *, session: str, created: float, allocation_id: str = ""
+) -> None:
+    """Journal a plan before its first step. Without an allocation its GPUs are marked as changing."""
+    db.execute(
+        "INSERT INTO plans VALUES (?, ?, ?, ?, ?, ?)",
+        (plan_id, plan.purpose, created, session, allocation_id, PlanStatus.RUNNING),
+    )
+    db.executemany(
+        "INSERT INTO steps VALUES (?, ?, ?, ?, NULL)",
+        [
+            (plan_id, ordinal, json.dumps(step_to_dict(step)), StepStatus.PENDING)
+            for ordinal, step in enumerate(plan.steps)
+        ],
+    )
+    if not allocation_id:
+        db.executemany("INSERT INTO changing_gpus VALUES (?, ?)", [(gpu, plan_id) for gpu in plan.gpu_uuids])
+
+
+def write_intent(db: sqlite3.Connection, plan_id: str, ordinal: int, before: Before) -> None:
+    """Journal that a step is about to act, and what it found."""
+    _set_step(db, plan_id, ordinal, StepStatus.INTENDED, json.dumps(before_to_dict(before)))
+
+
+def write_done(db: sqlite3.Connection, plan_id: str, ordinal: int) -> None:
+    """Journal that a step acted and its effect was seen."""
+    db.execute("UPDATE steps SET status = ? WHERE plan_id = ? AND ordinal = ?", (StepStatus.DONE, plan_id, ordinal))
+
+
+def write_needless(db: sqlite3.Connection, plan_id: str, ordinal: int) -> None:
+    """Journal that a step found its effect already there."""
+    _set_step(db, plan_id, ordinal, StepStatus.NEEDLESS, None)
+
+
+def _set_step(db: sqlite3.Connection, plan_id: str, ordinal: int, status: StepStatus, before: str | None) -> None:
+    db.execute(
+        "UPDATE steps SET status = ?, before = ? WHERE plan_id = ? AND ordinal = ?", (status, before, plan_id, ordinal)
+    )
+
+
+def close_plan(db: sqlite3.Connection, plan_id: str, status: PlanStatus) -> None:
+    """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped."""
+    db.execute("UPDATE plans SET status = ? WHERE id = ?", (status, plan_id))
+    db.execute("DELETE FROM changing_gpus WHERE plan_id = ?", (plan_id,))
+    db.execute(
+        "DELETE FROM plans WHERE status != ? AND rowid <= (SELECT max(rowid) FROM plans) - ?",
+        (PlanStatus.RUNNING, _KEPT_PLANS),
+    )
+
+
+def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
+    """Every plan without an end, oldest first."""
+    rows = db.execute(
+        "SELECT id, purpose, session, allocation_id FROM plans WHERE status = ? ORDER BY rowid", (PlanStatus.RUNNING,)
+    ).fetchall()
+    return tuple(PlanRecord(row[0], row[1], row[2], row[3], step_records(db, row[0])) for row in rows)
+
+
+def step_records(db: sqlite3.Connection, plan_id: str) -> tuple[StepRecord, ...]:
+    """The steps of a plan with what was journaled of each, in order."""
+    rows = db.execute("SELECT step, status, before FROM steps WHERE plan_id = ? ORDER BY ordinal", (plan_id,))
+    return tuple(
+        StepRecord(
+            step_from_dict(json.loads(row[0])),
+            StepStatus(row[1]),
+            None if row[2] is None else before_from_dict(json.loads(row[2])),
+        )
+        for row in rows
+    )

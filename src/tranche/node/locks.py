@@ -1,0 +1,74 @@
+"""Locks that die with their holder: advisory file locks, which the kernel releases however a process ends.
+
+A lock belongs to the open file, so a child that inherits the descriptor keeps it held after its parent has died. That is how
+a share outlives a killed `tranche run` for exactly as long as the workload does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from tranche.core.errors import LedgerUnavailable, PermissionDenied
+
+
+class FileLock:
+    """An exclusive lock on a file, held from creation until release() or the death of every process that has it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = open_lock_file(path)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file that carries the lock, to be passed to a child."""
+        assert self._descriptor is not None, f"{self.path} was released"
+        return self._descriptor
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back; with `remove` the file goes too, for a lock whose name is never used again."""
+        if self._descriptor is None:
+            return
+        if remove:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock; a missing file is held by nobody."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def open_lock_file(path: Path) -> int:
+    """A descriptor of the lock file, which is made when it is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"no permission to write {path}", hint="run as root, or choose another folder with --state-dir"
+        ) from error
+    except OSError as error:
+        raise LedgerUnavailable(f"cannot write {path}: {error.strerror}") from error

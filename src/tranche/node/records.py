@@ -1,0 +1,187 @@
+"""What the ledger knows, as typed values: allocations, owned instances, waiters and events.
+
+Every function takes the connection of an open ledger transaction, so that a caller can combine several in one.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tranche.core.allocation import Allocation, Grant, Phase
+from tranche.core.grid import Placement
+from tranche.core.profile import parse_profile
+from tranche.core.request import Request
+from tranche.core.state import InstanceKey
+from tranche.core.wire import request_from_dict, request_to_dict
+
+_KEPT_EVENTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request that waits for room; lower positions came first. `created` is seconds since the epoch."""
+
+    position: int
+    id: str
+    request: Request
+    created: float
+    command: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; `time` is seconds since the epoch, empty strings where a field does not apply."""
+
+    position: int
+    time: float
+    kind: str
+    gpu_uuid: str
+    allocation_id: str
+    message: str
+
+
+def add_allocation(db: sqlite3.Connection, allocation: Allocation, memory_slices: dict[str, int]) -> None:
+    """Record an allocation and take its units of each GPU's grid; `memory_slices` gives each GPU's grid length.
+
+    Raises sqlite3.IntegrityError when a unit is already granted: the last line against granting a slice twice.
+    """
+    db.execute(
+        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, 0, 0)",
+        (
+            allocation.id,
+            json.dumps(request_to_dict(allocation.request)),
+            allocation.phase,
+            allocation.created,
+            allocation.command,
+        ),
+    )
+    for ordinal, grant in enumerate(allocation.grants):
+        profile = None if grant.profile is None else str(grant.profile)
+        spot = grant.placement
+        start, size = (None, None) if spot is None else (spot.start, spot.size)
+        db.execute(
+            "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?)",
+            (allocation.id, ordinal, grant.gpu_uuid, profile, start, size),
+        )
+        units = (
+            range(max(1, memory_slices[grant.gpu_uuid])) if spot is None else range(spot.start, spot.start + spot.size)
+        )
+        db.executemany(
+            "INSERT INTO granted_units VALUES (?, ?, ?)", [(grant.gpu_uuid, unit, allocation.id) for unit in units]
+        )
+
+
+def activate_allocation(db: sqlite3.Connection, allocation_id: str) -> None:
+    """Mark an allocation as granted."""
+    db.execute("UPDATE allocations SET phase = ? WHERE id = ?", (Phase.ACTIVE, allocation_id))
+
+
+def set_holder(db: sqlite3.Connection, allocation_id: str, pid: int, started: int) -> None:
+    """Record the workload's process; `started` is its start time in clock ticks since boot, against reused pids."""
+    db.execute("UPDATE allocations SET holder_pid = ?, holder_started = ? WHERE id = ?", (pid, started, allocation_id))
+
+
+def remove_allocation(db: sqlite3.Connection, allocation_id: str) -> bool:
+    """Forget an allocation and free its units; whether it was there."""
+    return db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,)).rowcount > 0
+
+
+def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
+    """Every allocation, oldest first."""
+    grants: dict[str, list[Grant]] = {}
+    for row in db.execute("SELECT allocation_id, gpu_uuid, profile, start, size FROM grants ORDER BY ordinal"):
+        placement = None if row[3] is None else Placement(row[3], row[4])
+        profile = None if row[2] is None else parse_profile(row[2])
+        grants.setdefault(row[0], []).append(Grant(row[1], profile, placement))
+    rows = db.execute("SELECT id, request, phase, created, command, holder_pid FROM allocations ORDER BY created, id")
+    return tuple(
+        Allocation(
+            id=row[0],
+            request=request_from_dict(json.loads(row[1])),
+            grants=tuple(grants.get(row[0], ())),
+            phase=Phase(row[2]),
+            created=row[3],
+            command=row[4],
+            holder_pid=row[5],
+        )
+        for row in rows
+    )
+
+
+def holders(db: sqlite3.Connection) -> dict[str, tuple[int, int]]:
+    """Each allocation's workload process: pid and start time, (0, 0) before it is known."""
+    return {row[0]: (row[1], row[2]) for row in db.execute("SELECT id, holder_pid, holder_started FROM allocations")}
+
+
+def owned_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:
+    """The slots of the instances that Tranche made."""
+    rows = db.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances")
+    return frozenset(InstanceKey(row[0], parse_profile(row[1]), Placement(row[2], row[3])) for row in rows)
+
+
+def own_instance(db: sqlite3.Connection, key: InstanceKey) -> None:
+    """Record that Tranche made the instance."""
+    db.execute("INSERT OR IGNORE INTO owned_instances VALUES (?, ?, ?, ?)", _key_row(key))
+
+
+def disown_instances(db: sqlite3.Connection, keys: Iterable[InstanceKey]) -> None:
+    """Forget instances that are gone."""
+    db.executemany(
+        "DELETE FROM owned_instances WHERE gpu_uuid = ? AND profile = ? AND start = ? AND size = ?",
+        [_key_row(key) for key in keys],
+    )
+
+
+def _key_row(key: InstanceKey) -> tuple[str, str, int, int]:
+    return (key.gpu_uuid, str(key.profile), key.placement.start, key.placement.size)
+
+
+def changing_gpus(db: sqlite3.Connection) -> frozenset[str]:
+    """The GPUs that a declared layout is changing."""
+    return frozenset(row[0] for row in db.execute("SELECT gpu_uuid FROM changing_gpus"))
+
+
+def add_waiter(
+    db: sqlite3.Connection, waiter_id: str, request: Request, *, created: float, command: str, pid: int
+) -> None:
+    """Put a request at the end of the queue."""
+    db.execute(
+        "INSERT INTO waiters (id, request, created, command, pid) VALUES (?, ?, ?, ?, ?)",
+        (waiter_id, json.dumps(request_to_dict(request)), created, command, pid),
+    )
+
+
+def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> None:
+    """Take a request out of the queue."""
+    db.execute("DELETE FROM waiters WHERE id = ?", (waiter_id,))
+
+
+def waiters(db: sqlite3.Connection) -> tuple[Waiter, ...]:
+    """The queue, first come first."""
+    rows = db.execute("SELECT position, id, request, created, command, pid FROM waiters ORDER BY position")
+    return tuple(Waiter(row[0], row[1], request_from_dict(json.loads(row[2])), row[3], row[4], row[5]) for row in rows)
+
+
+def add_event(
+    db: sqlite3.Connection, time: float, kind: str, message: str, *, gpu_uuid: str = "", allocation_id: str = ""
+) -> None:
+    """Record something that happened; the oldest events beyond 10,000 are dropped."""
+    cursor = db.execute(
+        "INSERT INTO events (time, kind, gpu_uuid, allocation_id, message) VALUES (?, ?, ?, ?, ?)",
+        (time, kind, gpu_uuid, allocation_id, message),
+    )
+    db.execute("DELETE FROM events WHERE position <= ?", ((cursor.lastrowid or 0) - _KEPT_EVENTS,))
+
+
+def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
+    """Events after a position, oldest first; with `last`, only so many of the newest."""
+    rows = db.execute(
+        "SELECT position, time, kind, gpu_uuid, allocation_id, message FROM events WHERE position > ? "
+        "ORDER BY position DESC LIMIT ?",
+        (after, -1 if last is None else last),
+    )
+    return tuple(Event(*row) for row in reversed(rows.fetchall()))
