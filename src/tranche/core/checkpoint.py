@@ -1,0 +1,137 @@
+"""Checkpoints: MIG modes and instances of a machine with their placements, in the JSON that mig-parted writes and reads.
+
+Profiles are recorded by NVML's enum values (NVML_GPU_INSTANCE_PROFILE_*, NVML_COMPUTE_INSTANCE_PROFILE_*), not by the numbers
+that nvidia-smi prints. GPUs that cannot be cut are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tranche.core.board import ComputeInstanceProfile, GpuInstanceProfile
+from tranche.core.errors import CheckpointInvalid
+from tranche.core.grid import Placement
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuInstance, GpuState, NodeState
+
+VERSION = "v1"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedInstance:
+    """A GPU instance as recorded; `compute_enums` in the order they were made."""
+
+    profile_enum: int
+    placement: Placement
+    compute_enums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGpu:
+    """One GPU as recorded."""
+
+    uuid: str
+    mig_enabled: bool
+    instances: tuple[RecordedInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Every MIG-capable GPU of a machine as it was once."""
+
+    gpus: tuple[RecordedGpu, ...]
+
+
+def take_checkpoint(node: NodeState) -> Checkpoint:
+    """The checkpoint of what is there now."""
+    return Checkpoint(tuple(_record_gpu(gpu) for gpu in node if gpu.mig_capable))
+
+
+def checkpoint_to_data(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint as JSON data, keys and empty values as mig-parted writes them."""
+    devices = [
+        {
+            "UUID": gpu.uuid,
+            "MigMode": int(gpu.mig_enabled),
+            "GpuInstances": [_instance_to_data(instance) for instance in gpu.instances] or None,
+        }
+        for gpu in checkpoint.gpus
+    ]
+    return {"Version": VERSION, "MigState": {"Devices": devices or None}}
+
+
+def parse_checkpoint(data: object) -> Checkpoint:
+    """The checkpoint that the data records; CheckpointInvalid otherwise."""
+    try:
+        if not isinstance(data, dict) or data["Version"] != VERSION:
+            raise CheckpointInvalid(
+                f"this is not a {VERSION} checkpoint", hint="write one with: tranche layout checkpoint -f FILE"
+            )
+        return Checkpoint(tuple(_parse_gpu(device) for device in data["MigState"]["Devices"] or ()))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointInvalid(f"the checkpoint cannot be read: {error!r}") from error
+
+
+def gpu_instance_profile(gpu: GpuState, enum: int) -> GpuInstanceProfile:
+    """The GPU's profile of that NVML enum value; CheckpointInvalid when it has none."""
+    for profile in gpu.profiles:
+        if profile.enum == enum:
+            return profile
+    raise CheckpointInvalid(
+        f"{gpu.label} ({gpu.name}) has no GPU-instance profile {enum}, which the checkpoint records"
+    )
+
+
+def compute_instance_name(gpu: GpuState, profile: GpuInstanceProfile, enum: int) -> ProfileName:
+    """The name of the compute instance of that NVML enum value inside the profile; CheckpointInvalid when it has none."""
+    found = next((ci for ci in profile.compute_profiles if ci.enum == enum), None)
+    if found is None:
+        raise CheckpointInvalid(
+            f"{gpu.label} ({gpu.name}): {profile.name} has no compute-instance profile {enum}, which the checkpoint records"
+        )
+    return found.name
+
+
+def _record_gpu(gpu: GpuState) -> RecordedGpu:
+    if not gpu.mig_enabled:
+        return RecordedGpu(gpu.uuid, False)
+    profiles = {profile.name: profile for profile in gpu.profiles}
+    # The format lists instances profile by profile, in the enum's order.
+    recorded = sorted(
+        (_record_instance(profiles[instance.profile], instance) for instance in gpu.instances),
+        key=lambda instance: (instance.profile_enum, instance.placement),
+    )
+    return RecordedGpu(gpu.uuid, True, tuple(recorded))
+
+
+def _record_instance(profile: GpuInstanceProfile, instance: GpuInstance) -> RecordedInstance:
+    inside = sorted(instance.compute_instances, key=lambda ci: (ci.slices, ci.start))
+    enums = tuple(_compute_profile(profile, ci.name).enum for ci in inside)
+    return RecordedInstance(profile.enum, instance.placement, enums)
+
+
+def _compute_profile(profile: GpuInstanceProfile, name: ProfileName) -> ComputeInstanceProfile:
+    return next(ci for ci in profile.compute_profiles if ci.name == name)
+
+
+def _instance_to_data(instance: RecordedInstance) -> dict[str, Any]:
+    return {
+        "ProfileID": instance.profile_enum,
+        "Placement": {"Start": instance.placement.start, "Size": instance.placement.size},
+        "ComputeInstances": [{"ProfileID": enum, "EngProfileID": 0} for enum in instance.compute_enums] or None,
+    }
+
+
+def _parse_gpu(data: dict[str, Any]) -> RecordedGpu:
+    mode = data["MigMode"]
+    if mode not in (0, 1):
+        raise CheckpointInvalid(f"the checkpoint records MIG mode {mode!r} for {data['UUID']}; it is 0 or 1")
+    instances = tuple(_parse_instance(instance) for instance in data["GpuInstances"] or ())
+    return RecordedGpu(str(data["UUID"]), bool(mode), instances)
+
+
+def _parse_instance(data: dict[str, Any]) -> RecordedInstance:
+    placement = Placement(int(data["Placement"]["Start"]), int(data["Placement"]["Size"]))
+    enums = tuple(int(inside["ProfileID"]) for inside in data["ComputeInstances"] or ())
+    return RecordedInstance(int(data["ProfileID"]), placement, enums)

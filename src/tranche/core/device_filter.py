@@ -1,0 +1,54 @@
+"""Which GPU products a layout is for: filters on PCI device and subsystem ids, as the v1 layout format writes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"0x[0-9a-f_]+|0b[01_]+|0o?[0-7_]*|[1-9][0-9_]*", re.ASCII | re.IGNORECASE)
+_LARGEST = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFilter:
+    """One entry of `device-filter`: `0xDDDDVVVV`, with `:0xSSSSVVVV` after it when only some subsystems are meant.
+
+    `device` and `subsystem` are the parsed ids; `device` is None when the entry is malformed. A malformed entry is no error in
+    the format: it matches nothing.
+    """
+
+    text: str
+    device: int | None
+    subsystem: int | None = None
+
+    @property
+    def malformed(self) -> bool:
+        """Whether the entry cannot be read, and so matches no GPU."""
+        return self.device is None
+
+    def matches(self, pci_device_id: str, pci_subsystem_id: str) -> bool:
+        """Whether a GPU with these ids (`0xDDDDVVVV`; the subsystem may be empty when unknown) is meant."""
+        if self.device is None or self.device != _parse_number(pci_device_id):
+            return False
+        return self.subsystem is None or self.subsystem == _parse_number(pci_subsystem_id)
+
+
+def parse_device_filter(text: str) -> DeviceFilter:
+    """The filter that the text writes; never an error."""
+    numbers = [_parse_number(part) for part in text.split(":")]
+    if len(numbers) > 2 or None in numbers:
+        return DeviceFilter(text, None)
+    return DeviceFilter(text, numbers[0], numbers[1] if len(numbers) == 2 else None)
+
+
+def _parse_number(text: str) -> int | None:
+    """An unsigned 32-bit number with its base in its prefix; None when it is none."""
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    # A leading 0 alone means octal, which Python writes 0o.
+    spelled = "0o" + text[1:] if re.fullmatch(r"0[0-7_]+", text) else text
+    try:
+        number = int(spelled, 0)
+    except ValueError:
+        return None
+    return number if number <= _LARGEST else None

@@ -1,0 +1,132 @@
+"""Declared layouts: how the GPUs of a machine are to be cut. The data of the v1 configuration file, without its spelling.
+
+A layout file holds named layouts; a layout is a list of specs; a spec says for the GPUs it matches whether MIG mode is on and
+how many slices of which profile they have. GPUs that no spec matches are nobody's business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+
+from tranche.core.device_filter import DeviceFilter
+from tranche.core.errors import LayoutUnknown
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuState, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpec:
+    """What some GPUs are to look like.
+
+    `devices` lists GPU indexes, None means all. `filters` match when any of them does; without filters every GPU product is
+    meant. `slices` maps profile to count, without zero counts, sorted by profile.
+    """
+
+    mig_enabled: bool
+    slices: tuple[tuple[ProfileName, int], ...] = ()
+    devices: tuple[int, ...] | None = None
+    filters: tuple[DeviceFilter, ...] = ()
+
+    def matches(self, gpu: GpuState) -> bool:
+        """Whether the spec is about that GPU."""
+        return self.matches_product(gpu) and (self.devices is None or gpu.index in self.devices)
+
+    def matches_product(self, gpu: GpuState) -> bool:
+        """Whether one of the filters, if there are any, is about GPUs of that kind."""
+        return not self.filters or any(f.matches(gpu.pci_device_id, gpu.pci_subsystem_id) for f in self.filters)
+
+    @property
+    def slice_list(self) -> tuple[ProfileName, ...]:
+        """Every wanted slice once for each time it is wanted, sorted."""
+        return tuple(chain.from_iterable(repeat(profile, count) for profile, count in self.slices))
+
+    @property
+    def skips_gpus_without_mig(self) -> bool:
+        """Whether GPUs that cannot be cut are passed over: MIG is to be off there, or nobody named them one by one."""
+        return self.devices is None or not self.mig_enabled
+
+    def describe(self) -> str:
+        """One line for people: `MIG on: 2x 1g.10gb, 1x 3g.40gb`."""
+        if not self.mig_enabled:
+            return "MIG off"
+        return "MIG on: " + (describe_slices(self.slice_list) or "no slices")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A named list of specs. Where several match one GPU, the last one counts."""
+
+    name: str
+    specs: tuple[LayoutSpec, ...]
+
+    def spec_for(self, gpu: GpuState) -> LayoutSpec | None:
+        """What the layout says about that GPU; None when it says nothing."""
+        return next((spec for spec in reversed(self.specs) if spec.matches(gpu)), None)
+
+    def warnings(self, node: NodeState) -> tuple[str, ...]:
+        """What is probably a mistake: malformed filters, and filters or indexes that match no GPU of the machine."""
+        found = [
+            f"layout '{self.name}', entry {number}: {text}"
+            for number, spec in enumerate(self.specs, start=1)
+            for text in _spec_warnings(spec, node)
+        ]
+        return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFile:
+    """The layouts of one file, in its order. `source` names the file in messages."""
+
+    layouts: tuple[Layout, ...] = ()
+    source: str = field(default="the configuration file", compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layouts' names, in the file's order."""
+        return tuple(layout.name for layout in self.layouts)
+
+    def select(self, name: str | None) -> Layout:
+        """The layout of that name, or the only one when no name is given; LayoutUnknown otherwise."""
+        offered = "it has: " + ", ".join(self.names) if self.layouts else "it has no layouts"
+        if name is None and len(self.layouts) == 1:
+            return self.layouts[0]
+        if name is None and not self.layouts:
+            raise LayoutUnknown(f"{self.source} has no layouts", hint="add one under 'mig-configs'")
+        if name is None:
+            raise LayoutUnknown(
+                "missing required flag 'selected-config' when more than one config available",
+                hint=f"name one with -c; {offered}",
+            )
+        for layout in self.layouts:
+            if layout.name == name:
+                return layout
+        raise LayoutUnknown(f"selected mig-config not present: {name}", hint=f"{self.source}: {offered}")
+
+
+def describe_slices(slices: Sequence[ProfileName]) -> str:
+    """A multiset of slices for people, largest first: `1x 3g.40gb, 2x 1g.10gb`."""
+    counted = sorted(Counter(slices).items(), reverse=True)
+    return ", ".join(f"{count}x {profile}" for profile, count in counted)
+
+
+def _spec_warnings(spec: LayoutSpec, node: NodeState) -> list[str]:
+    warnings = []
+    for device_filter in spec.filters:
+        if device_filter.malformed:
+            warnings.append(f"device-filter '{device_filter.text}' is not a PCI id and matches no GPU")
+        elif not any(device_filter.matches(gpu.pci_device_id, gpu.pci_subsystem_id) for gpu in node):
+            warnings.append(f"device-filter '{device_filter.text}' matches no GPU of this machine")
+    if spec.devices is None:
+        return warnings
+    if not spec.devices:
+        warnings.append("'devices' is empty and matches no GPU")
+    present = {gpu.index: gpu for gpu in node}
+    for index in dict.fromkeys(spec.devices):
+        if index not in present:
+            warnings.append(f"device index {index} matches no GPU: this machine has {len(present)}")
+        elif not spec.matches_product(present[index]):
+            warnings.append(f"device index {index} is not matched by its device-filter")
+    return warnings
