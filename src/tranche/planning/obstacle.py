@@ -1,0 +1,64 @@
+"""Why a GPU does not serve a request: a stable reason word, a sentence, and who is in the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.core.state import GpuState, InstanceKey, Process
+
+
+class Reason(StrEnum):
+    """Stable words for programs; the first five do not go away by waiting."""
+
+    GPU_MODEL_MISMATCH = "GpuModelMismatch"
+    PROFILE_NOT_SUPPORTED = "ProfileNotSupported"
+    MEMORY_TOO_SMALL = "MemoryTooSmall"
+    SHARING_UNAVAILABLE = "SharingUnavailable"
+    MIG_MODE_FIXED = "MigModeFixed"
+    GPU_LOST = "GpuLost"
+    MIG_MODE_CHANGE_PENDING = "MigModeChangePending"
+    GPU_BUSY = "GpuBusy"
+    FOREIGN_INSTANCES = "ForeignInstances"
+    NO_ROOM = "NoRoom"
+    FRAGMENTED = "Fragmented"
+    QUEUED_BEHIND = "QueuedBehind"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps one GPU from serving a request.
+
+    `missing_slices` is in memory-slice units and `missing_memory` in bytes: how much more would have to be free (or there at
+    all); 0 when the amount is not the matter. The holders are those whose end, or removal, would clear the way.
+    """
+
+    gpu_uuid: str
+    gpu_index: int
+    reason: Reason
+    text: str
+    missing_slices: int = 0
+    missing_memory: int = 0
+    allocation_ids: tuple[str, ...] = ()
+    processes: tuple[Process, ...] = ()
+    instances: tuple[InstanceKey, ...] = ()
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu_index}: {self.text}"
+
+
+def obstacle(
+    gpu: GpuState,
+    reason: Reason,
+    text: str,
+    *,
+    missing_slices: int = 0,
+    missing_memory: int = 0,
+    allocation_ids: tuple[str, ...] = (),
+    processes: tuple[Process, ...] = (),
+    instances: tuple[InstanceKey, ...] = (),
+) -> Obstacle:
+    """The obstacle on that GPU."""
+    return Obstacle(
+        gpu.uuid, gpu.index, reason, text, missing_slices, missing_memory, allocation_ids, processes, instances
+    )

@@ -1,0 +1,228 @@
+"""Every way in which one GPU could serve a candidate now, each with the steps it takes; or the obstacle, when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tranche.core.allocation import Grant
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.grid import Occupant, Placement, fits, placements, profiles_exclude
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuInstance, GpuState, MigMode
+from tranche.planning.candidates import Candidate
+from tranche.planning.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.occupancy import Occupancy
+from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+
+
+class Change(IntEnum):
+    """What an option does to the GPU, cheapest first."""
+
+    NONE = 0
+    FILL = 1
+    CREATE = 2
+    REPLACE = 3
+    MODE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to serve a request on one GPU.
+
+    `memory` is what is granted, in bytes; `mask` the memory slices taken for as long as can be foreseen, before the grant.
+    """
+
+    gpu: GpuState
+    grant: Grant
+    change: Change
+    steps: tuple[Step, ...]
+    memory: int
+    mask: int
+
+    @property
+    def destroys(self) -> int:
+        """How many idle instances it destroys."""
+        return sum(isinstance(step, DestroyInstance) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What a plan may do beyond creating instances and destroying idle ones that Tranche made."""
+
+    destroy_foreign: bool = False
+    change_mode: bool = True
+
+
+def options(occupancy: Occupancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """The ways to serve the candidate on that GPU now, or what is in the way."""
+    gpu = occupancy.gpu
+    blocked = _gpu_blocked(occupancy)
+    if blocked is not None:
+        return blocked
+    if not gpu.mig_enabled and (candidate.profile is None or candidate.whole):
+        return (_whole(occupancy, ()),)
+    if candidate.profile is None:
+        return _uncut_again(occupancy, freedom)
+    if not gpu.mig_enabled:
+        return _cut_first(occupancy, candidate.profile, freedom)
+    found = _slices(occupancy, candidate.profile, freedom)
+    return found or slice_obstacle(occupancy, candidate.profile)
+
+
+def slice_obstacle(occupancy: Occupancy, profile: GpuInstanceProfile) -> Obstacle:
+    """Why no slice of the profile fits a GPU that is cut already."""
+    gpu = occupancy.gpu
+    free = gpu.memory_slices - occupancy.lasting_mask.bit_count()
+    ids = tuple(each.id for each in occupancy.allocations)
+    processes = tuple(p for instance in occupancy.in_use for p in instance.processes)
+    if _rooms(profile, occupancy.fixed):
+        return obstacle(
+            gpu,
+            Reason.FOREIGN_INSTANCES,
+            f"idle instances that Tranche did not make take the room for {profile.name}",
+            missing_slices=max(0, profile.size - free),
+            instances=tuple(map(gpu.key, occupancy.idle_foreign)),
+        )
+    if any(profiles_exclude(profile.name, each.profile) for each in occupancy.fixed):
+        text = f"{profile.name} needs media engines that another instance has"
+        return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids, processes=processes)
+    if free < profile.size:
+        text = f"{_slices_text(free)} free of {gpu.memory_slices}, {profile.name} takes {profile.size}"
+        return obstacle(
+            gpu, Reason.NO_ROOM, text, missing_slices=profile.size - free, allocation_ids=ids, processes=processes
+        )
+    text = f"{_slices_text(free)} free, but not where {profile.name} can be placed"
+    return obstacle(gpu, Reason.FRAGMENTED, text, allocation_ids=ids, processes=processes)
+
+
+def _gpu_blocked(occupancy: Occupancy) -> Obstacle | None:
+    gpu = occupancy.gpu
+    if gpu.lost:
+        return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
+    if occupancy.whole is not None:
+        return obstacle(
+            gpu, Reason.GPU_BUSY, f"held whole by {occupancy.whole.id}", allocation_ids=(occupancy.whole.id,)
+        )
+    if gpu.mode_pending:
+        ids = tuple(each.id for each in occupancy.allocations)
+        return obstacle(
+            gpu,
+            Reason.MIG_MODE_CHANGE_PENDING,
+            f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset",
+            allocation_ids=ids,
+            processes=gpu.all_processes,
+        )
+    if not gpu.mig_enabled and occupancy.promised:
+        ids = tuple(each.id for each in occupancy.allocations)
+        return obstacle(gpu, Reason.GPU_BUSY, f"being cut for {', '.join(ids)}", allocation_ids=ids)
+    if not gpu.mig_enabled and gpu.all_processes:
+        names = ", ".join(map(str, gpu.all_processes))
+        return obstacle(gpu, Reason.GPU_BUSY, f"used by {names}", processes=gpu.all_processes)
+    return None
+
+
+def _whole(occupancy: Occupancy, steps: tuple[Step, ...]) -> Option:
+    gpu = occupancy.gpu
+    change = Change.MODE if steps else Change.NONE
+    return Option(gpu, Grant(gpu.uuid), change, steps, gpu.memory, occupancy.lasting_mask)
+
+
+def _uncut_again(occupancy: Occupancy, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """A whole GPU out of one that is cut: idle instances go, and MIG mode is turned off."""
+    gpu = occupancy.gpu
+    if not occupancy.untouched:
+        return obstacle(
+            gpu,
+            Reason.GPU_BUSY,
+            "cut, and some of its slices are held or in use",
+            missing_slices=occupancy.fixed_mask.bit_count(),
+            allocation_ids=tuple(each.id for each in occupancy.allocations),
+            processes=gpu.all_processes,
+        )
+    if occupancy.idle_foreign and not freedom.destroy_foreign:
+        return obstacle(
+            gpu,
+            Reason.FOREIGN_INSTANCES,
+            "cut into idle instances that Tranche did not make",
+            instances=tuple(map(gpu.key, occupancy.idle_foreign)),
+        )
+    if not freedom.change_mode:
+        return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is on, and may not be changed")
+    destroys = tuple(_destroy(gpu, instance) for instance in occupancy.idle)
+    return (_whole(occupancy, (*destroys, *_mode_steps(gpu, MigMode.DISABLED))),)
+
+
+def _cut_first(occupancy: Occupancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """A slice of an idle GPU whose MIG mode is off."""
+    gpu = occupancy.gpu
+    if not freedom.change_mode:
+        return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is off, and may not be changed")
+    steps = _mode_steps(gpu, MigMode.ENABLED)
+    return tuple(
+        _slice(occupancy, profile, spot, Change.MODE, (*steps, _create(gpu, profile, spot)))
+        for spot in placements(profile)
+    )
+
+
+def _slices(occupancy: Occupancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
+    gpu = occupancy.gpu
+    reused = [
+        _reuse(occupancy, profile, instance)
+        for instance in occupancy.idle
+        if instance.profile == profile.name and (instance.whole_slice is not None or not instance.compute_instances)
+    ]
+    if any(option.change is Change.NONE for option in reused):
+        return tuple(reused)
+    removable = occupancy.idle if freedom.destroy_foreign else occupancy.idle_owned
+    kept = occupancy.fixed
+    if not freedom.destroy_foreign:
+        kept += tuple(Occupant(each.profile, each.placement) for each in occupancy.idle_foreign)
+    made = []
+    for spot in _rooms(profile, kept):
+        gone = [each for each in removable if _in_the_way(each, profile.name, spot)]
+        steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
+        made.append(_slice(occupancy, profile, spot, Change.REPLACE if gone else Change.CREATE, steps))
+    return tuple(reused + made)
+
+
+def _rooms(profile: GpuInstanceProfile, kept: Sequence[Occupant]) -> tuple[Placement, ...]:
+    return tuple(spot for spot in placements(profile) if fits(profile, spot, kept))
+
+
+def _in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bool:
+    return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
+
+
+def _reuse(occupancy: Occupancy, profile: GpuInstanceProfile, instance: GpuInstance) -> Option:
+    if instance.whole_slice is not None:
+        return _slice(occupancy, profile, instance.placement, Change.NONE, ())
+    steps = (_create(occupancy.gpu, profile, instance.placement),)
+    return _slice(occupancy, profile, instance.placement, Change.FILL, steps)
+
+
+def _slice(
+    occupancy: Occupancy, profile: GpuInstanceProfile, spot: Placement, change: Change, steps: tuple[Step, ...]
+) -> Option:
+    gpu = occupancy.gpu
+    # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.
+    mask = occupancy.lasting_mask & ~spot.mask
+    return Option(gpu, Grant(gpu.uuid, profile.name, spot), change, steps, profile.memory or 0, mask)
+
+
+def _create(gpu: GpuState, profile: GpuInstanceProfile, spot: Placement) -> CreateInstance:
+    return CreateInstance(gpu.uuid, profile.name, spot, (profile.name,))
+
+
+def _destroy(gpu: GpuState, instance: GpuInstance) -> DestroyInstance:
+    return DestroyInstance(gpu.uuid, instance.profile, instance.placement)
+
+
+def _mode_steps(gpu: GpuState, mode: MigMode) -> tuple[Step, ...]:
+    switch = SetMigMode(gpu.uuid, mode is MigMode.ENABLED)
+    return (switch, ResetGpu(gpu.uuid)) if gpu.mode_change_needs_reset else (switch,)
+
+
+def _slices_text(count: int) -> str:
+    return "1 memory slice" if count == 1 else f"{count} memory slices"

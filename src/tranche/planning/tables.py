@@ -1,0 +1,68 @@
+"""What a half-filled GPU is still good for: a number for each occupancy mask of a board's memory-slice grid.
+
+Whether an instance can be made depends only on which memory slices are taken (the compute-slice limit is implied by the
+placements on every board with a published geometry), so a mask says all. A board with seven compute slices has 192 of them.
+Values are computed on first use and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from tranche.core.board import GpuInstanceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The footprint of a profile: `size` memory slices at one of `starts`."""
+
+    size: int
+    starts: tuple[int, ...]
+
+    @property
+    def masks(self) -> tuple[int, ...]:
+        """The memory slices of each placement, as bit masks."""
+        return tuple(((1 << self.size) - 1) << start for start in self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The ways to cut a board: `units` memory slices and the distinct footprints, smallest first."""
+
+    units: int
+    shapes: tuple[Shape, ...]
+
+
+def geometry_of(units: int, profiles: Iterable[GpuInstanceProfile]) -> Geometry:
+    """The geometry of a board's profiles; attribute variants lie on the same footprints and count once."""
+    return _geometry(units, frozenset((p.size, p.starts) for p in profiles if p.starts))
+
+
+@cache
+def _geometry(units: int, footprints: frozenset[tuple[int, tuple[int, ...]]]) -> Geometry:
+    shapes = [Shape(size, starts) for size, starts in sorted(footprints, key=lambda each: (each[0], len(each[1])))]
+    return Geometry(units, tuple(shapes))
+
+
+@cache
+def fragmentation(geometry: Geometry, mask: int) -> float:
+    """Free memory slices that a footprint cannot use, averaged over the footprints."""
+    free = geometry.units - mask.bit_count()
+    return sum(free - _coverable(shape.masks, mask).bit_count() for shape in geometry.shapes) / len(geometry.shapes)
+
+
+@cache
+def lookup_value(geometry: Geometry, mask: int) -> float:
+    """How much the free part of the grid is worth; higher is better."""
+    free = geometry.units - mask.bit_count()
+    return 0.3 * (free / geometry.units) ** 2 - fragmentation(geometry, mask) / geometry.units
+
+
+def _coverable(placements: Iterable[int], mask: int) -> int:
+    covered = 0
+    for placement in placements:
+        if not placement & mask:
+            covered |= placement
+    return covered

@@ -1,0 +1,236 @@
+"""Hypothesis strategies and builders that every test may use: boards, GPUs, views, requests.
+
+Everything built here keeps the invariants of real hardware: instances never overlap or exclude each other, a GPU whose MIG
+mode is off has no instances, and grants of a view never overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.board import Board, GpuInstanceProfile, catalogue
+from tranche.core.grid import Occupant, Placement, fits, placements
+from tranche.core.quantity import MIB
+from tranche.core.request import Demand, GpuMemory, GpuShare, MigSlice, Request, WholeGpus
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, MigMode, NodeState, Process
+
+PLACEABLE_BOARDS = tuple(board for board in catalogue() if board.memory_slices and board.memory)
+FAMILY_BOARDS = tuple(
+    board
+    for board in PLACEABLE_BOARDS
+    if board.key in {"A30-24GB", "A100-40GB", "A100-80GB", "H100-80GB-SXM", "H200-141GB", "B200", "RTX-PRO-6000-96GB"}
+)
+
+
+def gpu_on(
+    board: Board,
+    index: int = 0,
+    *,
+    mode: MigMode = MigMode.ENABLED,
+    instances: Sequence[GpuInstance] = (),
+    processes: Sequence[Process] = (),
+) -> GpuState:
+    """An idle GPU of that board, with what is given."""
+    assert board.memory is not None
+    assert board.memory_slices is not None
+    return GpuState(
+        index=index,
+        uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
+        name=board.products[0],
+        pci_bus_id=f"00000000:{0x10 + index:02X}:00.0",
+        pci_device_id=board.pci_device_ids[0] if board.pci_device_ids else "0x000010DE",
+        pci_subsystem_id="0x000010DE",
+        architecture=board.architecture,
+        memory=board.memory,
+        memory_free=board.memory,
+        mode=mode,
+        pending_mode=mode,
+        mode_change_needs_reset=board.mode_change_needs_reset,
+        memory_slices=board.memory_slices,
+        profiles=board.profiles,
+        profiles_source="catalogue",
+        instances=tuple(instances),
+        processes=tuple(processes),
+    )
+
+
+def uncuttable_gpu(index: int = 0, name: str = "Tesla T4", memory: int = 15360 * MIB) -> GpuState:
+    """An idle GPU that has no MIG."""
+    return GpuState(
+        index=index,
+        uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
+        name=name,
+        pci_bus_id=f"00000000:{0x10 + index:02X}:00.0",
+        pci_device_id="0x1EB810DE",
+        pci_subsystem_id="0x12A210DE",
+        architecture="Turing",
+        memory=memory,
+        memory_free=memory,
+        mode=MigMode.UNSUPPORTED,
+        pending_mode=MigMode.UNSUPPORTED,
+        mode_change_needs_reset=False,
+        memory_slices=0,
+        profiles=(),
+        profiles_source="catalogue",
+    )
+
+
+def instance_of(
+    profile: GpuInstanceProfile,
+    placement: Placement,
+    *,
+    filled: bool = True,
+    processes: Sequence[Process] = (),
+    stray: Sequence[Process] = (),
+) -> GpuInstance:
+    """A GPU instance there, with one compute instance that spans it when `filled`."""
+    device = ComputeInstance(
+        id=0,
+        name=profile.name,
+        profile_id=0,
+        start=0,
+        slices=profile.slices,
+        uuid=f"MIG-{profile.enum:08x}-0000-5000-8000-{placement.start:012x}",
+        mig_index=placement.start,
+        processes=tuple(processes),
+    )
+    return GpuInstance(
+        id=placement.start + 1,
+        profile=profile.name,
+        profile_id=profile.id or 0,
+        placement=placement,
+        memory=profile.memory,
+        compute_instances=(device,) if filled else (),
+        stray_processes=tuple(stray),
+    )
+
+
+def view_of(*gpus: GpuState, allocations: Sequence[Allocation] = (), owned: Sequence[InstanceKey] = ()) -> NodeView:
+    """A view of those GPUs."""
+    return NodeView(NodeState(tuple(gpus)), tuple(allocations), frozenset(owned))
+
+
+def placed(board: Board) -> tuple[GpuInstanceProfile, ...]:
+    """The board's profiles with published placements."""
+    return tuple(profile for profile in board.profiles if profile.starts)
+
+
+def boards() -> st.SearchStrategy[Board]:
+    """One board of each family that differs in geometry or in its reset rule."""
+    return st.sampled_from(FAMILY_BOARDS)
+
+
+@st.composite
+def occupant_lists(draw: st.DrawFn, board: Board) -> list[tuple[GpuInstanceProfile, Placement]]:
+    """A legal, possibly empty, possibly full set of instances on the board."""
+    taken: list[Occupant] = []
+    chosen: list[tuple[GpuInstanceProfile, Placement]] = []
+    slots = [(profile, spot) for profile in placed(board) for spot in placements(profile)]
+    for profile, spot in draw(st.lists(st.sampled_from(slots), max_size=10)):
+        if fits(profile, spot, taken):
+            taken.append(Occupant(profile.name, spot))
+            chosen.append((profile, spot))
+    return chosen
+
+
+@st.composite
+def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> NodeView:
+    """A node in some state between commands: held, promised, idle, foreign and used slices, GPUs lost, busy, pending."""
+    states: list[GpuState] = []
+    allocations: list[Allocation] = []
+    owned: list[InstanceKey] = []
+    one_board = draw(boards())
+    next_pid = 1000
+
+    def allocate(grant: Grant, demand: Demand, phase: Phase) -> None:
+        number = len(allocations) + 1
+        allocations.append(Allocation(f"a-{number}", Request(demand), (grant,), phase, float(number)))
+
+    for index in range(draw(st.integers(1, max_gpus))):
+        if mixed and draw(st.integers(0, 9)) == 0:
+            gpu = uncuttable_gpu(index)
+        else:
+            board = draw(boards()) if mixed else one_board
+            gpu = gpu_on(board, index, mode=draw(st.sampled_from([MigMode.ENABLED] * 3 + [MigMode.DISABLED])))
+        trouble = draw(st.integers(0, 19))
+        if trouble == 0:
+            gpu = replace(gpu, lost=True)
+        elif trouble == 1 and gpu.mig_capable:
+            pending = MigMode.DISABLED if gpu.mig_enabled else MigMode.ENABLED
+            gpu = replace(gpu, pending_mode=pending)
+        if gpu.mig_enabled:
+            instances: list[GpuInstance] = []
+            for profile, spot in draw(occupant_lists(board)):
+                key = InstanceKey(gpu.uuid, profile.name, spot)
+                state = draw(
+                    st.sampled_from(["active", "preparing", "promised", "owned", "empty", "foreign", "used", "cut"])
+                )
+                process = Process(next_pid, "python")
+                next_pid += 1
+                if state in {"active", "preparing", "promised"}:
+                    phase = Phase.ACTIVE if state == "active" else Phase.PREPARING
+                    allocate(Grant(gpu.uuid, profile.name, spot), MigSlice(profile.name), phase)
+                if state in {"active", "owned", "empty"} or draw(st.booleans()):
+                    owned.append(key)
+                running = (process,) if state == "used" or (state == "active" and draw(st.booleans())) else ()
+                if state == "promised":
+                    continue
+                made = instance_of(profile, spot, filled=state != "empty", processes=running)
+                if state == "cut":
+                    made = replace(made, compute_instances=_single_slices(profile, made))
+                instances.append(made)
+            gpu = replace(gpu, instances=tuple(instances))
+        elif draw(st.integers(0, 3)) == 0:
+            gpu = replace(gpu, processes=(Process(next_pid, "trainer"),))
+            next_pid += 1
+        elif draw(st.integers(0, 3)) == 0:
+            allocate(Grant(gpu.uuid), WholeGpus(1), draw(st.sampled_from(Phase)))
+        elif gpu.mig_capable and draw(st.integers(0, 7)) == 0:
+            profile, spot = draw(st.sampled_from([(p, s) for p in placed(board) for s in placements(p)]))
+            allocate(Grant(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)
+        states.append(gpu)
+    return view_of(*states, allocations=allocations, owned=owned)
+
+
+def _single_slices(profile: GpuInstanceProfile, instance: GpuInstance) -> tuple[ComputeInstance, ...]:
+    """The instance cut inside into compute instances of one slice; the empty tuple where it has only one."""
+    if profile.slices == 1:
+        return ()
+    name = replace(profile.name, compute=1)
+    whole = instance.compute_instances[0]
+    return tuple(
+        replace(whole, id=n, name=name, start=n, slices=1, uuid=f"{whole.uuid}-{n}") for n in range(profile.slices)
+    )
+
+
+def demands() -> st.SearchStrategy[Demand]:
+    """Any demand, most of them possible on some board."""
+    names = sorted({profile.name for board in FAMILY_BOARDS for profile in placed(board)})
+    return st.one_of(
+        st.builds(WholeGpus, st.integers(1, 3)),
+        st.builds(GpuShare, st.sampled_from([Fraction(n, 20) for n in range(1, 21)])),
+        st.builds(GpuMemory, st.integers(1, 190_000).map(lambda mib: mib * MIB)),
+        st.builds(MigSlice, st.sampled_from(names)),
+    )
+
+
+def requests() -> st.SearchStrategy[Request]:
+    """Any request, now and then for a model."""
+    models = st.sampled_from(["", "", "", "a100", "NVIDIA", "A30", "T4"])
+    return st.builds(lambda demand, model: Request(demand, gpu_model=model), demands(), models)
+
+
+@st.composite
+def requests_for(draw: st.DrawFn, view: NodeView) -> Request:
+    """A request that some GPU of the view could serve were it empty, or any request."""
+    gpus = [gpu for gpu in view.node if gpu.profiles]
+    for_its_boards = draw(st.booleans())
+    if gpus and for_its_boards:
+        gpu = draw(st.sampled_from(gpus))
+        return Request(MigSlice(draw(st.sampled_from([p.name for p in gpu.profiles if p.starts]))))
+    return draw(requests())
