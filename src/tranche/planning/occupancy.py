@@ -1,103 +1,97 @@
-"""What on a GPU may not be touched, and by whom it is used."""
+"""What is on one GPU, sorted by what may be done with it: promised, in use, idle and ours, idle and foreign."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation, NodeView
-from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
-from tranche.core.profile import ProfileName
-from tranche.core.state import GpuInstance, GpuState, Process
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """Somebody who uses a GPU or one of its instances, or was promised it.
-
-    `instance` is None when the whole GPU is used, or when the promised instance does not exist yet; `occupant` is None for
-    the whole GPU only.
-    """
-
-    gpu: GpuState
-    occupant: Occupant | None
-    instance: GpuInstance | None = None
-    processes: tuple[Process, ...] = ()
-    allocation: Allocation | None = None
-
-    @property
-    def slices(self) -> tuple[ProfileName, ...]:
-        """The slices that the user's instance has, or will have."""
-        if self.instance is not None:
-            return self.instance.slices
-        return (self.occupant.profile,) if self.occupant is not None else ()
-
-    @property
-    def place(self) -> str:
-        """Where: `1g.10gb at 6:1 of GPU 3 (MIG-...)`, or `GPU 3`."""
-        if self.occupant is None:
-            return self.gpu.label
-        text = f"{self.occupant.profile} at {self.occupant.placement} of {self.gpu.label}"
-        uuids = ", ".join(ci.uuid for ci in self.instance.compute_instances) if self.instance is not None else ""
-        return f"{text} ({uuids})" if uuids else text
-
-    def __str__(self) -> str:
-        users = [str(process) for process in self.processes]
-        if self.allocation is not None:
-            command = f" ({self.allocation.command})" if self.allocation.command else ""
-            users.append(f"allocation {self.allocation.id}{command}")
-        return f"{self.place} is in use by {', '.join(users)}"
+from tranche.core.state import GpuInstance, GpuState, InstanceKey
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """One GPU's instances, told apart: `users` are untouchable, `idle` are free to go."""
+    """One GPU with its instances sorted.
+
+    `whole` is the allocation that holds the uncut GPU; `promised` maps the slots that allocations hold, made or not, to their
+    allocation. Instances without an allocation are `in_use` (they have a process, or lie on a promised slot that is not
+    theirs), `idle_owned` (made by Tranche) or `idle_foreign`.
+    """
 
     gpu: GpuState
-    users: tuple[User, ...]
-    idle: tuple[GpuInstance, ...]
+    whole: Allocation | None
+    promised: Mapping[InstanceKey, Allocation]
+    in_use: tuple[GpuInstance, ...]
+    idle_owned: tuple[GpuInstance, ...]
+    idle_foreign: tuple[GpuInstance, ...]
 
     @property
-    def slice_users(self) -> tuple[User, ...]:
-        """The users of instances, existing or promised."""
-        return tuple(user for user in self.users if user.occupant is not None)
+    def idle(self) -> tuple[GpuInstance, ...]:
+        """Instances that are nobody's now, ours first."""
+        return self.idle_owned + self.idle_foreign
 
     @property
-    def whole_gpu_users(self) -> tuple[User, ...]:
-        """Allocations of the whole GPU, and processes outside of any instance."""
-        return tuple(user for user in self.users if user.occupant is None)
+    def fixed(self) -> tuple[Occupant, ...]:
+        """What no plan may touch: promised slots and instances in use."""
+        return tuple(Occupant(key.profile, key.placement) for key in self.promised) + tuple(map(_occupant, self.in_use))
+
+    @property
+    def fixed_mask(self) -> int:
+        """The memory slices under `fixed`, as a bit mask."""
+        return _mask(self.fixed)
+
+    @property
+    def lasting_mask(self) -> int:
+        """The memory slices that are taken for as long as can be foreseen: `fixed` and foreign instances."""
+        return self.fixed_mask | _mask(map(_occupant, self.idle_foreign))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing runs on the GPU and nothing of it is promised; idle instances may be there."""
+        return self.whole is None and not self.promised and not self.in_use and not self.gpu.all_processes
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Every allocation that holds something of the GPU, each once, in order."""
+        holders = [self.whole] if self.whole is not None else []
+        return tuple({each.id: each for each in [*holders, *self.promised.values()]}.values())
 
 
 def occupancy(view: NodeView, gpu: GpuState) -> Occupancy:
-    """Who uses what on that GPU."""
-    users: list[User] = []
-    idle: list[GpuInstance] = []
-    seen: set[Occupant] = set()
-    for instance in sorted(gpu.instances, key=lambda i: i.placement):
-        holder = view.holder_of(gpu.key(instance))
-        occupant = Occupant(instance.profile, instance.placement)
-        if holder is None and not instance.processes:
-            idle.append(instance)
-            continue
-        users.append(User(gpu, occupant, instance, instance.processes, holder))
-        seen.add(occupant)
+    """The occupancy of one of the view's GPUs."""
+    whole: Allocation | None = None
+    promised: dict[InstanceKey, Allocation] = {}
     for allocation in view.allocations:
         for grant in allocation.grants:
             if grant.gpu_uuid != gpu.uuid:
                 continue
-            if grant.profile is None or grant.placement is None:
-                users.append(User(gpu, None, None, gpu.processes, allocation))
-            elif (promised := Occupant(grant.profile, grant.placement)) not in seen:
-                users.append(User(gpu, promised, None, (), allocation))
-    if gpu.processes and not any(user.occupant is None for user in users):
-        users.append(User(gpu, None, None, gpu.processes))
-    return Occupancy(gpu, tuple(users), tuple(idle))
+            if grant.key is None:
+                whole = allocation
+            else:
+                promised[grant.key] = allocation
+    in_use: list[GpuInstance] = []
+    owned: list[GpuInstance] = []
+    foreign: list[GpuInstance] = []
+    for instance in gpu.instances:
+        key = gpu.key(instance)
+        if key in promised:
+            continue
+        if instance.processes or any(instance.placement.overlaps(slot.placement) for slot in promised):
+            in_use.append(instance)
+        elif key in view.owned:
+            owned.append(instance)
+        else:
+            foreign.append(instance)
+    return Occupancy(gpu, whole, promised, tuple(in_use), tuple(owned), tuple(foreign))
 
 
-def busy_error(purpose: str, users: tuple[User, ...]) -> GpuBusy:
-    """The refusal that names every user in the way."""
-    named = "; ".join(str(user) for user in users)
-    return GpuBusy(
-        f"{purpose} is refused, nothing was changed: {named}",
-        hint="stop what uses it, or wait for its end with --wait",
-    )
+def _occupant(instance: GpuInstance) -> Occupant:
+    return Occupant(instance.profile, instance.placement)
+
+
+def _mask(occupants: Iterable[Occupant]) -> int:
+    mask = 0
+    for each in occupants:
+        mask |= each.placement.mask
+    return mask
