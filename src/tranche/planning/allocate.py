@@ -14,11 +14,11 @@ from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.planning.candidates import candidate, check_possible, gpus_needed
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.occupancy import occupancy
 from tranche.planning.options import Change, Freedom, Option, options
 from tranche.planning.plan import Plan
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.tables import geometry_of
+from tranche.planning.tenancy import tenancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def ways(
         return answer
     if gpu.uuid in reserved:
         return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {reserved[gpu.uuid]}, which asked earlier")
-    return options(occupancy(view, gpu), answer, freedom)
+    return options(tenancy(view, gpu), answer, freedom)
 
 
 def _cheapest(gpu: GpuState, found: Sequence[Option], policy: Policy) -> tuple[_Preference, Option]:

@@ -13,8 +13,8 @@ from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning.candidates import Candidate
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.occupancy import Occupancy
 from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.tenancy import Tenancy, occupant
 
 
 class Change(IntEnum):
@@ -55,37 +55,37 @@ class Freedom:
     change_mode: bool = True
 
 
-def options(occupancy: Occupancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now, or what is in the way."""
-    gpu = occupancy.gpu
-    blocked = _gpu_blocked(occupancy)
+    gpu = tenancy.gpu
+    blocked = _gpu_blocked(tenancy)
     if blocked is not None:
         return blocked
     if not gpu.mig_enabled and (candidate.profile is None or candidate.whole):
-        return (_whole(occupancy, ()),)
+        return (_whole(tenancy, ()),)
     if candidate.profile is None:
-        return _uncut_again(occupancy, freedom)
+        return _uncut_again(tenancy, freedom)
     if not gpu.mig_enabled:
-        return _cut_first(occupancy, candidate.profile, freedom)
-    found = _slices(occupancy, candidate.profile, freedom)
-    return found or slice_obstacle(occupancy, candidate.profile)
+        return _cut_first(tenancy, candidate.profile, freedom)
+    found = _slices(tenancy, candidate.profile, freedom)
+    return found or slice_obstacle(tenancy, candidate.profile)
 
 
-def slice_obstacle(occupancy: Occupancy, profile: GpuInstanceProfile) -> Obstacle:
+def slice_obstacle(tenancy: Tenancy, profile: GpuInstanceProfile) -> Obstacle:
     """Why no slice of the profile fits a GPU that is cut already."""
-    gpu = occupancy.gpu
-    free = gpu.memory_slices - occupancy.lasting_mask.bit_count()
-    ids = tuple(each.id for each in occupancy.allocations)
-    processes = tuple(p for instance in occupancy.in_use for p in instance.processes)
-    if _rooms(profile, occupancy.fixed):
+    gpu = tenancy.gpu
+    free = gpu.memory_slices - tenancy.lasting_mask.bit_count()
+    ids = tuple(each.id for each in tenancy.allocations)
+    processes = tuple(p for instance in tenancy.in_use for p in instance.processes)
+    if _rooms(profile, tenancy.fixed):
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
             f"idle instances that Tranche did not make take the room for {profile.name}",
             missing_slices=max(0, profile.size - free),
-            instances=tuple(map(gpu.key, occupancy.idle_foreign)),
+            instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
-    if any(profiles_exclude(profile.name, each.profile) for each in occupancy.fixed):
+    if any(profiles_exclude(profile.name, each.profile) for each in tenancy.fixed):
         text = f"{profile.name} needs media engines that another instance has"
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids, processes=processes)
     if free < profile.size:
@@ -97,16 +97,14 @@ def slice_obstacle(occupancy: Occupancy, profile: GpuInstanceProfile) -> Obstacl
     return obstacle(gpu, Reason.FRAGMENTED, text, allocation_ids=ids, processes=processes)
 
 
-def _gpu_blocked(occupancy: Occupancy) -> Obstacle | None:
-    gpu = occupancy.gpu
+def _gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
+    gpu = tenancy.gpu
     if gpu.lost:
         return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
-    if occupancy.whole is not None:
-        return obstacle(
-            gpu, Reason.GPU_BUSY, f"held whole by {occupancy.whole.id}", allocation_ids=(occupancy.whole.id,)
-        )
+    if tenancy.whole is not None:
+        return obstacle(gpu, Reason.GPU_BUSY, f"held whole by {tenancy.whole.id}", allocation_ids=(tenancy.whole.id,))
     if gpu.mode_pending:
-        ids = tuple(each.id for each in occupancy.allocations)
+        ids = tuple(each.id for each in tenancy.allocations)
         return obstacle(
             gpu,
             Reason.MIG_MODE_CHANGE_PENDING,
@@ -114,8 +112,8 @@ def _gpu_blocked(occupancy: Occupancy) -> Obstacle | None:
             allocation_ids=ids,
             processes=gpu.all_processes,
         )
-    if not gpu.mig_enabled and occupancy.promised:
-        ids = tuple(each.id for each in occupancy.allocations)
+    if not gpu.mig_enabled and tenancy.promised:
+        ids = tuple(each.id for each in tenancy.allocations)
         return obstacle(gpu, Reason.GPU_BUSY, f"being cut for {', '.join(ids)}", allocation_ids=ids)
     if not gpu.mig_enabled and gpu.all_processes:
         names = ", ".join(map(str, gpu.all_processes))
@@ -123,67 +121,67 @@ def _gpu_blocked(occupancy: Occupancy) -> Obstacle | None:
     return None
 
 
-def _whole(occupancy: Occupancy, steps: tuple[Step, ...]) -> Option:
-    gpu = occupancy.gpu
+def _whole(tenancy: Tenancy, steps: tuple[Step, ...]) -> Option:
+    gpu = tenancy.gpu
     change = Change.MODE if steps else Change.NONE
-    return Option(gpu, Grant(gpu.uuid), change, steps, gpu.memory, occupancy.lasting_mask)
+    return Option(gpu, Grant(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
 
 
-def _uncut_again(occupancy: Occupancy, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def _uncut_again(tenancy: Tenancy, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """A whole GPU out of one that is cut: idle instances go, and MIG mode is turned off."""
-    gpu = occupancy.gpu
-    if not occupancy.untouched:
+    gpu = tenancy.gpu
+    if not tenancy.untouched:
         return obstacle(
             gpu,
             Reason.GPU_BUSY,
             "cut, and some of its slices are held or in use",
-            missing_slices=occupancy.fixed_mask.bit_count(),
-            allocation_ids=tuple(each.id for each in occupancy.allocations),
+            missing_slices=tenancy.fixed_mask.bit_count(),
+            allocation_ids=tuple(each.id for each in tenancy.allocations),
             processes=gpu.all_processes,
         )
-    if occupancy.idle_foreign and not freedom.destroy_foreign:
+    if tenancy.idle_foreign and not freedom.destroy_foreign:
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
             "cut into idle instances that Tranche did not make",
-            instances=tuple(map(gpu.key, occupancy.idle_foreign)),
+            instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
     if not freedom.change_mode:
         return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is on, and may not be changed")
-    destroys = tuple(_destroy(gpu, instance) for instance in occupancy.idle)
-    return (_whole(occupancy, (*destroys, *_mode_steps(gpu, MigMode.DISABLED))),)
+    destroys = tuple(_destroy(gpu, instance) for instance in tenancy.idle)
+    return (_whole(tenancy, (*destroys, *_mode_steps(gpu, MigMode.DISABLED))),)
 
 
-def _cut_first(occupancy: Occupancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """A slice of an idle GPU whose MIG mode is off."""
-    gpu = occupancy.gpu
+    gpu = tenancy.gpu
     if not freedom.change_mode:
         return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is off, and may not be changed")
     steps = _mode_steps(gpu, MigMode.ENABLED)
     return tuple(
-        _slice(occupancy, profile, spot, Change.MODE, (*steps, _create(gpu, profile, spot)))
+        _slice(tenancy, profile, spot, Change.MODE, (*steps, _create(gpu, profile, spot)))
         for spot in placements(profile)
     )
 
 
-def _slices(occupancy: Occupancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
-    gpu = occupancy.gpu
+def _slices(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
+    gpu = tenancy.gpu
     reused = [
-        _reuse(occupancy, profile, instance)
-        for instance in occupancy.idle
+        _reuse(tenancy, profile, instance)
+        for instance in tenancy.idle
         if instance.profile == profile.name and (instance.whole_slice is not None or not instance.compute_instances)
     ]
     if any(option.change is Change.NONE for option in reused):
         return tuple(reused)
-    removable = occupancy.idle if freedom.destroy_foreign else occupancy.idle_owned
-    kept = occupancy.fixed
+    removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
+    kept = tenancy.fixed
     if not freedom.destroy_foreign:
-        kept += tuple(Occupant(each.profile, each.placement) for each in occupancy.idle_foreign)
+        kept += tuple(map(occupant, tenancy.idle_foreign))
     made = []
     for spot in _rooms(profile, kept):
         gone = [each for each in removable if _in_the_way(each, profile.name, spot)]
         steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
-        made.append(_slice(occupancy, profile, spot, Change.REPLACE if gone else Change.CREATE, steps))
+        made.append(_slice(tenancy, profile, spot, Change.REPLACE if gone else Change.CREATE, steps))
     return tuple(reused + made)
 
 
@@ -195,19 +193,19 @@ def _in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bo
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
-def _reuse(occupancy: Occupancy, profile: GpuInstanceProfile, instance: GpuInstance) -> Option:
+def _reuse(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance) -> Option:
     if instance.whole_slice is not None:
-        return _slice(occupancy, profile, instance.placement, Change.NONE, ())
-    steps = (_create(occupancy.gpu, profile, instance.placement),)
-    return _slice(occupancy, profile, instance.placement, Change.FILL, steps)
+        return _slice(tenancy, profile, instance.placement, Change.NONE, ())
+    steps = (_create(tenancy.gpu, profile, instance.placement),)
+    return _slice(tenancy, profile, instance.placement, Change.FILL, steps)
 
 
 def _slice(
-    occupancy: Occupancy, profile: GpuInstanceProfile, spot: Placement, change: Change, steps: tuple[Step, ...]
+    tenancy: Tenancy, profile: GpuInstanceProfile, spot: Placement, change: Change, steps: tuple[Step, ...]
 ) -> Option:
-    gpu = occupancy.gpu
+    gpu = tenancy.gpu
     # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.
-    mask = occupancy.lasting_mask & ~spot.mask
+    mask = tenancy.lasting_mask & ~spot.mask
     return Option(gpu, Grant(gpu.uuid, profile.name, spot), change, steps, profile.memory or 0, mask)
 
 

@@ -1,0 +1,98 @@
+"""What is on one GPU, sorted by what may be done with it: promised, in use, idle and ours, idle and foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.grid import Occupant
+from tranche.core.state import GpuInstance, GpuState, InstanceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """One GPU with its instances sorted.
+
+    `whole` is the allocation that holds the uncut GPU; `promised` maps the slots that allocations hold, made or not, to their
+    allocation. Instances without an allocation are `in_use` (they have a process, or lie on a promised slot that is not
+    theirs), `idle_owned` (made by Tranche) or `idle_foreign`.
+    """
+
+    gpu: GpuState
+    whole: Allocation | None
+    promised: Mapping[InstanceKey, Allocation]
+    in_use: tuple[GpuInstance, ...]
+    idle_owned: tuple[GpuInstance, ...]
+    idle_foreign: tuple[GpuInstance, ...]
+
+    @property
+    def idle(self) -> tuple[GpuInstance, ...]:
+        """Instances that are nobody's now, ours first."""
+        return self.idle_owned + self.idle_foreign
+
+    @property
+    def fixed(self) -> tuple[Occupant, ...]:
+        """What no plan may touch: promised slots and instances in use."""
+        return tuple(Occupant(key.profile, key.placement) for key in self.promised) + tuple(map(occupant, self.in_use))
+
+    @property
+    def fixed_mask(self) -> int:
+        """The memory slices under `fixed`, as a bit mask."""
+        return _mask(self.fixed)
+
+    @property
+    def lasting_mask(self) -> int:
+        """The memory slices that are taken for as long as can be foreseen: `fixed` and foreign instances."""
+        return self.fixed_mask | _mask(map(occupant, self.idle_foreign))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing runs on the GPU and nothing of it is promised; idle instances may be there."""
+        return self.whole is None and not self.promised and not self.in_use and not self.gpu.all_processes
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Every allocation that holds something of the GPU, each once."""
+        holders = [self.whole] if self.whole is not None else []
+        return tuple({each.id: each for each in [*holders, *self.promised.values()]}.values())
+
+
+def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
+    """The tenancy of one of the view's GPUs."""
+    whole: Allocation | None = None
+    promised: dict[InstanceKey, Allocation] = {}
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if grant.gpu_uuid != gpu.uuid:
+                continue
+            if grant.key is None:
+                whole = allocation
+            else:
+                promised[grant.key] = allocation
+    in_use: list[GpuInstance] = []
+    owned: list[GpuInstance] = []
+    foreign: list[GpuInstance] = []
+    for instance in gpu.instances:
+        key = gpu.key(instance)
+        if key in promised:
+            continue
+        if instance.processes or any(instance.placement.overlaps(slot.placement) for slot in promised):
+            in_use.append(instance)
+        elif key in view.owned:
+            owned.append(instance)
+        else:
+            foreign.append(instance)
+    return Tenancy(gpu, whole, promised, tuple(in_use), tuple(owned), tuple(foreign))
+
+
+def occupant(instance: GpuInstance) -> Occupant:
+    """The instance as the grid sees it."""
+    return Occupant(instance.profile, instance.placement)
+
+
+def _mask(occupants: Iterable[Occupant]) -> int:
+    mask = 0
+    for each in occupants:
+        mask |= each.placement.mask
+    return mask
