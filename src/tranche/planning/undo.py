@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tranche.core.profile import ProfileName, parse_profile
-from tranche.core.state import GpuState, MigMode
+from tranche.core.state import GpuState, InstanceKey, MigMode
 from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 
 
@@ -27,10 +27,14 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a step found: the GPU's mode, and what was in the step's slot (None: no instance; empty: one without slices)."""
+    """What a step found: the GPU's mode, and what was in the step's slot (None: no instance; empty: one without slices).
+
+    `owned` says whether Tranche had made the instance in the slot.
+    """
 
     mode: MigMode
     slices: tuple[ProfileName, ...] | None
+    owned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,13 @@ class StepRecord:
         return self.status in (StepStatus.INTENDED, StepStatus.DONE)
 
 
-def observe_before(gpu: GpuState, step: Step) -> Before:
-    """What the step is about to find on the GPU."""
-    slices = None
+def observe_before(gpu: GpuState, step: Step, owned: frozenset[InstanceKey]) -> Before:
+    """What the step is about to find on the GPU; `owned` names the instances that Tranche made."""
     if isinstance(step, DestroyInstance | CreateInstance):
         instance = gpu.instance_at(step.placement)
         if instance is not None and instance.profile == step.profile:
-            slices = instance.slices
-    return Before(gpu.mode, slices)
+            return Before(gpu.mode, instance.slices, gpu.key(instance) in owned)
+    return Before(gpu.mode, None)
 
 
 def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[Step, ...]:
@@ -96,10 +99,11 @@ def _undo_mode(before: Before, now: GpuState) -> list[Step]:
 def before_to_dict(before: Before) -> dict[str, Any]:
     """The finding as JSON data."""
     slices = None if before.slices is None else [str(name) for name in before.slices]
-    return {"mode": str(before.mode), "slices": slices}
+    return {"mode": str(before.mode), "slices": slices, "owned": before.owned}
 
 
 def before_from_dict(data: Mapping[str, Any]) -> Before:
     """The finding that before_to_dict wrote."""
     slices = data["slices"]
-    return Before(MigMode(data["mode"]), None if slices is None else tuple(parse_profile(name) for name in slices))
+    names = None if slices is None else tuple(parse_profile(name) for name in slices)
+    return Before(MigMode(data["mode"]), names, data["owned"])

@@ -1,0 +1,244 @@
+"""Everything said to NVML: a Driver over nvidia-ml-py.
+
+MIG device handles and instance handles are looked up anew for each operation: they do not survive a reset, nor the
+instance that they name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import Any
+
+import pynvml
+
+from tranche.core.board import board_by_pci_id
+from tranche.core.errors import GpuNotFound, HardwareError, LayoutImpossible
+from tranche.core.grid import Placement
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuInstance, GpuState, MigMode, NodeState
+from tranche.hardware.nvml_errors import explained
+from tranche.hardware.nvml_instances import InstanceReader, read_processes
+from tranche.hardware.nvml_profiles import Geometry, read_geometry
+
+_ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper"}
+_RESET_SECONDS = 120.0
+
+
+class NvmlDriver:
+    """The GPUs of this machine through libnvidia-ml.so.1, whichever the dynamic linker finds."""
+
+    def __init__(self, *, reset_command: str = "nvidia-smi") -> None:
+        """Load and initialise NVML; DriverNotFound without a driver. `reset_command` is what resets a GPU."""
+        with explained("talk to the NVIDIA driver"):
+            pynvml.nvmlInit()
+        self._reset_command = reset_command
+        self._instances = InstanceReader()
+        self._geometries: dict[tuple[str, MigMode], Geometry] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        pynvml.nvmlShutdown()
+
+    def observe(self) -> NodeState:
+        """Every GPU as it is now."""
+        with explained("list the GPUs"):
+            count = pynvml.nvmlDeviceGetCount()
+            gpus = tuple(self._observe_index(index) for index in range(count))
+            return NodeState(gpus, pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetNVMLVersion())
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now."""
+        with explained(f"read GPU {gpu_uuid}"):
+            handle = self._handle(gpu_uuid)
+            return self._read(handle, pynvml.nvmlDeviceGetIndex(handle))
+
+    def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
+        """Ask for a MIG mode. NVML reports success while the change is still pending: observe to learn which."""
+        with explained(f"{'enable' if enabled else 'disable'} MIG mode on GPU {gpu_uuid}"):
+            pynvml.nvmlDeviceSetMigMode(self._handle(gpu_uuid), int(enabled))
+
+    def reset_gpu(self, gpu_uuid: str) -> None:
+        """Reset one GPU with nvidia-smi: NVML has no call for it."""
+        with explained(f"find GPU {gpu_uuid}"):
+            bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
+        bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+        command = [self._reset_command, "--gpu-reset", "-i", bus_id]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HardwareError(f"cannot reset GPU {gpu_uuid}: {error}") from error
+        if done.returncode != 0:
+            said = " ".join((done.stdout + done.stderr).split())
+            raise HardwareError(
+                f"cannot reset GPU {gpu_uuid}: nvidia-smi said: {said}",
+                hint="a reset needs a GPU without clients; stop monitoring services such as dcgm and nvsm first",
+            )
+
+    def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
+        """Create a GPU instance at a placement; its id."""
+        with explained(f"create a GPU instance {profile} at {placement} on GPU {gpu_uuid}"):
+            handle = self._handle(gpu_uuid)
+            profile_id = self._profile_id(handle, gpu_uuid, profile)
+            spot = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
+            instance = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile_id, pynvml.byref(spot))
+            return int(pynvml.nvmlGpuInstanceGetInfo(instance).id)
+
+    def create_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, name: ProfileName) -> int:
+        """Create a compute instance of that name inside a GPU instance; its id."""
+        with explained(f"create a compute instance {name} in GPU instance {gpu_instance_id} of GPU {gpu_uuid}"):
+            instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
+            info = pynvml.nvmlGpuInstanceGetInfo(instance)
+            for profile_id, slices in self._instances.compute_profiles(instance, gpu_uuid, info.profileId):
+                if slices == name.compute:
+                    made = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, profile_id)
+                    return int(pynvml.nvmlComputeInstanceGetInfo(made).id)
+        raise LayoutImpossible(f"GPU {gpu_uuid} has no compute instance profile for {name}")
+
+    def destroy_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
+        """Destroy a compute instance."""
+        with explained(
+            f"destroy compute instance {compute_instance_id} of GPU instance {gpu_instance_id} of GPU {gpu_uuid}"
+        ):
+            instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
+            compute = pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, compute_instance_id)
+            pynvml.nvmlComputeInstanceDestroy(compute)
+
+    def destroy_gpu_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
+        """Destroy a GPU instance without compute instances."""
+        with explained(f"destroy GPU instance {gpu_instance_id} of GPU {gpu_uuid}"):
+            instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
+            pynvml.nvmlGpuInstanceDestroy(instance)
+
+    def _handle(self, gpu_uuid: str) -> Any:
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+        except pynvml.NVMLError as error:
+            if error.value in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+                raise GpuNotFound(f"no GPU {gpu_uuid} on this machine", hint="list them with: tranche gpus") from error
+            raise
+
+    def _profile_id(self, handle: Any, gpu_uuid: str, name: ProfileName) -> int:
+        device_id = _hex_id(pynvml.nvmlDeviceGetPciInfo(handle).pciDeviceId)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        current, _ = _read_mode(handle)
+        for profile in self._geometry(handle, gpu_uuid, device_id, memory, current).profiles:
+            if profile.name == name and profile.id is not None:
+                return profile.id
+        raise LayoutImpossible(f"GPU {gpu_uuid} has no profile {name}", hint="see what it has with: tranche profiles")
+
+    def _observe_index(self, index: int) -> GpuState:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            return self._read(handle, index)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            return _lost(handle, index)
+
+    def _read(self, handle: Any, index: int) -> GpuState:
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
+        pci = pynvml.nvmlDeviceGetPciInfo(handle)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        current, pending = _read_mode(handle)
+        device_id = _hex_id(pci.pciDeviceId)
+        geometry = Geometry((), 0, "driver")
+        if current is not MigMode.UNSUPPORTED:
+            geometry = self._geometry(handle, uuid, device_id, memory.total, current)
+        processes = read_processes(handle)
+        instances: tuple[GpuInstance, ...] = ()
+        if current is MigMode.ENABLED:
+            instances = self._instances.read(handle, uuid, geometry.profiles, processes)
+        held = {instance.id for instance in instances}
+        return GpuState(
+            index=index,
+            uuid=uuid,
+            name=pynvml.nvmlDeviceGetName(handle),
+            pci_bus_id=pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
+            pci_device_id=device_id,
+            pci_subsystem_id=_hex_id(pci.pciSubSystemId),
+            architecture=_architecture(handle, device_id),
+            memory=memory.total,
+            memory_free=memory.free,
+            mode=current,
+            pending_mode=pending,
+            mode_change_needs_reset=_architecture(handle, device_id) == "Ampere",
+            memory_slices=geometry.memory_slices,
+            profiles=geometry.profiles,
+            profiles_source=geometry.source,
+            instances=instances,
+            processes=tuple(p for (gi_id, _), found in processes.items() if gi_id not in held for p in found),
+            minor=_optional(pynvml.nvmlDeviceGetMinorNumber, handle),
+            numa_node=_optional(pynvml.nvmlDeviceGetNumaNodeId, handle),
+        )
+
+    def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> Geometry:
+        """Asked once for each GPU and mode: on Ampere the driver answers only with MIG on."""
+        key = (uuid, mode)
+        with self._lock:
+            if key not in self._geometries:
+                self._geometries[key] = read_geometry(handle, device_id, memory)
+            return self._geometries[key]
+
+
+def _read_mode(handle: Any) -> tuple[MigMode, MigMode]:
+    try:
+        current, pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return MigMode.UNSUPPORTED, MigMode.UNSUPPORTED
+        raise
+    return _mode(current), _mode(pending)
+
+
+def _mode(value: int) -> MigMode:
+    return MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else MigMode.DISABLED
+
+
+def _architecture(handle: Any, device_id: str) -> str:
+    value = _optional(pynvml.nvmlDeviceGetArchitecture, handle)
+    board = board_by_pci_id(device_id)
+    if value in _ARCHITECTURES:
+        return _ARCHITECTURES[value]
+    return board.architecture if board is not None else "Blackwell" if value == 10 else "unknown"
+
+
+def _optional(query: Any, handle: Any) -> int | None:
+    """A value that not every board or driver has."""
+    try:
+        return int(query(handle))
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            raise
+        return None
+
+
+def _hex_id(value: int) -> str:
+    return f"0x{value:08X}"
+
+
+def _lost(handle: Any, index: int) -> GpuState:
+    """A GPU that fell off the bus: still listed, usable for nothing."""
+    try:
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
+    except pynvml.NVMLError:
+        uuid = f"lost-{index}"
+    return GpuState(
+        index=index,
+        uuid=uuid,
+        name="lost GPU",
+        pci_bus_id="",
+        pci_device_id="",
+        pci_subsystem_id="",
+        architecture="unknown",
+        memory=0,
+        memory_free=0,
+        mode=MigMode.UNSUPPORTED,
+        pending_mode=MigMode.UNSUPPORTED,
+        mode_change_needs_reset=False,
+        memory_slices=0,
+        profiles=(),
+        profiles_source="driver",
+        lost=True,
+    )

@@ -1,0 +1,190 @@
+"""Carries out a Plan: journals each step before and after, verifies its effect, and undoes its own work on failure.
+
+GPUs are worked on at the same time, one GPU in order. While a plan runs, the process holds each of its GPUs by a lock that
+dies with it. Every destructive step checks, right before it acts, that nothing holds or uses what it is about to take.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from tranche.core.errors import TrancheError
+from tranche.core.state import GpuState, InstanceKey
+from tranche.hardware.driver import Driver
+from tranche.node import journal
+from tranche.node.guards import Guards
+from tranche.node.ledger import Ledger
+from tranche.node.locks import FileLock
+from tranche.node.records import add_event, disown_instances, own_instance, owned_instances
+from tranche.node.steps import StepRunner, in_effect
+from tranche.planning.plan import CreateInstance, DestroyInstance, Step
+from tranche.planning.undo import Before, StepRecord, observe_before, undo_steps
+
+Progress = Callable[[GpuState, Step], None]
+"""Told each step as it begins."""
+
+
+def _silent(gpu: GpuState, step: Step) -> None:
+    """Report nothing."""
+
+
+class Executor:
+    """Carries out journaled plans on one machine. `boundary` is called after every write to the journal, for crash tests."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        ledger: Ledger,
+        locks: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        boundary: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._locks = locks
+        self._clock = clock
+        self._boundary = boundary
+        self._guards = Guards(ledger)
+        self._runner = StepRunner(driver, sleep)
+
+    def execute(
+        self, plan_id: str, records: Sequence[StepRecord], *, allocation_id: str = "", progress: Progress = _silent
+    ) -> None:
+        """Carry out the steps; on failure undo what was done and raise the first error. The plan stays open in the journal."""
+        with self._holding(records):
+            failed = threading.Event()
+            errors = self._on_each_gpu(
+                records, lambda gpu_uuid: self._run_gpu(plan_id, records, gpu_uuid, allocation_id, progress, failed)
+            )
+            if errors:
+                self.undo(plan_id, allocation_id=allocation_id, held=True)
+                raise errors[0]
+
+    def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
+        """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""
+        with self._ledger.read() as db:
+            records = journal.step_records(db, plan_id)
+        with ExitStack() as stack:
+            if not held:
+                stack.enter_context(self._holding(records))
+            errors = self._on_each_gpu(records, lambda gpu_uuid: self._undo_gpu(records, gpu_uuid, allocation_id))
+        if errors:
+            with self._ledger.write() as db:
+                for error in errors:
+                    add_event(db, self._clock(), "UndoIncomplete", error.message, allocation_id=allocation_id)
+
+    def _holding(self, records: Sequence[StepRecord]) -> ExitStack:
+        """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other."""
+        stack = ExitStack()
+        for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
+            stack.enter_context(FileLock(self._locks / f"{gpu_uuid}.lock"))
+        return stack
+
+    def _on_each_gpu(
+        self, records: Sequence[StepRecord], work: Callable[[str], TrancheError | None]
+    ) -> list[TrancheError]:
+        gpu_uuids = list(dict.fromkeys(record.step.gpu_uuid for record in records))
+        if len(gpu_uuids) <= 1:
+            return [error for gpu_uuid in gpu_uuids if (error := work(gpu_uuid)) is not None]
+        with ThreadPoolExecutor(max_workers=len(gpu_uuids), thread_name_prefix="gpu") as pool:
+            return [error for error in pool.map(work, gpu_uuids) if error is not None]
+
+    def _run_gpu(
+        self,
+        plan_id: str,
+        records: Sequence[StepRecord],
+        gpu_uuid: str,
+        allocation_id: str,
+        progress: Progress,
+        failed: threading.Event,
+    ) -> TrancheError | None:
+        try:
+            gpu = self._driver.observe_gpu(gpu_uuid)
+            for ordinal, record in enumerate(records):
+                if record.step.gpu_uuid != gpu_uuid:
+                    continue
+                if failed.is_set():
+                    return None
+                gpu = self._run_step(plan_id, ordinal, record.step, gpu, allocation_id, progress)
+        except TrancheError as error:
+            failed.set()
+            return error
+        except BaseException:
+            failed.set()
+            raise
+        return None
+
+    def _run_step(
+        self, plan_id: str, ordinal: int, step: Step, gpu: GpuState, allocation_id: str, progress: Progress
+    ) -> GpuState:
+        if in_effect(step, gpu):
+            with self._ledger.write() as db:
+                journal.write_needless(db, plan_id, ordinal)
+            self._boundary()
+            return gpu
+        self._guards.check(step, gpu, allocation_id)
+        with self._ledger.write() as db:
+            before = observe_before(gpu, step, owned_instances(db))
+            journal.write_intent(db, plan_id, ordinal, before)
+        self._boundary()
+        progress(gpu, step)
+        gpu = self._runner.run(step, gpu)
+        with self._ledger.write() as db:
+            journal.write_done(db, plan_id, ordinal)
+            _record_ownership(db, step, before)
+            add_event(
+                db,
+                self._clock(),
+                type(step).__name__,
+                f"{gpu.label}: {step}",
+                gpu_uuid=gpu.uuid,
+                allocation_id=allocation_id,
+            )
+        self._boundary()
+        return gpu
+
+    def _undo_gpu(self, records: Sequence[StepRecord], gpu_uuid: str, allocation_id: str) -> TrancheError | None:
+        first: TrancheError | None = None
+        try:
+            gpu = self._driver.observe_gpu(gpu_uuid)
+            for step in undo_steps(records, gpu):
+                try:
+                    if not in_effect(step, gpu):
+                        self._guards.check(step, gpu, allocation_id)
+                        gpu = self._runner.run(step, gpu)
+                    with self._ledger.write() as db:
+                        _restore_ownership(db, step, records)
+                except TrancheError as error:
+                    first = first or error
+                    gpu = self._driver.observe_gpu(gpu_uuid)
+                self._boundary()
+        except TrancheError as error:
+            first = first or error
+        return first
+
+
+def _record_ownership(db: sqlite3.Connection, step: Step, before: Before) -> None:
+    """An instance that a plan made is Tranche's; one that it found, and only cut inside, stays whose it was."""
+    if isinstance(step, CreateInstance) and before.slices is None:
+        own_instance(db, InstanceKey(step.gpu_uuid, step.profile, step.placement))
+    elif isinstance(step, DestroyInstance):
+        disown_instances(db, [InstanceKey(step.gpu_uuid, step.profile, step.placement)])
+
+
+def _restore_ownership(db: sqlite3.Connection, step: Step, records: Sequence[StepRecord]) -> None:
+    """An instance that an undo makes again is whose it was before the plan destroyed it."""
+    if isinstance(step, DestroyInstance):
+        disown_instances(db, [InstanceKey(step.gpu_uuid, step.profile, step.placement)])
+    elif isinstance(step, CreateInstance):
+        key = InstanceKey(step.gpu_uuid, step.profile, step.placement)
+        undone = DestroyInstance(step.gpu_uuid, step.profile, step.placement)
+        if any(record.step == undone and record.before is not None and record.before.owned for record in records):
+            own_instance(db, key)

@@ -1,0 +1,83 @@
+"""The last look before a GPU is changed: what a step would take must be neither held by an allocation nor in use.
+
+This is the one home of three invariants: never destroy an instance that has an allocation or a process; never create an
+instance over room that is promised to somebody else; never reset or switch a GPU that is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tranche.core.errors import GpuBusy
+from tranche.core.state import GpuState, Process
+from tranche.node.ledger import Ledger
+from tranche.node.steps import instance_of
+from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+
+
+class Guards:
+    """Checks steps against the ledger and the GPU as it was just seen."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def check(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
+        """GpuBusy when the step would take something from anybody but the allocation that it is done for."""
+        match step:
+            case DestroyInstance():
+                self._check_destroy(step, gpu, allocation_id)
+            case CreateInstance():
+                self._check_create(step, gpu, allocation_id)
+            case SetMigMode() | ResetGpu():
+                self._check_whole(step, gpu, allocation_id)
+
+    def _check_destroy(self, step: DestroyInstance, gpu: GpuState, allocation_id: str) -> None:
+        instance = instance_of(step, gpu)
+        if instance is not None and instance.processes:
+            raise GpuBusy(
+                f"{gpu.label}: {step.profile} at {step.placement} is in use by {_named(instance.processes)}",
+                hint="wait for it to end, or stop it",
+            )
+        with self._ledger.read() as db:
+            row = db.execute(
+                "SELECT allocation_id FROM grants WHERE gpu_uuid = ? AND profile = ? AND start = ? AND size = ? "
+                "AND allocation_id != ?",
+                (gpu.uuid, str(step.profile), step.placement.start, step.placement.size, allocation_id),
+            ).fetchone()
+        if row is not None:
+            raise GpuBusy(
+                f"{gpu.label}: {step.profile} at {step.placement} is held by allocation {row[0]}",
+                hint=f"see it with: tranche ps; take it back with: tranche release {row[0]}",
+            )
+
+    def _check_create(self, step: CreateInstance, gpu: GpuState, allocation_id: str) -> None:
+        end = step.placement.start + step.placement.size
+        with self._ledger.read() as db:
+            row = db.execute(
+                "SELECT allocation_id FROM granted_units WHERE gpu_uuid = ? AND unit >= ? AND unit < ? "
+                "AND allocation_id != ? LIMIT 1",
+                (gpu.uuid, step.placement.start, end, allocation_id),
+            ).fetchone()
+        if row is not None:
+            raise GpuBusy(f"{gpu.label}: the room at {step.placement} is held by allocation {row[0]}")
+
+    def _check_whole(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
+        if gpu.all_processes:
+            raise GpuBusy(
+                f"{gpu.label}: cannot {step} while it is in use by {_named(gpu.all_processes)}",
+                hint="wait for it to end, or stop it",
+            )
+        if gpu.instances:
+            slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
+            raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
+        with self._ledger.read() as db:
+            row = db.execute(
+                "SELECT allocation_id FROM granted_units WHERE gpu_uuid = ? AND allocation_id != ? LIMIT 1",
+                (gpu.uuid, allocation_id),
+            ).fetchone()
+        if row is not None:
+            raise GpuBusy(f"{gpu.label}: cannot {step} while allocation {row[0]} holds a part of it")
+
+
+def _named(processes: Sequence[Process]) -> str:
+    return ", ".join(map(str, processes))
