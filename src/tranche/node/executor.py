@@ -30,7 +30,7 @@ Progress = Callable[[GpuState, Step], None]
 """Told each step as it begins."""
 
 
-def _silent(gpu: GpuState, step: Step) -> None:
+def no_progress(gpu: GpuState, step: Step) -> None:
     """Report nothing."""
 
 
@@ -56,14 +56,20 @@ class Executor:
         self._runner = StepRunner(driver, sleep)
 
     def execute(
-        self, plan_id: str, records: Sequence[StepRecord], *, allocation_id: str = "", progress: Progress = _silent
+        self, plan_id: str, records: Sequence[StepRecord], *, allocation_id: str = "", progress: Progress = no_progress
     ) -> None:
         """Carry out the steps; on failure undo what was done and raise the first error. The plan stays open in the journal."""
         with self._holding(records):
             failed = threading.Event()
-            errors = self._on_each_gpu(
-                records, lambda gpu_uuid: self._run_gpu(plan_id, records, gpu_uuid, allocation_id, progress, failed)
-            )
+            try:
+                errors = self._on_each_gpu(
+                    records,
+                    lambda gpu_uuid: self._run_gpu(plan_id, records, gpu_uuid, allocation_id, progress, failed),
+                    stop=failed.set,
+                )
+            except BaseException:
+                self.undo(plan_id, allocation_id=allocation_id, held=True)
+                raise
             if errors:
                 self.undo(plan_id, allocation_id=allocation_id, held=True)
                 raise errors[0]
@@ -89,13 +95,21 @@ class Executor:
         return stack
 
     def _on_each_gpu(
-        self, records: Sequence[StepRecord], work: Callable[[str], TrancheError | None]
+        self,
+        records: Sequence[StepRecord],
+        work: Callable[[str], TrancheError | None],
+        stop: Callable[[], None] = lambda: None,
     ) -> list[TrancheError]:
+        """Work on every GPU of the records at the same time; the errors. `stop` is called when an interrupt ends the wait."""
         gpu_uuids = list(dict.fromkeys(record.step.gpu_uuid for record in records))
         if len(gpu_uuids) <= 1:
             return [error for gpu_uuid in gpu_uuids if (error := work(gpu_uuid)) is not None]
         with ThreadPoolExecutor(max_workers=len(gpu_uuids), thread_name_prefix="gpu") as pool:
-            return [error for error in pool.map(work, gpu_uuids) if error is not None]
+            try:
+                return [error for error in pool.map(work, gpu_uuids) if error is not None]
+            except BaseException:
+                stop()
+                raise
 
     def _run_gpu(
         self,

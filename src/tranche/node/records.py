@@ -155,6 +155,21 @@ def add_waiter(
     )
 
 
+def restore_waiter(db: sqlite3.Connection, waiter: Waiter) -> None:
+    """Put a request back into the queue at the place that it had."""
+    db.execute(
+        "INSERT OR IGNORE INTO waiters (position, id, request, created, command, pid) VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            waiter.position,
+            waiter.id,
+            json.dumps(request_to_dict(waiter.request)),
+            waiter.created,
+            waiter.command,
+            waiter.pid,
+        ),
+    )
+
+
 def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> None:
     """Take a request out of the queue."""
     db.execute("DELETE FROM waiters WHERE id = ?", (waiter_id,))

@@ -1,0 +1,277 @@
+"""The agent of one machine: observe, recover, decide under a lock, journal, execute, remember.
+
+Decisions are made one at a time under the decision lock; plans run outside it, so that other requests are decided meanwhile.
+What was decided is protected by its allocation, or for a declared layout by its changing GPUs, until the plan has ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.errors import AllocationUnknown, StateMoved
+from tranche.core.request import Request
+from tranche.core.state import NodeState
+from tranche.hardware.driver import Driver
+from tranche.node import journal, records
+from tranche.node.executor import Executor, Progress, no_progress
+from tranche.node.ledger import Ledger
+from tranche.node.locks import FileLock
+from tranche.node.recovery import Recovery
+from tranche.node.session import Places, process_start_time
+from tranche.planning.allocate import Decision, Granted, Waiting
+from tranche.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A place in the queue, kept for as long as its lock is held."""
+
+    id: str
+    lock: FileLock
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A granted allocation; it lasts for as long as a process holds its lock or its workload lives."""
+
+    allocation: Allocation
+    lock: FileLock
+
+
+def new_id() -> str:
+    """A short random name for an allocation, waiter, plan or session."""
+    return secrets.token_hex(4)
+
+
+class Agent:
+    """One process's face of the machine. Time, randomness, the driver and the folder are passed in."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        state_dir: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        new_id: Callable[[], str] = new_id,
+        boundary: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.driver = driver
+        self.places = Places(state_dir)
+        self.ledger = Ledger(self.places.ledger)
+        self._clock = clock
+        self._new_id = new_id
+        self._boundary = boundary
+        self._executor = Executor(
+            driver, self.ledger, self.places.gpu_locks, clock=clock, sleep=sleep, boundary=boundary
+        )
+        self._recovery = Recovery(self.ledger, self.places, self._executor, clock)
+
+    @cached_property
+    def _session(self) -> tuple[str, FileLock]:
+        """This process's name in the journal; its lock tells others whether the process still lives."""
+        name = self._new_id()
+        return name, FileLock(self.places.session(name))
+
+    def close(self) -> None:
+        """End the session: close the ledger and remove the session's lock file."""
+        if "_session" in self.__dict__:
+            self._session[1].release(remove=True)
+        self.ledger.close()
+
+    def view(self) -> NodeView:
+        """The machine as it is now, after whatever a dead process left behind was cleared."""
+        if self._recovery.needed():
+            with self._deciding():
+                return self._current_view()
+        return self._gather()[0]
+
+    def waiters(self) -> tuple[records.Waiter, ...]:
+        """The queue, first come first."""
+        with self.ledger.read() as db:
+            return records.waiters(db)
+
+    def events(self, *, after: int = 0, last: int | None = None) -> tuple[records.Event, ...]:
+        """What happened, oldest first."""
+        with self.ledger.read() as db:
+            return records.events(db, after=after, last=last)
+
+    def change(self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress) -> Plan:
+        """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out."""
+        with self._deciding():
+            plan = decide(self._current_view())
+            if plan.empty:
+                return plan
+            plan_id = self._new_id()
+            with self.ledger.write() as db:
+                journal.open_plan(db, plan_id, plan, session=self._session[0], created=self._clock())
+                records.add_event(db, self._clock(), "ChangeBegun", plan.purpose)
+            self._boundary()
+        self._carry_out(plan_id, "", progress)
+        return plan
+
+    def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress) -> Plan:
+        """Carry out a saved plan; StateMoved when a GPU that it touches is not as it was when the plan was made."""
+
+        def unchanged(view: NodeView) -> Plan:
+            for gpu_uuid, fingerprint in plan.fingerprints.items():
+                gpu = view.node.gpu(gpu_uuid)
+                if gpu.fingerprint != fingerprint:
+                    raise StateMoved(
+                        f"{gpu.label} is no longer cut as it was when the plan was made",
+                        hint="make a new plan with: tranche layout plan",
+                    )
+            missing = set(plan.gpu_uuids) - set(plan.fingerprints)
+            if missing:
+                raise StateMoved(f"the plan does not say what state it expects of GPU {min(missing)}")
+            return plan
+
+        return self.change(unchanged, progress=progress)
+
+    def enqueue(self, request: Request, *, command: str, pid: int) -> Ticket:
+        """Take a place at the end of the queue."""
+        ticket_id = self._new_id()
+        lock = FileLock(self.places.waiter(ticket_id))
+        with self.ledger.write() as db:
+            records.add_waiter(db, ticket_id, request, created=self._clock(), command=command, pid=pid)
+        return Ticket(ticket_id, lock)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give a place in the queue up."""
+        with self.ledger.write() as db:
+            records.remove_waiter(db, ticket.id)
+        ticket.lock.release(remove=True)
+
+    def start(
+        self,
+        ticket: Ticket,
+        decide: Callable[[NodeView, tuple[records.Waiter, ...]], Decision],
+        *,
+        progress: Progress = no_progress,
+        decided: Callable[[], None] = lambda: None,
+    ) -> Held | Waiting:
+        """Try to serve a waiter: on a grant it leaves the queue, its plan is carried out, and the allocation is active.
+
+        When the plan fails it is undone, the waiter keeps its place, and the error is raised. `decided` is called after the
+        decision and before the plan, with the decision lock free.
+        """
+        with self._deciding():
+            view = self._current_view()
+            queue = self.waiters()
+            decision = decide(view, queue)
+            if isinstance(decision, Waiting):
+                return decision
+            waiter = next((waiter for waiter in queue if waiter.id == ticket.id), None)
+            if waiter is None:
+                raise AllocationUnknown(f"request {ticket.id} is no longer in the queue")
+            held, plan_id = self._promise(decision, waiter, view.node)
+        decided()
+        if plan_id:
+            try:
+                self._carry_out(plan_id, held.allocation.id, progress)
+            except BaseException:
+                self._requeue(waiter)
+                held.lock.release(remove=True)
+                raise
+        with self.ledger.write() as db:
+            records.activate_allocation(db, held.allocation.id)
+            message = f"{waiter.request}: {decision.note}"
+            records.add_event(db, self._clock(), "Granted", message, allocation_id=held.allocation.id)
+        self._boundary()
+        ticket.lock.release(remove=True)
+        return held
+
+    def _promise(self, decision: Granted, waiter: records.Waiter, node: NodeState) -> tuple[Held, str]:
+        """Write allocation and plan in one transaction; from then on nobody else is given that room."""
+        allocation = Allocation(
+            id=self._new_id(),
+            request=waiter.request,
+            grants=decision.grants,
+            phase=Phase.PREPARING,
+            created=self._clock(),
+            command=waiter.command,
+        )
+        # The lock comes first: an allocation whose lock nobody holds is taken for one of a dead process.
+        lock = FileLock(self.places.allocation(allocation.id))
+        plan_id = "" if decision.plan.empty else self._new_id()
+        try:
+            with self.ledger.write() as db:
+                records.add_allocation(db, allocation, {gpu.uuid: gpu.memory_slices for gpu in node})
+                records.remove_waiter(db, waiter.id)
+                if plan_id:
+                    journal.open_plan(
+                        db,
+                        plan_id,
+                        decision.plan,
+                        session=self._session[0],
+                        created=self._clock(),
+                        allocation_id=allocation.id,
+                    )
+        except BaseException:
+            lock.release(remove=True)
+            raise
+        self._boundary()
+        return Held(allocation, lock), plan_id
+
+    def _requeue(self, waiter: records.Waiter) -> None:
+        with self.ledger.write() as db:
+            records.restore_waiter(db, waiter)
+
+    def set_holder(self, held: Held, pid: int) -> None:
+        """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
+        with self.ledger.write() as db:
+            records.set_holder(db, held.allocation.id, pid, process_start_time(pid))
+
+    def release(self, allocation_id: str, *, why: str) -> None:
+        """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""
+        with self.ledger.write() as db:
+            if not records.remove_allocation(db, allocation_id):
+                raise AllocationUnknown(
+                    f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
+                )
+            records.add_event(db, self._clock(), "Released", why, allocation_id=allocation_id)
+        self._boundary()
+        self.places.allocation(allocation_id).unlink(missing_ok=True)
+
+    def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress) -> None:
+        with self.ledger.read() as db:
+            steps = journal.step_records(db, plan_id)
+        try:
+            self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress)
+        except BaseException as error:
+            with self.ledger.write() as db:
+                journal.close_plan(db, plan_id, journal.PlanStatus.UNDONE)
+                records.remove_allocation(db, allocation_id)
+                records.add_event(db, self._clock(), "Undone", str(error), allocation_id=allocation_id)
+            raise
+        with self.ledger.write() as db:
+            journal.close_plan(db, plan_id, journal.PlanStatus.DONE)
+        self._boundary()
+
+    def _deciding(self) -> FileLock:
+        return FileLock(self.places.decision_lock)
+
+    def _current_view(self) -> NodeView:
+        """The machine as it is now; the decision lock is held."""
+        self._recovery.run()
+        view, working = self._gather()
+        return self._recovery.forget_gone_instances(view, working)
+
+    def _gather(self) -> tuple[NodeView, frozenset[str]]:
+        """The view, and the GPUs that some plan was working on.
+
+        The ledger is read before the GPUs are observed: what a plan of another process changes in between is then still covered
+        by that plan's promise, and an instance that it destroys is never taken for an idle one.
+        """
+        with self.ledger.read() as db:
+            allocations = records.allocations(db)
+            owned = records.owned_instances(db)
+            changing = records.changing_gpus(db)
+            working = frozenset(gpu_uuid for plan in journal.running_plans(db) for gpu_uuid in plan.gpu_uuids)
+        return NodeView(self.driver.observe(), allocations, owned, changing), working

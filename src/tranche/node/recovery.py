@@ -1,0 +1,103 @@
+"""Clearing what dead processes left: interrupted plans are undone, their shares and places in the queue are freed.
+
+Whoever makes the next decision runs this first, under the decision lock. Nothing here needs a person, and running it twice
+does nothing the second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import Callable
+
+from tranche.core.allocation import NodeView, Phase
+from tranche.node import journal, records
+from tranche.node.executor import Executor
+from tranche.node.ledger import Ledger
+from tranche.node.locks import is_held
+from tranche.node.session import Places, process_lives
+from tranche.planning.undo import StepStatus
+
+
+class Recovery:
+    """Finds and clears the leftovers of dead processes."""
+
+    def __init__(self, ledger: Ledger, places: Places, executor: Executor, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._places = places
+        self._executor = executor
+        self._clock = clock
+
+    def needed(self) -> bool:
+        """Whether anything in the ledger belongs to a dead process; a few file locks are probed, no GPU is asked."""
+        with self._ledger.read() as db:
+            return bool(self._interrupted_plans(db) or self._dead_allocations(db) or self._dead_waiters(db))
+
+    def run(self) -> None:
+        """Clear everything that dead processes left; the decision lock is held."""
+        with self._ledger.read() as db:
+            interrupted = self._interrupted_plans(db)
+        for plan in interrupted:
+            self._settle(plan)
+        with self._ledger.read() as db:
+            allocations, waiters = self._dead_allocations(db), self._dead_waiters(db)
+        for allocation_id in allocations:
+            with self._ledger.write() as db:
+                if records.remove_allocation(db, allocation_id):
+                    message = "its process is gone"
+                    records.add_event(db, self._clock(), "Released", message, allocation_id=allocation_id)
+            self._places.allocation(allocation_id).unlink(missing_ok=True)
+        for waiter_id in waiters:
+            with self._ledger.write() as db:
+                records.remove_waiter(db, waiter_id)
+            self._places.waiter(waiter_id).unlink(missing_ok=True)
+            self._places.doorbell(waiter_id).unlink(missing_ok=True)
+
+    def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
+        """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
+
+        GPUs that a plan was `working` on when the view was taken are left out: what they show may be on its way.
+        """
+        present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
+        unsure = working | {gpu.uuid for gpu in view.node if gpu.lost}
+        gone = {key for key in view.owned - present if key.gpu_uuid not in unsure}
+        if not gone:
+            return view
+        with self._ledger.write() as db:
+            records.disown_instances(db, gone)
+        return dataclasses.replace(view, owned=view.owned - gone)
+
+    def _settle(self, plan: journal.PlanRecord) -> None:
+        """End an interrupted plan: a declared change that was complete is done, everything else is undone."""
+        complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
+        if complete and not plan.allocation_id:
+            with self._ledger.write() as db:
+                journal.close_plan(db, plan.id, journal.PlanStatus.DONE)
+            return
+        self._executor.undo(plan.id, allocation_id=plan.allocation_id)
+        with self._ledger.write() as db:
+            journal.close_plan(db, plan.id, journal.PlanStatus.UNDONE)
+            records.remove_allocation(db, plan.allocation_id)
+            message = f"'{plan.purpose}' was interrupted and has been undone"
+            records.add_event(db, self._clock(), "Recovered", message, allocation_id=plan.allocation_id)
+        if plan.allocation_id:
+            self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
+        self._places.session(plan.session).unlink(missing_ok=True)
+
+    def _interrupted_plans(self, db: sqlite3.Connection) -> list[journal.PlanRecord]:
+        return [plan for plan in journal.running_plans(db) if not is_held(self._places.session(plan.session))]
+
+    def _dead_allocations(self, db: sqlite3.Connection) -> list[str]:
+        """Allocations that no process holds; those of running plans are cleared with their plan."""
+        planned = {plan.allocation_id for plan in journal.running_plans(db)}
+        holders = records.holders(db)
+        return [
+            allocation.id
+            for allocation in records.allocations(db)
+            if allocation.id not in planned
+            and not is_held(self._places.allocation(allocation.id))
+            and not (allocation.phase is Phase.ACTIVE and process_lives(*holders[allocation.id]))
+        ]
+
+    def _dead_waiters(self, db: sqlite3.Connection) -> list[str]:
+        return [waiter.id for waiter in records.waiters(db) if not is_held(self._places.waiter(waiter.id))]

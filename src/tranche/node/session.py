@@ -1,0 +1,61 @@
+"""Where a machine's state is kept, and whether the processes named in it still live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The files of one machine's state folder."""
+
+    state_dir: Path
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger's database."""
+        return self.state_dir / "ledger.db"
+
+    @property
+    def decision_lock(self) -> Path:
+        """Held while a decision is made."""
+        return self.state_dir / "locks" / "decision"
+
+    @property
+    def gpu_locks(self) -> Path:
+        """The folder of the locks that are held while a plan works on a GPU."""
+        return self.state_dir / "locks" / "gpus"
+
+    def session(self, name: str) -> Path:
+        """Held while the process of that session lives."""
+        return self.state_dir / "locks" / "sessions" / name
+
+    def allocation(self, allocation_id: str) -> Path:
+        """Held by `tranche run` and, inherited, by its workload."""
+        return self.state_dir / "locks" / "allocations" / allocation_id
+
+    def waiter(self, waiter_id: str) -> Path:
+        """Held while a request waits."""
+        return self.state_dir / "locks" / "waiters" / waiter_id
+
+    def doorbell(self, waiter_id: str) -> Path:
+        """The socket on which a waiter is told that its turn may have come."""
+        return self.state_dir / "locks" / "waiters" / f"{waiter_id}.bell"
+
+
+def process_start_time(pid: int) -> int:
+    """When the process started, in clock ticks since boot (/proc/PID/stat field 22); 0 when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    # The command's name, in parentheses, may hold spaces and parentheses itself.
+    fields = stat.rpartition(")")[2].split()
+    state, start = fields[0], int(fields[19])
+    return 0 if state in "ZX" else start
+
+
+def process_lives(pid: int, started: int) -> bool:
+    """Whether the process of that pid and start time still runs; a zombie does not."""
+    return pid > 0 and started > 0 and process_start_time(pid) == started
