@@ -42,8 +42,23 @@ def geometry_of(units: int, profiles: Iterable[GpuInstanceProfile]) -> Geometry:
 
 @cache
 def _geometry(units: int, footprints: frozenset[tuple[int, tuple[int, ...]]]) -> Geometry:
-    shapes = [Shape(size, starts) for size, starts in sorted(footprints, key=lambda each: (each[0], len(each[1])))]
+    shapes = [Shape(size, starts) for size, starts in sorted(footprints, key=lambda each: (each[0], -len(each[1])))]
     return Geometry(units, tuple(shapes))
+
+
+@cache
+def reachable_masks(geometry: Geometry) -> tuple[int, ...]:
+    """Every occupancy mask that instances can make, lowest first."""
+    found = {0}
+    frontier = [0]
+    while frontier:
+        mask = frontier.pop()
+        for shape in geometry.shapes:
+            for slices in shape.masks:
+                if not slices & mask and mask | slices not in found:
+                    found.add(mask | slices)
+                    frontier.append(mask | slices)
+    return tuple(sorted(found))
 
 
 @cache
