@@ -1,21 +1,24 @@
 """Checkpoints: MIG modes and instances of a machine with their placements, in the JSON that mig-parted writes and reads.
 
 Profiles are recorded by NVML's enum values (NVML_GPU_INSTANCE_PROFILE_*, NVML_COMPUTE_INSTANCE_PROFILE_*), not by the numbers
-that nvidia-smi prints. GPUs that cannot be cut are left out.
+that nvidia-smi prints; for compute instances the two agree in every listing seen. GPUs that cannot be cut are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tranche.core.board import ComputeInstanceProfile, GpuInstanceProfile
+from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import CheckpointInvalid
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, NodeState
 
 VERSION = "v1"
+
+# Compute slices by NVML_COMPUTE_INSTANCE_PROFILE_*, from nvml.h: 7 is 1_SLICE_REV1.
+_COMPUTE_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +86,12 @@ def gpu_instance_profile(gpu: GpuState, enum: int) -> GpuInstanceProfile:
     )
 
 
-def compute_instance_name(gpu: GpuState, profile: GpuInstanceProfile, enum: int) -> ProfileName:
-    """The name of the compute instance of that NVML enum value inside the profile; CheckpointInvalid when it has none."""
-    found = next((ci for ci in profile.compute_profiles if ci.enum == enum), None)
-    if found is None:
-        raise CheckpointInvalid(
-            f"{gpu.label} ({gpu.name}): {profile.name} has no compute-instance profile {enum}, which the checkpoint records"
-        )
-    return found.name
+def compute_instance_name(profile: GpuInstanceProfile, enum: int) -> ProfileName:
+    """The name of the compute instance of that NVML enum value inside the profile; CheckpointInvalid when there is none."""
+    slices = _COMPUTE_SLICES.get(enum, 0)
+    if not 1 <= slices <= profile.slices:
+        raise CheckpointInvalid(f"{profile.name} has no compute-instance profile {enum}, which the checkpoint records")
+    return replace(profile.name, compute=slices)
 
 
 def _record_gpu(gpu: GpuState) -> RecordedGpu:
@@ -106,13 +107,8 @@ def _record_gpu(gpu: GpuState) -> RecordedGpu:
 
 
 def _record_instance(profile: GpuInstanceProfile, instance: GpuInstance) -> RecordedInstance:
-    inside = sorted(instance.compute_instances, key=lambda ci: (ci.slices, ci.start))
-    enums = tuple(_compute_profile(profile, ci.name).enum for ci in inside)
-    return RecordedInstance(profile.enum, instance.placement, enums)
-
-
-def _compute_profile(profile: GpuInstanceProfile, name: ProfileName) -> ComputeInstanceProfile:
-    return next(ci for ci in profile.compute_profiles if ci.name == name)
+    inside = sorted(instance.compute_instances, key=lambda ci: (ci.profile_id, ci.start))
+    return RecordedInstance(profile.enum, instance.placement, tuple(ci.profile_id for ci in inside))
 
 
 def _instance_to_data(instance: RecordedInstance) -> dict[str, Any]:

@@ -1,0 +1,441 @@
+"""From state and layout to plan: what is wanted comes, what is used stays, and the fewest instances are touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from tests.layout.model import arrangements, carry_out, filled_instance
+from tests.strategies import (
+    PLACEABLE_BOARDS,
+    gpu_on,
+    instance_of,
+    node_views,
+    uncuttable_gpu,
+    view_of,
+)
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.board import Board, board_by_key
+from tranche.core.errors import GpuBusy, HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
+from tranche.core.grid import Occupant, Placement
+from tranche.core.layout import Layout, LayoutSpec
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.request import MigSlice, Request, WholeGpus
+from tranche.core.state import GpuInstance, GpuState, MigMode, Process
+from tranche.planning.assertion import find_mismatches
+from tranche.planning.generate import generate_layouts
+from tranche.planning.gpu_users import gpu_users
+from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.recut import check_possible
+
+PYTHON = Process(4711, "python")
+
+
+def board(key: str) -> Board:
+    found = board_by_key(key)
+    assert found is not None
+    return found
+
+
+A100 = board("A100-40GB")
+H100 = board("H100-80GB-SXM")
+RTX = board("RTX-PRO-6000-96GB")
+
+
+def layout(*slices: str, enabled: bool = True, devices: tuple[int, ...] | None = None) -> Layout:
+    counts = Counter(map(parse_profile, slices))
+    return Layout("wanted", (LayoutSpec(enabled, tuple(sorted(counts.items())), devices),))
+
+
+def instance(of: Board, name: str, start: int, *inside: str, used: bool = False) -> GpuInstance:
+    profile = of.profile(parse_profile(name))
+    assert profile is not None
+    spot = Placement(start, profile.size)
+    made = filled_instance(profile, spot, [parse_profile(each) for each in inside or (name,)])
+    if used:
+        first, *others = made.compute_instances
+        made = replace(made, compute_instances=(replace(first, processes=(PYTHON,)), *others))
+    return made
+
+
+def actions(decision: LayoutDecision) -> list[str]:
+    return [str(step) for step in decision.plan.steps]
+
+
+def test_an_empty_gpu_is_cut_as_declared() -> None:
+    view = view_of(gpu_on(H100))
+    decision = plan_layout(view, layout("1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"))
+    after = carry_out(view, decision.plan)
+    assert sorted(map(str, (i.profile for i in after.node.gpus[0].instances))) == [
+        "1g.10gb",
+        "1g.10gb",
+        "2g.20gb",
+        "3g.40gb",
+    ]
+
+
+def test_what_is_right_already_stays() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "1g.10gb", 6), instance(H100, "3g.40gb", 0)]))
+    decision = plan_layout(view, layout("1g.10gb", "2g.20gb", "3g.40gb"))
+    assert actions(decision) == ["create 2g.20gb at 4:2"]
+
+
+def test_a_layout_that_is_there_needs_no_step_and_any_placement_will_do() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4), instance(H100, "1g.10gb", 0)]))
+    decision = plan_layout(view, layout("1g.10gb", "3g.40gb"))
+    assert decision.plan.empty
+    assert not decision.changes_mode
+    assert not decision.changes_cut
+
+
+def test_an_instance_moves_only_when_it_has_to() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "1g.10gb", 1), instance(H100, "1g.10gb", 5)]))
+    decision = plan_layout(view, layout("1g.10gb", "1g.10gb", "3g.40gb"))
+    assert actions(decision) == [
+        "destroy 1g.10gb at 1:1",
+        "create 3g.40gb at 0:4",
+        "create 1g.10gb at 4:1",
+    ] or actions(decision) == ["destroy 1g.10gb at 5:1", "create 1g.10gb at 0:1", "create 3g.40gb at 4:4"]
+
+
+def test_mig_on_without_slices_clears_what_is_idle() -> None:
+    empty = instance_of(H100.profiles[0], Placement(3, 1), filled=False)
+    view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4), empty]))
+    assert actions(plan_layout(view, layout())) == ["destroy 1g.10gb at 3:1", "destroy 3g.40gb at 4:4"]
+
+
+def test_mig_off_on_hopper_destroys_and_switches_without_reset() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4)]))
+    decision = plan_layout(view, layout(enabled=False))
+    assert actions(decision) == ["destroy 3g.40gb at 4:4", "disable MIG mode"]
+    assert decision.changes_mode
+    assert not decision.changes_cut
+
+
+def test_only_ampere_gpus_whose_mode_changes_are_reset() -> None:
+    view = view_of(gpu_on(A100, 0), gpu_on(A100, 1, mode=MigMode.DISABLED), gpu_on(H100, 2, mode=MigMode.DISABLED))
+    decision = plan_layout(view, layout())
+    first, second, third = view.node.gpus
+    assert decision.plan.steps_on(first.uuid) == ()
+    assert decision.plan.steps_on(second.uuid) == (SetMigMode(second.uuid, True), ResetGpu(second.uuid))
+    assert decision.plan.steps_on(third.uuid) == (SetMigMode(third.uuid, True),)
+    assert set(decision.plan.fingerprints) == {second.uuid, third.uuid}
+
+
+def test_a_pending_mode_change_is_finished_or_taken_back() -> None:
+    pending = replace(gpu_on(A100, mode=MigMode.DISABLED), pending_mode=MigMode.ENABLED)
+    assert actions(plan_layout(view_of(pending), layout())) == ["reset the GPU"]
+    assert actions(plan_layout(view_of(pending), layout(enabled=False))) == ["disable MIG mode"]
+
+
+def test_skipping_the_reset_leaves_the_cut_undone_and_says_so() -> None:
+    view = view_of(gpu_on(A100, mode=MigMode.DISABLED), gpu_on(H100, 1, mode=MigMode.DISABLED))
+    decision = plan_layout(view, Layout("x", layout("3g.20gb", devices=(0,)).specs), skip_reset=True)
+    assert actions(decision) == ["enable MIG mode"]
+    assert decision.waiting_for_reset == (view.node.gpus[0],)
+    switched = replace(view.node.gpus[0], pending_mode=MigMode.ENABLED)
+    again = plan_layout(view_of(switched), layout("3g.20gb"), skip_reset=True)
+    assert again.plan.empty
+    assert again.waiting_for_reset == (switched,)
+
+
+def test_mode_only_leaves_instances_alone() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4)]), gpu_on(H100, 1, mode=MigMode.DISABLED))
+    assert actions(plan_layout(view, layout("1g.10gb"), mode_only=True)) == ["enable MIG mode"]
+
+
+def test_a_used_instance_is_kept_and_worked_around() -> None:
+    used = instance(H100, "1g.10gb", 0, used=True)
+    view = view_of(gpu_on(H100, instances=[used, instance(H100, "3g.40gb", 4)]))
+    decision = plan_layout(view, layout(*["1g.10gb"] * 7))
+    after = carry_out(view, decision.plan).node.gpus[0]
+    assert used in after.instances
+    assert len(after.instances) == 7
+    assert decision.changes[0].cut.kept == (used,)
+
+
+def test_a_used_instance_that_the_layout_lacks_blocks_and_is_named() -> None:
+    used = instance(H100, "1g.10gb", 6, used=True)
+    view = view_of(gpu_on(H100, instances=[used]), gpu_on(H100, 1))
+    decision = plan_layout(view, layout("2g.20gb"))
+    assert decision.plan.gpu_uuids == (view.node.gpus[1].uuid,), "nothing on the blocked GPU is touched"
+    with pytest.raises(GpuBusy) as caught:
+        decision.refuse_if_blocked()
+    assert "1g.10gb at 6:1 of GPU 0" in caught.value.message
+    assert used.compute_instances[0].uuid in caught.value.message
+    assert "python (pid 4711)" in caught.value.message
+
+
+def test_a_used_instance_in_the_wrong_place_blocks() -> None:
+    view = view_of(
+        gpu_on(
+            H100,
+            instances=[instance(H100, "1g.10gb", 1, used=True), instance(H100, "1g.10gb", 5, used=True)],
+        )
+    )
+    decision = plan_layout(view, layout("1g.10gb", "1g.10gb", "3g.40gb"))
+    assert len(decision.blockers) == 1, "one of the two is enough"
+
+
+def test_an_allocation_blocks_like_a_process() -> None:
+    gpu = gpu_on(H100, instances=[instance(H100, "1g.10gb", 6)])
+    grant = Grant(gpu.uuid, parse_profile("1g.10gb"), Placement(6, 1))
+    allocation = Allocation("a-7", Request(MigSlice(parse_profile("1g.10gb"))), (grant,), Phase.ACTIVE, 0.0, "train.py")
+    view = view_of(gpu, allocations=[allocation])
+    with pytest.raises(GpuBusy, match=r"allocation a-7 \(train.py\)"):
+        plan_layout(view, layout("2g.20gb")).refuse_if_blocked()
+    assert plan_layout(view, layout("1g.10gb", "2g.20gb")).blockers == ()
+
+
+def test_a_gpu_that_is_granted_whole_is_not_cut() -> None:
+    gpu = gpu_on(H100, mode=MigMode.DISABLED)
+    allocation = Allocation("a-1", Request(WholeGpus(1)), (Grant(gpu.uuid),), Phase.ACTIVE, 0.0)
+    view = view_of(gpu, allocations=[allocation])
+    assert plan_layout(view, layout()).blockers
+    assert plan_layout(view, layout(enabled=False)).plan.empty
+
+
+def test_a_process_on_the_whole_gpu_blocks_a_change_of_mode() -> None:
+    view = view_of(gpu_on(H100, mode=MigMode.DISABLED, processes=[PYTHON]))
+    with pytest.raises(GpuBusy, match=r"GPU 0 is in use by python \(pid 4711\)"):
+        plan_layout(view, layout()).refuse_if_blocked()
+
+
+def test_compute_slices_are_packed_into_as_few_instances_as_possible() -> None:
+    view = view_of(gpu_on(A100))
+    decision = plan_layout(view, layout("1c.3g.20gb", "1c.3g.20gb", "2c.3g.20gb", "2c.3g.20gb"))
+    created = [step for step in decision.plan.steps if isinstance(step, CreateInstance)]
+    pair = (parse_profile("2c.3g.20gb"), parse_profile("1c.3g.20gb"))
+    assert [step.slices for step in created] == [pair, pair]
+
+
+def test_an_instance_with_room_inside_is_filled_up() -> None:
+    begun = instance(A100, "3g.20gb", 4, "1c.3g.20gb")
+    view = view_of(gpu_on(A100, instances=[begun]))
+    decision = plan_layout(view, layout("1c.3g.20gb", "2c.3g.20gb"))
+    assert actions(decision) == ["create 3g.20gb at 4:4 with 2c.3g.20gb, 1c.3g.20gb"]
+    assert carry_out(view, decision.plan).node.gpus[0].instances[0].compute_instances[0] == begun.compute_instances[0]
+
+
+def test_a_gpu_that_the_layout_does_not_name_is_left_alone() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4)]), gpu_on(H100, 1))
+    decision = plan_layout(view, layout("1g.10gb", devices=(1,)))
+    assert decision.plan.gpu_uuids == (view.node.gpus[1].uuid,)
+    assert not find_mismatches(carry_out(view, decision.plan).node, layout("1g.10gb", devices=(1,)))
+
+
+def test_the_last_spec_that_matches_counts() -> None:
+    both = Layout("x", (*layout("1g.10gb").specs, *layout("3g.40gb", devices=(0,)).specs))
+    view = view_of(gpu_on(H100), gpu_on(H100, 1))
+    after = carry_out(view, plan_layout(view, both).plan).node
+    assert [[str(i.profile) for i in gpu.instances] for gpu in after] == [["3g.40gb"], ["1g.10gb"]]
+
+
+def test_gpus_without_mig() -> None:
+    view = view_of(uncuttable_gpu(0), gpu_on(H100, 1))
+    assert plan_layout(view, layout("3g.40gb")).plan.gpu_uuids == (view.node.gpus[1].uuid,)
+    assert plan_layout(view, layout(enabled=False, devices=(0,))).plan.empty
+    with pytest.raises(MigNotSupported, match="cannot set MIG mode on non MIG-capable GPU 0"):
+        plan_layout(view, layout(devices=(0,)))
+
+
+def test_a_lost_gpu_is_an_error_only_when_it_is_named() -> None:
+    view = view_of(replace(gpu_on(H100), lost=True), gpu_on(H100, 1))
+    with pytest.raises(HardwareError, match=r"GPU 0 .* is lost"):
+        plan_layout(view, layout())
+    assert plan_layout(view, layout("1g.10gb", devices=(1,))).plan.steps
+
+
+@pytest.mark.parametrize(
+    ("of", "slices", "reason"),
+    [
+        (H100, ["1g.10gb"] * 8, "it takes at most 7x 1g.10gb"),
+        (H100, ["1g.10gb+me"] * 2, r"it takes at most 1x 1g.10gb\+me"),
+        (H100, ["7g.80gb", "1g.10gb"], "they need 9 memory slices and it has 8"),
+        (H100, ["3g.40gb", "3g.40gb", "1g.10gb"], "they need 9 memory slices and it has 8"),
+        (RTX, ["1g.24gb+me.all", "1g.24gb"], "exclude each other"),
+        (H100, ["4c.4g.40gb", "4g.40gb"], "it takes at most 1x 4g.40gb"),
+        (H100, ["2g.20gb", "2g.20gb", "2g.20gb", "1g.20gb", "1g.10gb"], "need 9 memory slices"),
+        (A100, ["1g.5gb"] * 1000, "it takes at most 7x 1g.5gb"),
+    ],
+)
+def test_what_no_gpu_can_hold_is_impossible_and_says_why(of: Board, slices: list[str], reason: str) -> None:
+    used = view_of(gpu_on(of, mode=MigMode.DISABLED))
+    with pytest.raises(LayoutImpossible, match=reason) as caught:
+        plan_layout(used, layout(*slices))
+    assert "GPU 0" in caught.value.message
+
+
+def test_a_profile_that_nobody_offers_is_unknown_and_one_that_another_gpu_offers_is_impossible_here() -> None:
+    with pytest.raises(ProfileUnknown, match=r"no GPU of this machine offers the profile 9g\.99gb"):
+        plan_layout(view_of(gpu_on(H100)), layout("9g.99gb"))
+    with pytest.raises(LayoutImpossible, match=r"it has no profile 1g\.5gb"):
+        plan_layout(view_of(gpu_on(H100), gpu_on(A100, 1)), layout("1g.5gb"))
+    with pytest.raises(LayoutImpossible, match=r"3g\.40gb has no compute instance"):
+        plan_layout(view_of(gpu_on(H100)), Layout("x", (LayoutSpec(True, ((ProfileName(3, 40, 9), 1),)),)))
+
+
+def test_filters_and_indexes_that_match_nothing_are_warned_of() -> None:
+    from tranche.core.device_filter import parse_device_filter
+
+    strange = tuple(map(parse_device_filter, ["0x20B210DE", "A100", "0x233010DE"]))
+    spec = LayoutSpec(True, (), (0, 5), strange)
+    decision = plan_layout(view_of(gpu_on(H100)), Layout("x", (spec,)))
+    assert decision.warnings == (
+        "layout 'x', entry 1: device-filter '0x20B210DE' matches no GPU of this machine",
+        "layout 'x', entry 1: device-filter 'A100' is not a PCI id and matches no GPU",
+        "layout 'x', entry 1: device index 5 matches no GPU: this machine has 1",
+    )
+
+
+@st.composite
+def wanted_slices(draw: st.DrawFn, gpu: GpuState) -> list[ProfileName]:
+    """Slices for that GPU: mostly near what it has, cut inside or not, possible or not."""
+    names = [ci.name for p in gpu.profiles if p.starts for ci in p.compute_profiles]
+    wanted = [name for i in gpu.instances for name in i.slices if draw(st.integers(0, 4))]
+    wanted += draw(st.lists(st.sampled_from([n for n in names if n.spans_gpu_instance]), max_size=3))
+    if draw(st.integers(0, 3)) == 0:
+        wanted += draw(st.lists(st.sampled_from(names), max_size=3))
+    return wanted
+
+
+@st.composite
+def views_with_layouts(draw: st.DrawFn) -> tuple[NodeView, Layout]:
+    view = draw(node_views(max_gpus=3))
+    view = replace(view, node=replace(view.node, gpus=tuple(g for g in view.node if not g.lost)))
+    assume(view.node.gpus)
+    specs = []
+    for gpu in view.node:
+        if not gpu.mig_capable or draw(st.integers(0, 5)) == 0:
+            continue
+        enabled = draw(st.integers(0, 4)) > 0
+        counts = Counter(draw(wanted_slices(gpu)) if enabled else [])
+        specs.append(LayoutSpec(enabled, tuple(sorted(counts.items())), (gpu.index,)))
+    return view, Layout("random", tuple(specs))
+
+
+@given(views_with_layouts())
+def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: tuple[NodeView, Layout]) -> None:
+    view, wanted = case
+    try:
+        decision = plan_layout(view, wanted)
+    except (LayoutImpossible, ProfileUnknown) as error:
+        event(type(error).__name__)
+        return
+    event("blocked" if decision.blockers else "clear")
+    after = carry_out(view, decision.plan)
+    blocked = {change.gpu.uuid for change in decision.changes if change.blockers}
+    for mismatch in find_mismatches(after.node, wanted):
+        promised = {
+            Occupant(g.profile, g.placement) for g in view.grants_on(mismatch.gpu.uuid) if g.profile and g.placement
+        }
+        present = {Occupant(i.profile, i.placement) for i in mismatch.gpu.instances}
+        held_empty = any(not user.slices for user in gpu_users(after, mismatch.gpu).slice_users)
+        assert mismatch.gpu.uuid in blocked or promised - present or held_empty, str(mismatch)
+    for gpu in view.node:
+        spec = wanted.spec_for(gpu)
+        if spec is None or gpu.uuid in blocked:
+            assert after.node.gpu(gpu.uuid) == gpu
+    again = plan_layout(after, wanted)
+    assert again.plan.empty
+    assert {user.gpu.uuid for user in again.blockers} == blocked
+
+
+@given(views_with_layouts())
+def test_the_largest_possible_number_of_idle_instances_is_kept(case: tuple[NodeView, Layout]) -> None:
+    view, wanted = case
+    try:
+        decision = plan_layout(view, wanted)
+    except (LayoutImpossible, ProfileUnknown):
+        return
+    for change in decision.changes:
+        spec = wanted.spec_for(change.gpu)
+        users = gpu_users(view, change.gpu)
+        if spec is None or change.blockers or not spec.mig_enabled or change.mode_steps:
+            continue
+        whole = all(name.spans_gpu_instance for name in spec.slice_list)
+        if not whole or any(not i.slices or not i.slices[0].spans_gpu_instance for i in change.gpu.instances):
+            continue
+        fixed = tuple(user.occupant for user in users.slice_users if user.occupant is not None)
+        idle = {Occupant(i.profile, i.placement) for i in users.idle}
+        rest = Counter(spec.slice_list) - Counter(spot.profile for spot in fixed)
+        possible = [len(idle & found) for found in _beside(change.gpu, rest, fixed)]
+        kept = len([i for i in users.idle if i not in change.cut.destroyed])
+        assert kept == max(possible)
+
+
+def _beside(gpu: GpuState, rest: Counter[ProfileName], fixed: tuple[Occupant, ...]) -> list[frozenset[Occupant]]:
+    """Arrangements of the rest beside the fixed: the model places equal instances in rising order, so fixed ones go first."""
+    everything = arrangements(gpu, rest + Counter(spot.profile for spot in fixed))
+    return [found for found in everything if set(fixed) <= found]
+
+
+@given(views_with_layouts())
+def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[NodeView, Layout]) -> None:
+    view, wanted = case
+    try:
+        decision = plan_layout(view, wanted)
+    except (LayoutImpossible, ProfileUnknown):
+        return
+    for change in decision.changes:
+        if not change.blockers:
+            continue
+        gone = {user.occupant for user in change.blockers}
+        freed_gpu = replace(
+            change.gpu,
+            processes=(),
+            instances=tuple(
+                replace(
+                    i,
+                    stray_processes=(),
+                    compute_instances=tuple(replace(ci, processes=()) for ci in i.compute_instances),
+                )
+                if Occupant(i.profile, i.placement) in gone
+                else i
+                for i in change.gpu.instances
+            ),
+        )
+        ids = {user.allocation.id for user in change.blockers if user.allocation is not None}
+        freed = NodeView(
+            replace(view.node, gpus=tuple(freed_gpu if g.uuid == change.gpu.uuid else g for g in view.node)),
+            tuple(a for a in view.allocations if a.id not in ids),
+        )
+        assert not [u for u in plan_layout(freed, wanted).blockers if u.gpu.uuid == change.gpu.uuid]
+
+
+@pytest.mark.parametrize("of", PLACEABLE_BOARDS, ids=lambda b: b.key)
+def test_every_generated_layout_of_every_board_can_be_had_from_every_other(of: Board) -> None:
+    view = view_of(gpu_on(of, mode=MigMode.DISABLED))
+    layouts = generate_layouts(view.node).layouts
+    for wanted in (*layouts, *reversed(layouts)):
+        decision = plan_layout(view, wanted)
+        view = carry_out(view, decision.plan)
+        assert not find_mismatches(view.node, wanted)
+        assert plan_layout(view, wanted).plan.empty
+
+
+def test_check_possible_agrees_with_every_arrangement_of_the_model() -> None:
+    gpu = gpu_on(board("A30-24GB"))
+    names = [p.name for p in gpu.profiles]
+    for first in names:
+        for second in names:
+            for third in names:
+                wanted = [first, second, third]
+                possible = next(arrangements(gpu, Counter(wanted)), None) is not None
+                if possible:
+                    check_possible(gpu, wanted, "layout x")
+                else:
+                    with pytest.raises(LayoutImpossible):
+                        check_possible(gpu, wanted, "layout x")
+
+
+def test_destroying_comes_before_creating() -> None:
+    view = view_of(gpu_on(H100, instances=[instance(H100, "7g.80gb", 0)]))
+    steps = plan_layout(view, layout("3g.40gb", "3g.40gb")).plan.steps
+    assert isinstance(steps[0], DestroyInstance)
+    assert all(isinstance(step, CreateInstance) for step in steps[1:])
