@@ -92,6 +92,10 @@ class Agent:
                 return self._current_view()
         return self._gather()[0]
 
+    def recovery_needed(self) -> bool:
+        """Whether a dead process left something behind; cheap, no GPU is asked."""
+        return self._recovery.needed()
+
     def waiters(self) -> tuple[records.Waiter, ...]:
         """The queue, first come first."""
         with self.ledger.read() as db:

@@ -1,0 +1,42 @@
+"""The options that make a request, shared by every command that takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tranche.core.request import Request, parse_request
+
+_OPTIONS = (
+    click.option("--gpus", metavar="N", help="N whole GPUs."),
+    click.option("--gpu", metavar="SHARE", help="A share of one GPU, such as 0.5."),
+    click.option("--gpu-memory", metavar="AMOUNT", help="GPU memory: 4G, 4Gi, 4000M, or a number of MiB."),
+    click.option("--mig-profile", metavar="NAME", help="A MIG slice of that profile, such as 2g.10gb or 1g.5gb+me."),
+    click.option(
+        "--isolation", metavar="hard|any", default="hard", show_default=True, help="How strong the fence must be."
+    ),
+    click.option("--gpu-model", metavar="TEXT", default="", help="Only GPUs whose product name holds TEXT."),
+)
+
+
+def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the request's options to a command; pass its keyword arguments to request_from."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def request_from(
+    gpus: str | None,
+    gpu: str | None,
+    gpu_memory: str | None,
+    mig_profile: str | None,
+    isolation: str,
+    gpu_model: str,
+) -> Request:
+    """The request that the options make; UsageError when they make none."""
+    return parse_request(
+        gpus=gpus, gpu=gpu, gpu_memory=gpu_memory, mig_profile=mig_profile, isolation=isolation, gpu_model=gpu_model
+    )

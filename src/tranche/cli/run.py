@@ -1,0 +1,125 @@
+"""`tranche run REQUEST -- CMD...`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from tranche.cli.output import say
+from tranche.cli.request_options import request_from, request_options
+from tranche.cli.runtime import child_environment, open_agent
+from tranche.cli.settings import Settings, TrancheCommand
+from tranche.core.allocation import Grant
+from tranche.core.errors import UsageError
+from tranche.core.state import GpuState
+from tranche.local.queue import Patience
+from tranche.local.run import run
+from tranche.node.agent import Held
+from tranche.planning.allocate import Terms, Waiting
+from tranche.planning.plan import Step
+
+
+@click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@request_options
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in order when nothing fits.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up waiting after so long.")
+@click.option(
+    "--adopt-foreign",
+    type=click.Choice(["keep", "destroy"]),
+    default="keep",
+    show_default=True,
+    help="Whether idle instances that Tranche did not make may be destroyed for their room.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.pass_obj
+def command(
+    settings: Settings,
+    /,
+    wait: bool,
+    timeout: float | None,
+    adopt_foreign: str,
+    quiet: bool,
+    command_line: tuple[str, ...],
+    **request: Any,
+) -> None:
+    """Run a command in the smallest share that fits, and give the share back when it ends.
+
+    The command sees its share and nothing else, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Its exit code
+    is returned.
+
+    \b
+    $ tranche run --gpu-memory 4Gi -- python train.py
+    $ tranche run --gpu 0.5 -- ./benchmark
+    $ tranche run --mig-profile 2g.10gb -- bash
+    """
+    if not command_line:
+        raise UsageError(
+            "there is no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py"
+        )
+    asked = request_from(**request)
+    patience = Patience(wait=wait, seconds=timeout)
+    voice = _Silence() if quiet else _Voice()
+    with open_agent(settings) as agent:
+        sys.exit(
+            run(
+                agent,
+                asked,
+                command_line,
+                environment=child_environment(settings),
+                patience=patience,
+                terms=Terms(adopt_foreign_destroy=adopt_foreign == "destroy"),
+                waiting=voice.waiting,
+                granted=voice.granted,
+                progress=voice.step,
+            )
+        )
+
+
+class _Silence:
+    """Says nothing."""
+
+    def waiting(self, outcome: Waiting, ahead: int) -> None:
+        """Nothing."""
+
+    def granted(self, held: Held) -> None:
+        """Nothing."""
+
+    def step(self, gpu: GpuState, step: Step) -> None:
+        """Nothing."""
+
+
+class _Voice(_Silence):
+    """Tells a person on stderr what happens, each thing once."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def waiting(self, outcome: Waiting, ahead: int) -> None:
+        """Say why, and again only when it changes."""
+        turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
+        reasons = "; ".join(dict.fromkeys(str(obstacle) for obstacle in outcome.obstacles))
+        self._say(f"waiting, {turn}: {reasons}")
+
+    def granted(self, held: Held) -> None:
+        """Say which share it is, and how strong its fence."""
+        allocation = held.allocation
+        what = ", ".join(_describe(grant) for grant in allocation.grants)
+        self._say(f"allocation {allocation.id}: {what} ({allocation.grants[0].isolation} isolation)")
+
+    def step(self, gpu: GpuState, step: Step) -> None:
+        """Say what is being done to a GPU."""
+        self._say(f"{gpu.label}: {step}")
+
+    def _say(self, line: str) -> None:
+        if line != self._last:
+            say(f"tranche: {line}")
+        self._last = line
+
+
+def _describe(grant: Grant) -> str:
+    if grant.placement is None:
+        return f"all of {grant.gpu_uuid}"
+    return f"MIG slice {grant.profile} at {grant.placement} of {grant.gpu_uuid}"

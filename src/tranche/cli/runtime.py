@@ -1,0 +1,76 @@
+"""Opens what a command works with: the driver of the machine that is meant, and the agent with its ledger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tranche.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from tranche.hardware.nvml import NvmlDriver
+    from tranche.hardware.simulator.machine import SimulatedMachine
+    from tranche.node.agent import Agent
+
+_STATE_DIR = Path("/var/lib/tranche")
+
+
+@contextmanager
+def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
+    """The driver of this machine, or of the simulated one; DriverNotFound where there is none."""
+    machine = simulated_machine(settings)
+    reset_command = "nvidia-smi"
+    if machine is not None:
+        from tranche.hardware.simulator.library import preload
+
+        reset_command = str(preload(machine).nvidia_smi)
+    from tranche.hardware.nvml import NvmlDriver
+
+    driver = NvmlDriver(reset_command=reset_command)
+    try:
+        yield driver
+    finally:
+        driver.close()
+
+
+@contextmanager
+def open_agent(settings: Settings) -> Iterator[Agent]:
+    """The agent of that machine; errors of the driver and of the ledger as they are."""
+    with open_driver(settings) as driver:
+        from tranche.node.agent import Agent
+
+        agent = Agent(driver, state_dir(settings))
+        try:
+            yield agent
+        finally:
+            agent.close()
+
+
+def simulated_machine(settings: Settings) -> SimulatedMachine | None:
+    """The machine that --simulate names, made at first use when the name is a machine type; None without --simulate."""
+    if settings.simulate is None:
+        return None
+    from tranche.hardware.simulator.machine import SimulatedMachine
+
+    return SimulatedMachine.open_or_create(settings.simulate)
+
+
+def state_dir(settings: Settings) -> Path:
+    """Where the ledger is: --state-dir, TRANCHE_STATE_DIR, beside a simulated machine's state, else /var/lib/tranche."""
+    chosen = settings.state_dir or os.environ.get("TRANCHE_STATE_DIR")
+    if chosen:
+        return Path(chosen)
+    simulated = os.environ.get("TRANCHE_SIM_STATE")
+    machine = simulated_machine(settings)
+    if machine is not None:
+        return machine.directory / "tranche"
+    return Path(simulated).parent / "tranche" if simulated else _STATE_DIR
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """This process's environment, with what makes a child see the simulated machine where one is meant."""
+    machine = simulated_machine(settings)
+    return {**os.environ, **(machine.environment() if machine is not None else {})}

@@ -1,0 +1,142 @@
+"""Waiting for a share, in order, without polling: a waiter sleeps until its bell is rung.
+
+Whoever gives a share back, or gets one, looks once at the machine and rings the first waiter that may start now. Only what
+nobody can announce is patrolled: a killed `tranche run` (file locks are probed, no GPU is asked), and GPUs that programs
+outside Tranche left (the head of the queue looks again now and then).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tranche.core.errors import NoRoom, WaitTimeout
+from tranche.core.request import Request
+from tranche.local.doorbell import Doorbell, ring
+from tranche.node.agent import Agent, Held, Ticket
+from tranche.node.executor import Progress, no_progress
+from tranche.planning.allocate import Granted, Terms, Waiting
+from tranche.planning.queue import Waiter, may_start, reserved_for
+
+_HEAD_PATROL_SECONDS = 1.0
+_OTHERS_PATROL_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for room: not at all, for ever, or for so many seconds."""
+
+    wait: bool = True
+    seconds: float | None = None
+
+
+class Queue:
+    """The queue of one machine, as one process takes part in it."""
+
+    def __init__(self, agent: Agent, terms: Terms, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._agent = agent
+        self._terms = terms
+        self._monotonic = monotonic
+
+    def acquire(
+        self,
+        request: Request,
+        *,
+        command: str,
+        pid: int,
+        patience: Patience,
+        waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
+        progress: Progress = no_progress,
+    ) -> Held:
+        """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends.
+
+        `waiting` is told why there is no share yet and how many requests are ahead. However this ends
+        without a share, the place in the queue is given up.
+        """
+        ticket = self._agent.enqueue(request, command=command, pid=pid)
+        bell = Doorbell(self._agent.places.doorbell(ticket.id))
+        try:
+            return self._wait(request, ticket, bell, patience, waiting, progress)
+        except BaseException:
+            self._agent.leave(ticket)
+            self.ring_next()
+            raise
+        finally:
+            bell.close()
+
+    def release(self, allocation_id: str, *, why: str) -> None:
+        """Give a share back and ring whoever can use it."""
+        self._agent.release(allocation_id, why=why)
+        self.ring_next()
+
+    def ring_next(self) -> None:
+        """Ring the first waiter that may start now, with one look at the machine."""
+        if not self._agent.waiters():
+            return
+        view = self._agent.view()
+        queue = [Waiter(waiter.id, waiter.request) for waiter in self._agent.waiters()]
+        for position, waiter in enumerate(queue):
+            if len(reserved_for(view, queue[:position])) == len(view.node.gpus):
+                return
+            if isinstance(may_start(view, queue, waiter.id, self._terms), Granted) and ring(
+                self._agent.places.doorbell(waiter.id)
+            ):
+                return
+
+    def _wait(
+        self,
+        request: Request,
+        ticket: Ticket,
+        bell: Doorbell,
+        patience: Patience,
+        waiting: Callable[[Waiting, int], None],
+        progress: Progress,
+    ) -> Held:
+        deadline = None if patience.seconds is None else self._monotonic() + patience.seconds
+        while True:
+            outcome = self._agent.start(
+                ticket,
+                lambda view, queue: may_start(
+                    view, [Waiter(waiter.id, waiter.request) for waiter in queue], ticket.id, self._terms
+                ),
+                progress=progress,
+                decided=self.ring_next,
+            )
+            if isinstance(outcome, Held):
+                # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
+                self.ring_next()
+                return outcome
+            reasons = "; ".join(map(str, outcome.obstacles))
+            if not patience.wait:
+                raise NoRoom(
+                    f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"
+                )
+            waiting(outcome, self._ahead_of(ticket))
+            if not self._sleep(ticket, bell, deadline):
+                raise WaitTimeout(
+                    f"{request} got no share within {patience.seconds:g} s: {reasons}",
+                    hint=f"ask why with: tranche explain {request}",
+                )
+
+    def _sleep(self, ticket: Ticket, bell: Doorbell, deadline: float | None) -> bool:
+        """Sleep until it is worth trying again; False when the deadline passed first."""
+        look_again = self._monotonic() + _LOOK_AGAIN_SECONDS
+        while True:
+            ahead = self._ahead_of(ticket)
+            nap = _HEAD_PATROL_SECONDS if ahead == 0 else _OTHERS_PATROL_SECONDS
+            now = self._monotonic()
+            if deadline is not None:
+                if now >= deadline:
+                    return False
+                nap = min(nap, deadline - now)
+            if bell.wait(nap) or self._agent.recovery_needed():
+                return True
+            if ahead == 0 and self._monotonic() >= look_again:
+                return True
+
+    def _ahead_of(self, ticket: Ticket) -> int:
+        """How many requests came earlier and still wait."""
+        ids = [waiter.id for waiter in self._agent.waiters()]
+        return ids.index(ticket.id) if ticket.id in ids else 0

@@ -1,0 +1,69 @@
+"""`tranche run`: a share for one command, from the request to the child's exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+
+from tranche.core.request import Request
+from tranche.local.queue import Patience, Queue
+from tranche.local.workload import find_command, run_workload, share_environment
+from tranche.node.agent import Agent, Held
+from tranche.node.executor import Progress, no_progress
+from tranche.planning.allocate import Terms, Waiting
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP arrived before the child ran: the place in the queue, or the plan, must still be cleaned up."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def run(
+    agent: Agent,
+    request: Request,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    patience: Patience,
+    terms: Terms,
+    waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
+    granted: Callable[[Held], None] = lambda held: None,
+    progress: Progress = no_progress,
+) -> int:
+    """Wait for a share, run the command in it, and give the share back; the command's exit code."""
+    path = find_command(command[0], environment)
+    queue = Queue(agent, terms)
+    previous = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        held = queue.acquire(
+            request,
+            command=shlex.join(command),
+            pid=os.getpid(),
+            patience=patience,
+            waiting=waiting,
+            progress=progress,
+        )
+        try:
+            share = share_environment(held, agent.driver.observe_gpu)
+            granted(held)
+            code = run_workload(path, command, {**environment, **share}, held, lambda pid: agent.set_holder(held, pid))
+        except BaseException:
+            queue.release(held.allocation.id, why="the command could not be run")
+            raise
+        queue.release(held.allocation.id, why=f"the command ended with exit code {code}")
+        return code
+    except Terminated as stop:
+        return stop.exit_code
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)

@@ -1,0 +1,100 @@
+"""A child process in its share: environment, signals, exit code.
+
+The child inherits the allocation's lock, so the share is kept for as long as it lives even when this process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from tranche.core.errors import UsageError, VerificationFailed
+from tranche.core.state import GpuState
+from tranche.node.agent import Held
+
+_FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+)
+_SENT_BY_KERNEL = 0x80  # SI_KERNEL: the terminal sent it, and to the child as well
+
+
+class CommandNotFound(UsageError):
+    """The command to run does not exist or cannot be executed; the shell's own exit code for it."""
+
+    reason = "CommandNotFound"
+    exit_code = 127
+
+
+def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[str, str]:
+    """The variables that confine a CUDA program to the allocation's grants.
+
+    VerificationFailed when a granted instance is not on its GPU.
+    """
+    devices: list[str] = []
+    for grant in held.allocation.grants:
+        gpu = observe(grant.gpu_uuid)
+        if grant.placement is None:
+            devices.append(gpu.uuid)
+            continue
+        instance = gpu.instance_at(grant.placement)
+        slice_ = None if instance is None or instance.profile != grant.profile else instance.whole_slice
+        if slice_ is None:
+            raise VerificationFailed(
+                f"{gpu.label}: the granted {grant.profile} at {grant.placement} is not there",
+                hint="another tool cut the GPU at the same moment; run the command again",
+            )
+        devices.append(slice_.uuid)
+    joined = ",".join(devices)
+    return {
+        "CUDA_VISIBLE_DEVICES": joined,
+        "NVIDIA_VISIBLE_DEVICES": joined,
+        "TRANCHE_ALLOCATION": held.allocation.id,
+    }
+
+
+def find_command(name: str, environment: Mapping[str, str]) -> str:
+    """The path of the command, looked up as the child would; CommandNotFound otherwise."""
+    found = shutil.which(name, path=environment.get("PATH"))
+    if found is None:
+        raise CommandNotFound(f"'{name}' is not a command that can be run", hint="put the command after --")
+    return found
+
+
+def run_workload(
+    path: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    held: Held,
+    started: Callable[[int], None],
+) -> int:
+    """Run the command to its end and return its exit code, 128 + N when signal N ended it.
+
+    Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
+    child's pid.
+    """
+    watched = {*_FORWARDED, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        os.set_inheritable(held.lock.descriptor, True)
+        pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before)
+        started(pid)
+        while True:
+            # A child that ended before this loop left SIGCHLD pending, so nothing is missed.
+            info = signal.sigwaitinfo(watched)
+            if info.si_signo == signal.SIGCHLD:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended == pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    return code if code >= 0 else 128 - code
+            elif info.si_code != _SENT_BY_KERNEL:
+                os.kill(pid, info.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
