@@ -1,0 +1,291 @@
+"""What would help a request that waits: each remedy is tried on the view it would lead to before it is named.
+
+Ordered by cost: ask for another slice that fits now; wait; let foreign idle instances go; move or cut anew; another GPU model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.board import GpuInstanceProfile, catalogue
+from tranche.core.errors import TrancheError
+from tranche.core.grid import placements, profiles_exclude
+from tranche.core.quantity import format_memory
+from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
+from tranche.core.state import GpuState, InstanceKey
+from tranche.planning.allocate import Granted, decide
+from tranche.planning.candidates import Candidate, candidate, gpus_needed, plain_profiles
+from tranche.planning.foresee import with_granted, without
+from tranche.planning.plan import DestroyInstance
+from tranche.planning.policy import Policy
+from tranche.planning.tenancy import tenancy
+
+
+class Kind(StrEnum):
+    """The remedies, cheapest first."""
+
+    OTHER_SLICE = "OtherSlice"
+    WAIT = "Wait"
+    DESTROY_FOREIGN = "DestroyForeign"
+    RECUT = "Recut"
+    OTHER_MODEL = "OtherModel"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something that would let the request start. `allocation_ids` and `process_ids` are those that would have to end or move."""
+
+    kind: Kind
+    text: str
+    request: Request | None = None
+    allocation_ids: tuple[str, ...] = ()
+    process_ids: tuple[int, ...] = ()
+    instances: tuple[InstanceKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that does not start now, with the terms it was asked under."""
+
+    view: NodeView
+    request: Request
+    reserved: dict[str, str]
+    policy: Policy
+    adopt_foreign_destroy: bool
+    mode_change_allowed: bool
+
+    def granted(
+        self,
+        view: NodeView | None = None,
+        request: Request | None = None,
+        *,
+        change_mode: bool = False,
+        skip_queue: bool = False,
+    ) -> Granted | None:
+        """What would be granted if the view, the request or the terms were these; None for nothing."""
+        try:
+            decision = decide(
+                view or self.view,
+                request or self.request,
+                policy=self.policy,
+                adopt_foreign_destroy=self.adopt_foreign_destroy,
+                mode_change_allowed=self.mode_change_allowed or change_mode,
+                reserved={} if skip_queue else self.reserved,
+            )
+        except TrancheError:
+            return None
+        return decision if isinstance(decision, Granted) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Allocations and processes that keep a place taken."""
+
+    allocation_ids: frozenset[str] = frozenset()
+    process_ids: frozenset[int] = frozenset()
+
+    @property
+    def cost(self) -> tuple[int, tuple[str, ...], tuple[int, ...]]:
+        count = len(self.allocation_ids) + len(self.process_ids)
+        return (count, tuple(sorted(self.allocation_ids)), tuple(sorted(self.process_ids)))
+
+    def __or__(self, other: _Holders) -> _Holders:
+        return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
+
+
+def remedies(question: Question) -> tuple[Remedy, ...]:
+    """What would help, cheapest first; empty when nothing is known to."""
+    found = [*_other_slices(question), *_waits(question), *_foreign(question), *_recuts(question), *_models(question)]
+    return tuple(found)
+
+
+def _other_slices(question: Question) -> Iterator[Remedy]:
+    """The largest smaller slice and the smallest larger one that could start now."""
+    if gpus_needed(question.request) > 1:
+        return
+    asked = [each for gpu in question.view.node if isinstance(each := candidate(question.request, gpu), Candidate)]
+    sizes = {(each.profile.size, each.profile.slices) for each in asked if each.profile is not None}
+    offered = {p.name: p for gpu in question.view.node if not gpu.lost for p in plain_profiles(gpu)}
+    by_size = sorted(offered.values(), key=lambda p: (p.size, p.slices, p.memory or 0, p.name))
+    wanted = {each.profile.name for each in asked if each.profile is not None}
+    other = [p for p in by_size if p.name not in wanted]
+    limit = min(sizes) if sizes else None
+    smaller = [p for p in other if limit is None or (p.size, p.slices) <= limit]
+    larger = [p for p in other if limit is not None and (p.size, p.slices) > limit]
+    for group in (reversed(smaller), iter(larger)):
+        for profile in group:
+            request = Request(MigSlice(profile.name), question.request.isolation, question.request.gpu_model)
+            if question.granted(request=request) is not None:
+                yield Remedy(Kind.OTHER_SLICE, f"{_sized(profile)} fits now: {request}", request)
+                break
+
+
+def _waits(question: Question) -> Iterator[Remedy]:
+    if question.reserved and question.granted(skip_queue=True) is not None:
+        ahead = ", ".join(dict.fromkeys(question.reserved.values()))
+        yield Remedy(Kind.WAIT, f"wait until those that asked earlier have started: {ahead}")
+        return
+    holders = _fewest_holders(question)
+    if holders is not None:
+        ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
+        yield Remedy(Kind.WAIT, _wait_text(question.view, holders), None, ids, pids)
+
+
+def _foreign(question: Question) -> Iterator[Remedy]:
+    """Foreign idle instances go; when that alone is not enough and waiting alone is not either, both together."""
+    if question.adopt_foreign_destroy:
+        return
+    allowed = replace(question, adopt_foreign_destroy=True)
+    holders = _Holders()
+    granted = allowed.granted()
+    if granted is None and _fewest_holders(question) is None:
+        holders = _fewest_holders(allowed) or holders
+        granted = allowed.granted(without(question.view, holders.allocation_ids, holders.process_ids))
+    if granted is None:
+        return
+    keys = [
+        InstanceKey(s.gpu_uuid, s.profile, s.placement) for s in granted.plan.steps if isinstance(s, DestroyInstance)
+    ]
+    foreign = tuple(key for key in keys if key not in question.view.owned)
+    names = ", ".join(f"{k.profile} at {k.placement} of {question.view.node.gpu(k.gpu_uuid).label}" for k in foreign)
+    text = f"let instances that Tranche did not make be destroyed ({names}): --adopt-foreign=destroy"
+    if holders != _Holders():
+        text = f"{_wait_text(question.view, holders)}, then {text}"
+    ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
+    yield Remedy(Kind.DESTROY_FOREIGN, text, None, ids, pids, foreign)
+
+
+def _recuts(question: Question) -> Iterator[Remedy]:
+    if not question.mode_change_allowed:
+        granted = question.granted(change_mode=True)
+        if granted is not None:
+            labels = ", ".join(question.view.node.gpu(uuid).label for uuid in granted.plan.gpu_uuids)
+            yield Remedy(Kind.RECUT, f"allow a change of MIG mode on {labels}")
+    holders = _fewest_holders(question)
+    if holders is None or holders.process_ids or not holders.allocation_ids:
+        return
+    moved = [each for each in question.view.allocations if each.id in holders.allocation_ids]
+    homes = _new_homes(question, moved)
+    if homes is not None:
+        text = "move " + ", ".join(f"{each.id} to {home}" for each, home in zip(moved, homes, strict=True))
+        yield Remedy(Kind.RECUT, f"{text} (each has to be stopped and started again)", None, tuple(m.id for m in moved))
+
+
+def _models(question: Question) -> Iterator[Remedy]:
+    request = question.request
+    if request.gpu_model:
+        granted = question.granted(request=Request(request.demand, request.isolation))
+        if granted is not None:
+            gpu = question.view.node.gpu(granted.grants[0].gpu_uuid)
+            yield Remedy(Kind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
+            return
+    if any(isinstance(candidate(request, gpu), Candidate) for gpu in question.view.node):
+        return
+    products = _boards_that_serve(request)
+    if products:
+        yield Remedy(Kind.OTHER_MODEL, f"another GPU model has it: {', '.join(products)}")
+
+
+def _fewest_holders(question: Question) -> _Holders | None:
+    """Who would have to end, at the fewest, for the request to start; None when no such end would do."""
+    ways = [found for gpu in question.view.node if (found := _cheapest_on(question, gpu)) is not None]
+    needed = gpus_needed(question.request)
+    sets: list[_Holders] = []
+    for chosen in combinations(ways, needed):
+        union = _Holders()
+        for each in chosen:
+            union |= each
+        sets.append(union)
+    for holders in sorted(sets, key=lambda each: each.cost):
+        view = without(question.view, holders.allocation_ids, holders.process_ids)
+        if question.granted(view) is not None:
+            return holders
+    return None
+
+
+def _cheapest_on(question: Question, gpu: GpuState) -> _Holders | None:
+    """The fewest holders whose end lets this GPU serve one share of the request: none when it can already."""
+    one = question.request
+    if isinstance(one.demand, WholeGpus):
+        one = Request(WholeGpus(1), one.isolation, one.gpu_model)
+    answer = candidate(one, gpu)
+    if not isinstance(answer, Candidate):
+        return None
+    others = {other.uuid: "another" for other in question.view.node if other.uuid != gpu.uuid}
+    alone = replace(question, request=one, reserved={**others, **question.reserved})
+    for holders in sorted(set(_holder_sets(question.view, gpu, answer)), key=lambda each: each.cost):
+        if alone.granted(without(question.view, holders.allocation_ids, holders.process_ids)) is not None:
+            return holders
+    return None
+
+
+def _holder_sets(view: NodeView, gpu: GpuState, answer: Candidate) -> Iterator[_Holders]:
+    here = tenancy(view, gpu)
+    yield _Holders()
+    yield _Holders(frozenset(each.id for each in here.allocations), _unheld_processes(view, gpu))
+    if answer.profile is None:
+        return
+    for spot in placements(answer.profile):
+        ids: set[str] = set()
+        pids: set[int] = set()
+        for key, allocation in here.promised.items():
+            if key.placement.overlaps(spot) or profiles_exclude(key.profile, answer.profile.name):
+                ids.add(allocation.id)
+        for instance in here.in_use:
+            if instance.placement.overlaps(spot) or profiles_exclude(instance.profile, answer.profile.name):
+                pids.update(p.pid for p in instance.processes)
+        yield _Holders(frozenset(ids), frozenset(pids))
+
+
+def _unheld_processes(view: NodeView, gpu: GpuState) -> frozenset[int]:
+    held = without(view, [each.id for each in view.allocations])
+    return frozenset(p.pid for p in held.node.gpu(gpu.uuid).all_processes)
+
+
+def _wait_text(view: NodeView, holders: _Holders) -> str:
+    processes = {p.pid: str(p) for gpu in view.node for p in gpu.all_processes}
+    names = [*sorted(holders.allocation_ids), *(processes[pid] for pid in sorted(holders.process_ids))]
+    return f"wait for {(' and ' if len(names) == 2 else ', ').join(names)} to end"
+
+
+def _new_homes(question: Question, moved: Sequence[Allocation]) -> list[str] | None:
+    """Where each allocation could go once the request has its place: None when some have nowhere to go."""
+    view = without(question.view, [each.id for each in moved])
+    granted = question.granted(view)
+    if granted is None:
+        return None
+    view = with_granted(view, question.request, granted)
+    homes: list[str] = []
+    for allocation in moved:
+        places: list[str] = []
+        for grant in allocation.grants:
+            demand = WholeGpus(1) if grant.profile is None else MigSlice(grant.profile)
+            again = Request(demand, allocation.request.isolation, allocation.request.gpu_model)
+            place = question.granted(view, again)
+            if place is None:
+                return None
+            view = with_granted(view, again, place)
+            places.append(question.view.node.gpu(place.grants[0].gpu_uuid).label)
+        homes.append(" and ".join(places))
+    return homes
+
+
+def _boards_that_serve(request: Request) -> list[str]:
+    """Up to three products of the catalogue that offer the profile, or the memory in one GPU."""
+    demand = request.demand
+    if isinstance(demand, MigSlice):
+        boards = [b for b in catalogue() if b.profile(demand.profile) is not None]
+    elif isinstance(demand, GpuMemory):
+        boards = [b for b in catalogue() if b.memory is not None and b.memory >= demand.amount]
+        boards.sort(key=lambda b: b.memory or 0)
+    else:
+        return []
+    return [board.products[0] for board in boards[:3]]
+
+
+def _sized(profile: GpuInstanceProfile) -> str:
+    return str(profile.name) if profile.memory is None else f"{profile.name} ({format_memory(profile.memory)})"

@@ -1,0 +1,191 @@
+"""explain(): it agrees with decide(), and every remedy that it names works when it is tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, node_views, requests_for, uncuttable_gpu, view_of
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.errors import TrancheError
+from tranche.core.grid import Placement
+from tranche.core.profile import parse_profile
+from tranche.core.request import Request, parse_request
+from tranche.core.state import GpuInstance, GpuState, MigMode, Process
+from tranche.planning.allocate import Granted, Waiting, decide
+from tranche.planning.explain import explain
+from tranche.planning.foresee import without
+from tranche.planning.queue import Waiter, may_start
+from tranche.planning.remedies import Kind
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
+
+
+def slice_at(name: str, start: int, *, pid: int | None = None) -> GpuInstance:
+    profile = A100.profile(parse_profile(name))
+    assert profile is not None
+    processes = () if pid is None else (Process(pid, "python"),)
+    return instance_of(profile, Placement(start, profile.size), processes=processes)
+
+
+def held(gpu: GpuState, *ids: str) -> list[Allocation]:
+    """An active allocation, named in order, for each instance of the GPU."""
+    return [
+        Allocation(id_, parse_request(mig_profile=str(i.profile)), (_grant(gpu, i),), Phase.ACTIVE, 0.0)
+        for id_, i in zip(ids, gpu.instances, strict=True)
+    ]
+
+
+def _grant(gpu: GpuState, instance: GpuInstance) -> Grant:
+    return Grant(gpu.uuid, instance.profile, instance.placement)
+
+
+def owned_view(gpu: GpuState, *ids: str) -> NodeView:
+    return view_of(gpu, allocations=held(gpu, *ids), owned=[gpu.key(each) for each in gpu.instances])
+
+
+@given(st.data())
+def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
+    view = data.draw(node_views())
+    request = data.draw(requests_for(view))
+    foreign, mode = data.draw(st.booleans()), data.draw(st.booleans())
+    asked = data.draw(st.lists(requests_for(view), max_size=2))
+    waiters = [Waiter(f"w-{number}", each) for number, each in enumerate(asked)]
+    explanation = explain(view, request, waiters, adopt_foreign_destroy=foreign, mode_change_allowed=mode)
+    queue = [*waiters, Waiter("me", request)]
+    try:
+        decision = may_start(view, queue, "me", adopt_foreign_destroy=foreign, mode_change_allowed=mode)
+    except TrancheError:
+        assert explanation.impossible is not None
+        assert not explanation.fits
+        return
+    assert explanation.impossible is None
+    assert explanation.fits == isinstance(decision, Granted)
+    if isinstance(decision, Waiting):
+        assert decision.obstacles == tuple(each.obstacle for each in explanation.gpus if each.obstacle is not None)
+    assert explanation.summary
+
+
+@given(st.data())
+def test_every_remedy_works(data: st.DataObject) -> None:
+    view = data.draw(node_views(max_gpus=3))
+    request = data.draw(requests_for(view))
+    explanation = explain(view, request)
+    order = list(Kind)
+    positions = [order.index(each.kind) for each in explanation.remedies]
+    assert positions == sorted(positions)
+    for remedy in explanation.remedies:
+        match remedy.kind:
+            case Kind.OTHER_SLICE:
+                assert remedy.request is not None
+                assert isinstance(decide(view, remedy.request), Granted)
+            case Kind.WAIT:
+                assert remedy.allocation_ids or remedy.process_ids
+                ended = without(view, remedy.allocation_ids, remedy.process_ids)
+                assert isinstance(decide(ended, request), Granted)
+            case Kind.DESTROY_FOREIGN:
+                assert remedy.instances
+                assert not set(remedy.instances) & view.owned
+                ended = without(view, remedy.allocation_ids, remedy.process_ids)
+                assert isinstance(decide(ended, request, adopt_foreign_destroy=True), Granted)
+            case Kind.RECUT:
+                ended = without(view, remedy.allocation_ids)
+                assert isinstance(decide(ended, request), Granted)
+            case Kind.OTHER_MODEL:
+                if "drop" in remedy.text:
+                    assert isinstance(decide(view, Request(request.demand)), Granted)
+
+
+@given(st.data())
+def test_a_request_that_waits_on_healthy_gpus_is_told_what_would_help(data: st.DataObject) -> None:
+    view = data.draw(node_views(max_gpus=3))
+    request = data.draw(requests_for(view))
+    explanation = explain(view, request)
+    if explanation.fits or explanation.impossible or any(gpu.lost or gpu.mode_pending for gpu in view.node):
+        return
+    assert {Kind.WAIT, Kind.DESTROY_FOREIGN} & {each.kind for each in explanation.remedies}
+
+
+@given(st.data())
+def test_no_fewer_allocations_than_those_named_make_room(data: st.DataObject) -> None:
+    view = data.draw(node_views(max_gpus=2))
+    request = data.draw(requests_for(view))
+    for remedy in explain(view, request).remedies:
+        if remedy.kind is Kind.WAIT and len(remedy.allocation_ids) + len(remedy.process_ids) > 1:
+            for allocation in view.allocations:
+                assert not isinstance(decide(without(view, [allocation.id]), request), Granted)
+
+
+def test_waiting_for_the_one_that_is_enough() -> None:
+    gpu = gpu_on(A100, instances=[slice_at("1g.5gb", 0, pid=1), slice_at("1g.5gb", 1, pid=2), slice_at("3g.20gb", 4)])
+    explanation = explain(owned_view(gpu, "a-1", "a-2", "a-3"), parse_request(mig_profile="3g.20gb"))
+    waits = [each for each in explanation.remedies if each.kind is Kind.WAIT]
+    assert [each.allocation_ids for each in waits] == [("a-3",)]
+    assert waits[0].text == "wait for a-3 to end"
+
+
+def test_a_fragmented_gpu_names_its_slices_and_a_move() -> None:
+    """Three 1g at 0, 2 and 4: five slices are free, and 3g.20gb fits only after the one at 4 moves."""
+    gpu = gpu_on(A100, instances=[slice_at("1g.5gb", start, pid=start + 1) for start in (0, 2, 4)])
+    explanation = explain(owned_view(gpu, "a-1", "a-2", "a-3"), parse_request(mig_profile="3g.20gb"))
+    answer = explanation.gpus[0].obstacle
+    assert answer is not None
+    assert answer.reason == "Fragmented"
+    assert answer.allocation_ids == ("a-1", "a-2", "a-3")
+    moves = [each.text for each in explanation.remedies if each.kind is Kind.RECUT]
+    assert moves == ["move a-3 to GPU 0 (each has to be stopped and started again)"]
+
+
+def test_missing_slices_and_the_process_in_the_way_are_named() -> None:
+    gpu = gpu_on(A100, instances=[slice_at("7g.40gb", 0, pid=4242)])
+    explanation = explain(view_of(gpu), parse_request(mig_profile="2g.10gb"))
+    answer = explanation.gpus[0].obstacle
+    assert answer is not None
+    assert (answer.reason, answer.missing_slices) == ("NoRoom", 2)
+    assert [(each.kind, each.process_ids) for each in explanation.remedies] == [(Kind.DESTROY_FOREIGN, (4242,))]
+    assert explanation.remedies[0].text == (
+        "wait for python (pid 4242) to end, then let instances that Tranche did not make be destroyed "
+        "(7g.40gb at 0:8 of GPU 0): --adopt-foreign=destroy"
+    )
+
+
+def test_a_smaller_slice_that_fits_now_is_named_first() -> None:
+    gpu = gpu_on(A100, instances=[slice_at("4g.20gb", 0, pid=1), slice_at("2g.10gb", 4, pid=2)])
+    explanation = explain(owned_view(gpu, "a-1", "a-2"), parse_request(gpu="0.5"))
+    first = explanation.remedies[0]
+    assert first.kind is Kind.OTHER_SLICE
+    assert first.request == parse_request(mig_profile="1g.10gb")
+
+
+def test_a_request_behind_others_is_told_whom_it_waits_for() -> None:
+    view = view_of(gpu_on(A100))
+    waiters = [Waiter("w-1", parse_request(mig_profile="7g.40gb"))]
+    explanation = explain(view, parse_request(mig_profile="1g.5gb"), waiters)
+    assert [each.obstacle.reason for each in explanation.gpus if each.obstacle] == ["QueuedBehind"]
+    assert explanation.remedies[0].text == "wait until those that asked earlier have started: w-1"
+
+
+def test_too_much_memory_names_products_that_have_it() -> None:
+    explanation = explain(view_of(gpu_on(A100)), parse_request(gpu_memory="100Gi"))
+    assert explanation.impossible is not None
+    answer = explanation.gpus[0].obstacle
+    assert answer is not None
+    assert (answer.reason, answer.missing_memory) == ("MemoryTooSmall", 60 * 1024**3)
+    models = [each.text for each in explanation.remedies if each.kind is Kind.OTHER_MODEL]
+    assert models == ["another GPU model has it: NVIDIA H200, NVIDIA H20-3e, NVIDIA B200"]
+
+
+def test_a_share_of_a_gpu_without_mig_says_what_is_missing() -> None:
+    explanation = explain(view_of(uncuttable_gpu()), parse_request(gpu="0.5"))
+    assert [each.obstacle.reason for each in explanation.gpus if each.obstacle] == ["SharingUnavailable"]
+    assert explanation.impossible is not None
+
+
+def test_dropping_the_model_is_offered_when_another_gpu_is_free() -> None:
+    busy = replace(gpu_on(A100, mode=MigMode.DISABLED), processes=(Process(9, "trainer"),))
+    explanation = explain(view_of(busy, uncuttable_gpu(1)), parse_request(gpus="1", gpu_model="A100"))
+    assert [each.kind for each in explanation.remedies] == [Kind.WAIT, Kind.OTHER_MODEL]
+    assert explanation.remedies[0].process_ids == (9,)
+    assert explanation.remedies[1].text == "drop --gpu-model: GPU 1 (Tesla T4) can serve it now"
