@@ -2,6 +2,9 @@
 #ifndef TRANCHE_NVIDIA_SMI_H
 #define TRANCHE_NVIDIA_SMI_H
 
+/* Every source includes this first: strtok_r, localtime_r and strcasecmp are POSIX, not C11. */
+#define _POSIX_C_SOURCE 200809L
+
 #include <stdbool.h>
 #include <stddef.h>
 
