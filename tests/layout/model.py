@@ -47,10 +47,10 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
     match step:
         case SetMigMode(enabled=enabled):
             mode = MigMode.ENABLED if enabled else MigMode.DISABLED
-            if mode is not gpu.mode:
-                assert not gpu.all_processes
-                assert not gpu.instances
-                assert not view.grants_on(gpu.uuid)
+            assert not gpu.all_processes
+            assert not gpu.instances
+            assert not view.grants_on(gpu.uuid)
+            assert gpu.uuid not in view.changing
             return replace(gpu, pending_mode=mode, mode=gpu.mode if gpu.mode_change_needs_reset else mode)
         case ResetGpu():
             assert gpu.mode_pending, "a reset that changes nothing"

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, event, given
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from tests.layout.model import arrangements, carry_out, filled_instance
@@ -131,6 +131,24 @@ def test_a_pending_mode_change_is_finished_or_taken_back() -> None:
     pending = replace(gpu_on(A100, mode=MigMode.DISABLED), pending_mode=MigMode.ENABLED)
     assert actions(plan_layout(view_of(pending), layout())) == ["reset the GPU"]
     assert actions(plan_layout(view_of(pending), layout(enabled=False))) == ["disable MIG mode"]
+
+
+def test_taking_a_pending_change_back_empties_the_gpu_first_or_is_blocked() -> None:
+    idle = replace(gpu_on(A100, instances=[instance(A100, "3g.20gb", 4)]), pending_mode=MigMode.DISABLED)
+    assert actions(plan_layout(view_of(idle), layout("3g.20gb"))) == [
+        "destroy 3g.20gb at 4:4",
+        "enable MIG mode",
+        "create 3g.20gb at 0:4",
+    ]
+    used = replace(idle, instances=(instance(A100, "3g.20gb", 4, used=True),))
+    assert plan_layout(view_of(used), layout("3g.20gb")).blockers
+
+
+def test_a_gpu_that_another_layout_is_changing_is_blocked() -> None:
+    view = replace(view_of(gpu_on(H100)), changing=frozenset({gpu_on(H100).uuid}))
+    with pytest.raises(GpuBusy, match="GPU 0 is in use by another change of layout"):
+        plan_layout(view, layout()).refuse_if_blocked()
+    assert not plan_layout(view, layout(devices=(3,))).blockers
 
 
 def test_skipping_the_reset_leaves_the_cut_undone_and_says_so() -> None:
@@ -319,6 +337,7 @@ def views_with_layouts(draw: st.DrawFn) -> tuple[NodeView, Layout]:
     return view, Layout("random", tuple(specs))
 
 
+@settings(max_examples=300)
 @given(views_with_layouts())
 def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: tuple[NodeView, Layout]) -> None:
     view, wanted = case
@@ -331,12 +350,9 @@ def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: t
     after = carry_out(view, decision.plan)
     blocked = {change.gpu.uuid for change in decision.changes if change.blockers}
     for mismatch in find_mismatches(after.node, wanted):
-        promised = {
-            Occupant(g.profile, g.placement) for g in view.grants_on(mismatch.gpu.uuid) if g.profile and g.placement
-        }
-        present = {Occupant(i.profile, i.placement) for i in mismatch.gpu.instances}
-        held_empty = any(not user.slices for user in gpu_users(after, mismatch.gpu).slice_users)
-        assert mismatch.gpu.uuid in blocked or promised - present or held_empty, str(mismatch)
+        filled = {after.node.gpu(mismatch.gpu.uuid).key(i) for i in mismatch.gpu.instances if i.compute_instances}
+        promised = {grant.key for grant in view.grants_on(mismatch.gpu.uuid)}
+        assert mismatch.gpu.uuid in blocked or promised - filled, str(mismatch)
     for gpu in view.node:
         spec = wanted.spec_for(gpu)
         if spec is None or gpu.uuid in blocked:
@@ -346,6 +362,7 @@ def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: t
     assert {user.gpu.uuid for user in again.blockers} == blocked
 
 
+@settings(max_examples=300)
 @given(views_with_layouts())
 def test_the_largest_possible_number_of_idle_instances_is_kept(case: tuple[NodeView, Layout]) -> None:
     view, wanted = case
@@ -375,6 +392,7 @@ def _beside(gpu: GpuState, rest: Counter[ProfileName], fixed: tuple[Occupant, ..
     return [found for found in everything if set(fixed) <= found]
 
 
+@settings(max_examples=300)
 @given(views_with_layouts())
 def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[NodeView, Layout]) -> None:
     view, wanted = case
@@ -386,6 +404,7 @@ def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[
         if not change.blockers:
             continue
         gone = {user.occupant for user in change.blockers}
+        assert change.steps == ()
         freed_gpu = replace(
             change.gpu,
             processes=(),

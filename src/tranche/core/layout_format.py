@@ -46,10 +46,10 @@ def parse_layouts(data: object, *, source: str = "the configuration file") -> La
 
 def layouts_to_data(file: LayoutFile) -> dict[str, Any]:
     """The file as data that the format's readers accept, keys in the format's usual order."""
-    return {
-        "version": VERSION,
-        "mig-configs": {layout.name: [_spec_to_data(spec) for spec in layout.specs] for layout in file.layouts},
-    }
+    data: dict[str, Any] = {"version": VERSION}
+    if file.layouts:  # the format refuses an empty 'mig-configs'
+        data["mig-configs"] = {layout.name: [_spec_to_data(spec) for spec in layout.specs] for layout in file.layouts}
+    return data
 
 
 def _parse_layout(name: str, entries: object) -> Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import GpuBusy
@@ -16,7 +16,7 @@ class User:
     """Somebody who uses a GPU or one of its instances, or was promised it.
 
     `instance` is None when the whole GPU is used, or when the promised instance does not exist yet; `occupant` is None for
-    the whole GPU only.
+    the whole GPU only. `changing` stands for another change of layout that is at work on the GPU.
     """
 
     gpu: GpuState
@@ -24,11 +24,12 @@ class User:
     instance: GpuInstance | None = None
     processes: tuple[Process, ...] = ()
     allocation: Allocation | None = None
+    changing: bool = False
 
     @property
     def slices(self) -> tuple[ProfileName, ...]:
-        """The slices that the user's instance has, or will have."""
-        if self.instance is not None:
+        """The slices that the user's instance has, or will have: what is promised spans its instance."""
+        if self.instance is not None and (self.instance.slices or self.allocation is None):
             return self.instance.slices
         return (self.occupant.profile,) if self.occupant is not None else ()
 
@@ -46,6 +47,8 @@ class User:
         if self.allocation is not None:
             command = f" ({self.allocation.command})" if self.allocation.command else ""
             users.append(f"allocation {self.allocation.id}{command}")
+        if self.changing:
+            users.append("another change of layout")
         return f"{self.place} is in use by {', '.join(users)}"
 
 
@@ -64,8 +67,20 @@ class GpuUsers:
 
     @property
     def whole_gpu_users(self) -> tuple[User, ...]:
-        """Allocations of the whole GPU, and processes outside of any instance."""
+        """Allocations of the whole GPU, processes outside of any instance, and another change of layout."""
         return tuple(user for user in self.users if user.occupant is None)
+
+    @property
+    def holders_of_all(self) -> tuple[User, ...]:
+        """The users of the whole GPU who forbid any change of its cut; a process outside of the instances does not."""
+        return tuple(user for user in self.whole_gpu_users if user.allocation is not None or user.changing)
+
+    @property
+    def emptied(self) -> GpuUsers:
+        """The same after every idle instance is gone."""
+        gone = {instance.placement for instance in self.idle}
+        left = tuple(instance for instance in self.gpu.instances if instance.placement not in gone)
+        return replace(self, gpu=replace(self.gpu, instances=left), idle=())
 
 
 def gpu_users(view: NodeView, gpu: GpuState) -> GpuUsers:
@@ -91,6 +106,8 @@ def gpu_users(view: NodeView, gpu: GpuState) -> GpuUsers:
                 users.append(User(gpu, promised, None, (), allocation))
     if gpu.processes and not any(user.occupant is None for user in users):
         users.append(User(gpu, None, None, gpu.processes))
+    if gpu.uuid in view.changing:
+        users.append(User(gpu, None, changing=True))
     return GpuUsers(gpu, tuple(users), tuple(idle))
 
 

@@ -104,11 +104,16 @@ def plan_layout(view: NodeView, layout: Layout, *, mode_only: bool = False, skip
 def change_mode(users: GpuUsers, enabled: bool, *, skip_reset: bool) -> GpuChange:
     """The change that gives the GPU that MIG mode, without a cut; instances that stand in the way of MIG off are destroyed."""
     gpu = users.gpu
+    if any(user.changing for user in users.users):
+        return GpuChange(gpu, blockers=tuple(user for user in users.users if user.changing))
+    clear: list[Step] = [DestroyInstance(gpu.uuid, i.profile, i.placement) for i in users.idle]
     if gpu.mig_enabled == enabled:
-        # A pending change of mode would undo this at the next reset: take it back.
-        return GpuChange(gpu, (SetMigMode(gpu.uuid, enabled),) if gpu.mode_pending else ())
+        if not gpu.mode_pending:
+            return GpuChange(gpu)
+        # The pending change would undo the layout at the next reset: take it back, which the driver does on an empty GPU.
+        return GpuChange(gpu, (*clear, SetMigMode(gpu.uuid, enabled)), blockers=users.users)
     reset = gpu.mode_change_needs_reset
-    steps: list[Step] = [DestroyInstance(gpu.uuid, i.profile, i.placement) for i in users.idle]
+    steps = clear
     if not (gpu.mode_pending and reset):
         steps.append(SetMigMode(gpu.uuid, enabled))
     if reset and not skip_reset:
@@ -124,11 +129,10 @@ def _change(view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool,
     if mode_only or not spec.mig_enabled or change.blockers or change.waits_for_reset:
         return change
     wanted = spec.slice_list
-    cut = recut(users, wanted)
-    promised_whole = tuple(user for user in users.whole_gpu_users if user.allocation is not None)
+    cut = recut(users.emptied if change.mode_steps else users, wanted)
     if cut is None:
-        return GpuChange(gpu, change.mode_steps, blockers=(*promised_whole, *users_in_the_way(users, wanted)))
-    blocked = () if cut.unchanged else promised_whole
+        return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *users_in_the_way(users, wanted)))
+    blocked = () if cut.unchanged else users.holders_of_all
     return GpuChange(gpu, change.mode_steps, cut, blocked)
 
 

@@ -54,7 +54,7 @@ def recut(users: GpuUsers, wanted: Sequence[ProfileName]) -> Cut | None:
     fixed = [user.occupant for user in users.slice_users if user.occupant is not None]
     held = Counter(name for user in users.slice_users for name in user.slices)
     rest = Counter(wanted)
-    if held - rest:
+    if held - rest or any(not user.slices for user in users.slice_users):
         return None
     rest -= held
     used = tuple(user.instance for user in users.slice_users if user.instance is not None)
@@ -81,7 +81,7 @@ def users_in_the_way(users: GpuUsers, wanted: Sequence[ProfileName]) -> tuple[Us
             staying = [user for position, user in enumerate(present) if position not in leaving]
             fixed = [user.occupant for user in staying if user.occupant is not None]
             held = Counter(name for user in staying for name in user.slices)
-            if held - Counter(wanted):
+            if held - Counter(wanted) or any(not user.slices for user in staying):
                 continue
             if _cut_keeping(users.gpu, fixed, (), Counter(wanted) - held) is not None:
                 return tuple(present[position] for position in leaving)

@@ -39,7 +39,7 @@ def plan_restore(
         users = gpu_users(view, gpu)
         change = change_mode(users, recorded.mig_enabled, skip_reset=skip_reset)
         if recorded.mig_enabled and not (mode_only or change.blockers or change.waits_for_reset):
-            cut, blockers = _put_back(users, wanted)
+            cut, blockers = _put_back(users.emptied if change.mode_steps else users, wanted)
             change = GpuChange(gpu, change.mode_steps, cut, blockers)
         changes.append(change)
     return LayoutDecision(_PURPOSE, tuple(changes))
@@ -87,5 +87,5 @@ def _put_back(users: GpuUsers, wanted: dict[Occupant, Contents]) -> tuple[Cut, t
     created = tuple(sorted(missing.items(), key=lambda pair: pair[0].placement))
     cut = Cut(tuple(kept), (), tuple(destroyed), created)
     if not cut.unchanged:
-        blockers += [user for user in users.whole_gpu_users if user.allocation is not None]
+        blockers += users.holders_of_all
     return cut, tuple(blockers)
