@@ -17,7 +17,7 @@ from tranche.core.state import GpuState
 from tranche.local.queue import Patience
 from tranche.local.run import run
 from tranche.node.agent import Held
-from tranche.planning.allocate import Terms, Waiting
+from tranche.planning.allocate import Waiting
 from tranche.planning.plan import Step
 
 
@@ -70,7 +70,7 @@ def command(
                 command_line,
                 environment=child_environment(settings),
                 patience=patience,
-                terms=Terms(adopt_foreign_destroy=adopt_foreign == "destroy"),
+                adopt_foreign_destroy=adopt_foreign == "destroy",
                 waiting=voice.waiting,
                 granted=voice.granted,
                 progress=voice.step,

@@ -8,15 +8,17 @@ outside Tranche left (the head of the queue looks again now and then).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tranche.core.allocation import NodeView
 from tranche.core.errors import NoRoom, WaitTimeout
 from tranche.core.request import Request
 from tranche.local.doorbell import Doorbell, ring
+from tranche.node import records
 from tranche.node.agent import Agent, Held, Ticket
 from tranche.node.executor import Progress, no_progress
-from tranche.planning.allocate import Granted, Terms, Waiting
+from tranche.planning.allocate import Decision, Granted, Waiting
 from tranche.planning.queue import Waiter, may_start, reserved_for
 
 _HEAD_PATROL_SECONDS = 1.0
@@ -35,9 +37,15 @@ class Patience:
 class Queue:
     """The queue of one machine, as one process takes part in it."""
 
-    def __init__(self, agent: Agent, terms: Terms, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        adopt_foreign_destroy: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._agent = agent
-        self._terms = terms
+        self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
 
     def acquire(
@@ -76,11 +84,11 @@ class Queue:
         if not self._agent.waiters():
             return
         view = self._agent.view()
-        queue = [Waiter(waiter.id, waiter.request) for waiter in self._agent.waiters()]
+        queue = _as_asked(self._agent.waiters())
         for position, waiter in enumerate(queue):
             if len(reserved_for(view, queue[:position])) == len(view.node.gpus):
                 return
-            if isinstance(may_start(view, queue, waiter.id, self._terms), Granted) and ring(
+            if isinstance(self._decide(view, queue, waiter.id), Granted) and ring(
                 self._agent.places.doorbell(waiter.id)
             ):
                 return
@@ -98,9 +106,7 @@ class Queue:
         while True:
             outcome = self._agent.start(
                 ticket,
-                lambda view, queue: may_start(
-                    view, [Waiter(waiter.id, waiter.request) for waiter in queue], ticket.id, self._terms
-                ),
+                lambda view, queue: self._decide(view, _as_asked(queue), ticket.id),
                 progress=progress,
                 decided=self.ring_next,
             )
@@ -136,7 +142,15 @@ class Queue:
             if ahead == 0 and self._monotonic() >= look_again:
                 return True
 
+    def _decide(self, view: NodeView, queue: Sequence[Waiter], waiter_id: str) -> Decision:
+        return may_start(view, queue, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+
     def _ahead_of(self, ticket: Ticket) -> int:
         """How many requests came earlier and still wait."""
         ids = [waiter.id for waiter in self._agent.waiters()]
         return ids.index(ticket.id) if ticket.id in ids else 0
+
+
+def _as_asked(queue: Sequence[records.Waiter]) -> list[Waiter]:
+    """The queue as decisions see it."""
+    return [Waiter(waiter.id, waiter.request) for waiter in queue]

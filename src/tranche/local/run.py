@@ -13,7 +13,7 @@ from tranche.local.queue import Patience, Queue
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node.agent import Agent, Held
 from tranche.node.executor import Progress, no_progress
-from tranche.planning.allocate import Terms, Waiting
+from tranche.planning.allocate import Waiting
 
 
 class Terminated(BaseException):
@@ -31,14 +31,14 @@ def run(
     *,
     environment: Mapping[str, str],
     patience: Patience,
-    terms: Terms,
+    adopt_foreign_destroy: bool = False,
     waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
     granted: Callable[[Held], None] = lambda held: None,
     progress: Progress = no_progress,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code."""
     path = find_command(command[0], environment)
-    queue = Queue(agent, terms)
+    queue = Queue(agent, adopt_foreign_destroy=adopt_foreign_destroy)
     previous = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         held = queue.acquire(
