@@ -61,6 +61,7 @@ typedef struct {
     unsigned int gpuInstanceId;     /* TRANCHE_SIM_NO_INSTANCE: a client of the whole GPU */
     unsigned int computeInstanceId;
     unsigned int phantom;           /* made by trancheSimInjectBusy, no process behind it */
+    unsigned int utilizationPercent;
     unsigned long long memoryBytes;
     char name[64];
 } trancheSimClient_t;

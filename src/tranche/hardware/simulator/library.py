@@ -1,0 +1,191 @@
+"""The simulator's control interface (native/tranche_sim.h) as Python functions, and the way to load NVML from the simulator."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tranche.core.errors import GpuBusy, GpuNotFound, PermissionDenied, SimulatorError, TrancheError
+from tranche.hardware.simulator.build import ensure_built
+
+ANY_GPU = 0xFFFFFFFF
+NO_INSTANCE = 0xFFFFFFFF
+MAX_CLIENTS = 1024
+
+INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED = 2, 4, 6, 9
+VERSION_MISMATCH, IN_USE, MEMORY, INVALID_STATE = 18, 19, 20, 29
+
+
+class GpuSpecStruct(ctypes.Structure):
+    """trancheSimGpuSpec_t."""
+
+    _fields_ = [
+        ("board", c_char * 48),
+        ("name", c_char * 96),
+        ("pci_device_id", c_uint),
+        ("swapped", c_uint),
+        ("numa_node", c_uint),
+        ("pci_domain", c_uint),
+        ("pci_bus", c_uint),
+        ("pci_device", c_uint),
+    ]
+
+
+class DescriptionStruct(ctypes.Structure):
+    """trancheSimDescription_t."""
+
+    _fields_ = [
+        ("name", c_char * 96),
+        ("gpu_count", c_uint),
+        ("owner_uid", c_uint),
+        ("time_scale", c_double),
+        ("seed", c_ulonglong),
+        ("boots", c_ulonglong),
+    ]
+
+
+class GpuDescriptionStruct(ctypes.Structure):
+    """trancheSimGpuDescription_t."""
+
+    _fields_ = [
+        ("board", c_char * 48),
+        ("name", c_char * 96),
+        ("uuid", c_char * 96),
+        ("bus_id", c_char * 32),
+        ("swapped", c_uint),
+        ("numa_node", c_uint),
+        ("mig_supported", c_uint),
+        ("mig_current", c_uint),
+        ("mig_pending", c_uint),
+        ("gpu_instances", c_uint),
+        ("compute_instances", c_uint),
+        ("clients", c_uint),
+        ("lost", c_uint),
+        ("stuck_mode", c_uint),
+        ("generation", c_ulonglong),
+    ]
+
+
+class ClientStruct(ctypes.Structure):
+    """trancheSimClient_t."""
+
+    _fields_ = [
+        ("pid", c_uint),
+        ("gpu", c_uint),
+        ("gpu_instance_id", c_uint),
+        ("compute_instance_id", c_uint),
+        ("phantom", c_uint),
+        ("utilization_percent", c_uint),
+        ("memory_bytes", c_ulonglong),
+        ("name", c_char * 64),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "trancheSimCreate": (c_char_p, c_char_p, POINTER(GpuSpecStruct), c_uint, c_double, c_ulonglong),
+    "trancheSimOpen": (c_char_p, POINTER(c_void_p)),
+    "trancheSimClose": (c_void_p,),
+    "trancheSimDescribe": (c_void_p, POINTER(DescriptionStruct)),
+    "trancheSimDescribeGpu": (c_void_p, c_uint, POINTER(GpuDescriptionStruct)),
+    "trancheSimListClients": (c_void_p, POINTER(ClientStruct), POINTER(c_uint)),
+    "trancheSimSetTimeScale": (c_void_p, c_double),
+    "trancheSimReboot": (c_void_p,),
+    "trancheSimResetGpu": (c_void_p, c_uint),
+    "trancheSimInjectError": (c_void_p, c_char_p, c_uint, c_uint, c_uint),
+    "trancheSimInjectLatency": (c_void_p, c_char_p, c_double, c_uint),
+    "trancheSimInjectXid": (c_void_p, c_uint, c_uint, c_uint, c_ulonglong),
+    "trancheSimInjectLost": (c_void_p, c_uint, c_uint),
+    "trancheSimInjectStuckMode": (c_void_p, c_uint, c_uint),
+    "trancheSimInjectBusy": (c_void_p, c_char_p, c_uint, c_char_p, c_ulonglong),
+    "trancheSimClearInjections": (c_void_p,),
+    "trancheSimAttach": (c_void_p, c_char_p, c_ulonglong, c_uint, POINTER(c_uint)),
+    "trancheSimDetach": (c_void_p, c_uint),
+    "trancheSimChangeCalls": (c_void_p, c_char_p, POINTER(c_ulonglong)),
+}
+
+
+@cache
+def control_library() -> ctypes.CDLL:
+    """The control build of the simulator, which NVML programs in this process do not find."""
+    library = ctypes.CDLL(str(ensure_built().control), use_errno=True)
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_uint
+    library.nvmlErrorString.argtypes = (c_uint,)
+    library.nvmlErrorString.restype = c_char_p
+    library.trancheSimChangeFunction.argtypes = (c_uint,)
+    library.trancheSimChangeFunction.restype = c_char_p
+    return library
+
+
+def explain(code: int, doing: str) -> TrancheError:
+    """The error that a return code of the control interface means for somebody who was `doing` something."""
+    text = (control_library().nvmlErrorString(code) or b"").decode()
+    message = f"{doing}: {text}"
+    match code:
+        case 4:
+            return PermissionDenied(message, hint="use the account that created the simulated machine, or root")
+        case 6:
+            return GpuNotFound(message, hint="`nvidia-smi -L` lists the UUIDs of the simulated machine")
+        case 9:
+            return SimulatorError(message, hint="the machine's state file is gone; create the machine again")
+        case 18:
+            return SimulatorError(
+                f"{doing}: the state file is of another version of the simulator, or no state file",
+                hint="destroy the simulated machine and create it again",
+            )
+        case 19 | 20:
+            return GpuBusy(message, hint="`nvidia-smi` shows the processes that use it")
+        case 29:
+            return GpuBusy(message, hint="a GPU in MIG mode takes work only in its MIG devices; name one of those")
+        case _:
+            return SimulatorError(message)
+
+
+def check(code: int, doing: str) -> None:
+    """Raise what a return code means, unless it is success."""
+    if code != 0:
+        raise explain(code, doing)
+
+
+def open_state(state: Path) -> c_void_p:
+    """Open a state file; the handle stays valid until the process ends.
+
+    Raises:
+        SimulatorError: no such file, or it is of another version.
+    """
+    handle = c_void_p()
+    check(control_library().trancheSimOpen(os.fsencode(state), byref(handle)), f"cannot open {state}")
+    return handle
+
+
+def change_functions() -> Iterator[str]:
+    """Names of the functions whose calls are counted as changes."""
+    library = control_library()
+    index = 0
+    while (name := library.trancheSimChangeFunction(index)) is not None:
+        yield name.decode()
+        index += 1
+
+
+def preload(state: Path) -> None:
+    """Make NVML programs in this process meet the simulated machine at `state`.
+
+    Loads the simulator under NVML's soname, so that nvidia-ml-py's own look-up of `libnvidia-ml.so.1` finds it, and names the
+    machine in the environment, which child processes inherit. Call it before anything initialises NVML.
+
+    Raises:
+        SimulatorError: the simulator cannot be built or loaded.
+    """
+    library = ensure_built().library
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise SimulatorError(f"cannot load the simulator {library}: {error}") from error
+    os.environ["TRANCHE_SIM_STATE"] = str(state)

@@ -1,0 +1,402 @@
+"""Simulated machines as objects: create, open, list, destroy, inject faults, attach work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.errors import SimulatorError, UsageError
+from tranche.hardware.simulator import library
+from tranche.hardware.simulator.board_tables import Model, load_models, product_names
+from tranche.hardware.simulator.build import ensure_built
+from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, in_a_row
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGpu:
+    """What one simulated GPU is and shows now."""
+
+    index: int
+    board: str
+    name: str
+    uuid: str
+    bus_id: str
+    swapped: bool
+    numa_node: int
+    mig_supported: bool
+    mig_current: bool
+    mig_pending: bool
+    gpu_instances: int
+    compute_instances: int
+    clients: int
+    lost: bool
+    stuck_mode: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances. Memory in bytes."""
+
+    pid: int
+    gpu: int
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    memory: int
+    utilization: int
+    name: str
+    phantom: bool
+
+
+def machines_directory() -> Path:
+    """Where machines are kept: $TRANCHE_SIM_ROOT, else the state folder of root or of this user."""
+    chosen = os.environ.get("TRANCHE_SIM_ROOT")
+    if chosen:
+        return Path(chosen)
+    if os.geteuid() == 0:
+        return Path("/var/lib/tranche/simulator")
+    return Path.home() / ".local" / "state" / "tranche" / "simulator"
+
+
+class SimulatedMachine:
+    """One simulated machine: a folder with the state that NVML shows and a description for people."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state = directory / "state"
+        self._handle: c_void_p | None = None
+
+    @classmethod
+    def create(
+        cls,
+        name: str = "",
+        *,
+        machine_type: str = "",
+        boards: Sequence[str] = (),
+        gpus: Sequence[GpuSpec] = (),
+        root: Path | None = None,
+        time_scale: float = 1.0,
+        seed: int = 0,
+    ) -> SimulatedMachine:
+        """Create a machine of a named type, of boards (catalogue keys or product names), or of explicit GPUs.
+
+        `time_scale` multiplies how long operations take: 1 as on hardware, 0 no time at all. The same name, GPUs and seed give
+        the same UUIDs.
+
+        Raises:
+            UsageError: bad name, unknown type or board, or not exactly one of type, boards and GPUs.
+            SimulatorError: it exists already, or the folder cannot be written.
+        """
+        specs = _chosen_gpus(machine_type, boards, gpus)
+        name = name or machine_type or "machine"
+        if not NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} is no name for a machine", hint="use letters, digits, dots, dashes, underscores"
+            )
+        if not 0 <= time_scale < float("inf"):
+            raise UsageError(f"the time scale must be a number from 0 on, not {time_scale}")
+        machine = cls((root or machines_directory()) / name)
+        try:
+            machine.directory.mkdir(parents=True, exist_ok=True)
+            machine.directory.chmod(0o755)
+        except OSError as error:
+            raise SimulatorError(
+                f"cannot create {machine.directory}: {error.strerror}",
+                hint="set TRANCHE_SIM_ROOT to a folder that you may write",
+            ) from error
+        structs = _spec_structs(specs)
+        code = library.control_library().trancheSimCreate(
+            os.fsencode(machine.state), name.encode(), structs, len(specs), time_scale, seed
+        )
+        if code == library.IN_USE:
+            raise SimulatorError(
+                f"there is already a simulated machine {name!r} in {machine.directory.parent}",
+                hint=f"destroy it first (`tranche sim destroy {name}`), or choose another name",
+            )
+        library.check(code, f"cannot create the simulated machine {name!r}")
+        machine._describe(name, machine_type, time_scale, seed)
+        return machine
+
+    @classmethod
+    def open(cls, name: str, *, root: Path | None = None) -> SimulatedMachine:
+        """Open a machine by name.
+
+        Raises:
+            SimulatorError: no machine of that name.
+        """
+        machine = cls((root or machines_directory()) / name)
+        if not NAME.fullmatch(name) or not machine.state.is_file():
+            raise SimulatorError(
+                f"there is no simulated machine {name!r} in {machine.directory.parent}",
+                hint="`tranche sim list` shows the machines; `tranche sim create` makes one",
+            )
+        return machine
+
+    @staticmethod
+    def list(root: Path | None = None) -> list[SimulatedMachine]:
+        """Every machine in the folder, by name."""
+        directory = root or machines_directory()
+        if not directory.is_dir():
+            return []
+        return [SimulatedMachine(path) for path in sorted(directory.iterdir()) if (path / "state").is_file()]
+
+    def destroy(self) -> None:
+        """Remove the machine. Processes that still use it find no driver from then on.
+
+        Raises:
+            SimulatorError: the folder cannot be removed.
+        """
+        try:
+            self.state.unlink(missing_ok=True)
+            shutil.rmtree(self.directory)
+        except OSError as error:
+            raise SimulatorError(f"cannot remove {self.directory}: {error.strerror}") from error
+
+    @property
+    def name(self) -> str:
+        """The machine's name."""
+        return self.directory.name
+
+    @property
+    def time_scale(self) -> float:
+        """Factor on how long operations take."""
+        return float(self._description().time_scale)
+
+    def set_time_scale(self, scale: float) -> None:
+        """Change how long operations take, for all processes from now on."""
+        self._call("trancheSimSetTimeScale", scale, doing=f"cannot set the time scale of {self.name} to {scale}")
+
+    @property
+    def boots(self) -> int:
+        """How many times the machine was rebooted."""
+        return int(self._description().boots)
+
+    def gpus(self) -> tuple[SimulatedGpu, ...]:
+        """Every GPU of the machine, whatever NVIDIA_VISIBLE_DEVICES says."""
+        return tuple(self._gpu(index) for index in range(self._description().gpu_count))
+
+    def clients(self) -> tuple[Client, ...]:
+        """Who uses the GPUs now."""
+        structs = (library.ClientStruct * library.MAX_CLIENTS)()
+        count = c_uint(library.MAX_CLIENTS)
+        self._call("trancheSimListClients", structs, byref(count), doing=f"cannot list the clients of {self.name}")
+        return tuple(_client(struct) for struct in structs[: count.value])
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to meet this machine instead of a real driver.
+
+        LD_LIBRARY_PATH and PATH are the present values with the simulator's folders in front.
+        """
+        built = ensure_built()
+        return {
+            "LD_LIBRARY_PATH": _prepend(built.library.parent, os.environ.get("LD_LIBRARY_PATH")),
+            "PATH": _prepend(built.nvidia_smi.parent, os.environ.get("PATH")),
+            "TRANCHE_SIM_STATE": str(self.state.absolute()),
+        }
+
+    def preload(self) -> None:
+        """Make NVML in this process (and its children) show this machine; before anything initialises NVML."""
+        library.preload(self.state.absolute())
+
+    def reboot(self) -> None:
+        """Instances and clients are gone, pending MIG modes applied, MIG mode kept on Ampere only."""
+        self._call("trancheSimReboot", doing=f"cannot reboot {self.name}")
+
+    def reset_gpu(self, gpu: int) -> None:
+        """Reset a GPU as `nvidia-smi --gpu-reset` does.
+
+        Raises:
+            GpuBusy: it has clients.
+            PermissionDenied: the caller is neither root nor the machine's owner.
+        """
+        self._call("trancheSimResetGpu", gpu, doing=f"cannot reset GPU {gpu} of {self.name}")
+
+    def inject_error(self, function: str, code: int, *, calls: int = 1, gpu: int | None = None) -> None:
+        """The next `calls` calls of an NVML function (on one GPU, or any) return `code`."""
+        number = library.ANY_GPU if gpu is None else gpu
+        doing = f"cannot inject error {code} into {function}"
+        self._call("trancheSimInjectError", function.encode(), code, calls, number, doing=doing)
+
+    def inject_latency(self, function: str, seconds: float, *, gpu: int | None = None) -> None:
+        """Every call of an NVML function takes `seconds` longer until cleared, whatever the time scale."""
+        number = library.ANY_GPU if gpu is None else gpu
+        doing = f"cannot inject latency into {function}"
+        self._call("trancheSimInjectLatency", function.encode(), seconds, number, doing=doing)
+
+    def inject_xid(
+        self, gpu: int, xid: int, *, gpu_instance_id: int | None = None, compute_instance_id: int | None = None
+    ) -> None:
+        """Deliver an XID to every event set that is registered for it."""
+        instances = [library.NO_INSTANCE if i is None else i for i in (gpu_instance_id, compute_instance_id)]
+        self._call("trancheSimInjectXid", gpu, *instances, xid, doing=f"cannot deliver XID {xid} on GPU {gpu}")
+
+    def inject_lost(self, gpu: int, *, lost: bool = True) -> None:
+        """Let a GPU fall off the bus, or come back."""
+        self._call("trancheSimInjectLost", gpu, int(lost), doing=f"cannot change whether GPU {gpu} is lost")
+
+    def inject_stuck_mode(self, gpu: int, *, stuck: bool = True) -> None:
+        """From now on a pending MIG mode of the GPU never becomes current."""
+        self._call("trancheSimInjectStuckMode", gpu, int(stuck), doing=f"cannot change the mode fault of GPU {gpu}")
+
+    def inject_busy(self, uuid: str, *, pid: int = 999_999, name: str = "phantom", memory: int = 0) -> None:
+        """Pin a client without a process on a GPU or MIG device, until cleared or rebooted."""
+        doing = f"cannot make {uuid} busy"
+        self._call("trancheSimInjectBusy", uuid.encode(), pid, name.encode(), memory, doing=doing)
+
+    def clear_injections(self) -> None:
+        """Undo every injection, phantom clients included."""
+        self._call("trancheSimClearInjections", doing=f"cannot clear the injections of {self.name}")
+
+    def attach(self, uuid: str, *, memory: int = 0, utilization: int = 100) -> int:
+        """Make this process a client of a GPU or MIG device; the number to detach with. Memory in bytes.
+
+        The process stays a client until it detaches or dies; a forked child is none.
+
+        Raises:
+            GpuNotFound: no such UUID.
+            GpuBusy: not that much memory is free, or it is a whole GPU in MIG mode.
+        """
+        client = c_uint()
+        doing = f"cannot attach to {uuid}"
+        self._call("trancheSimAttach", uuid.encode(), memory, utilization, byref(client), doing=doing)
+        return client.value
+
+    def detach(self, client: int) -> None:
+        """Stop being the client that `attach` returned."""
+        self._call("trancheSimDetach", client, doing=f"cannot detach client {client}")
+
+    @contextmanager
+    def attached(self, uuid: str, *, memory: int = 0, utilization: int = 100) -> Iterator[None]:
+        """Attach for the length of a block."""
+        client = self.attach(uuid, memory=memory, utilization=utilization)
+        try:
+            yield
+        finally:
+            self.detach(client)
+
+    def change_calls(self) -> Mapping[str, int]:
+        """How often each changing function was called on this machine, by any process, failed calls included."""
+        counts = {}
+        for function in library.change_functions():
+            count = c_ulonglong()
+            doing = f"cannot read the counters of {self.name}"
+            self._call("trancheSimChangeCalls", function.encode(), byref(count), doing=doing)
+            counts[function] = count.value
+        return counts
+
+    def total_change_calls(self) -> int:
+        """How many calls asked for a change so far."""
+        return sum(self.change_calls().values())
+
+    def _call(self, function: str, *arguments: object, doing: str) -> None:
+        if self._handle is None:
+            self._handle = library.open_state(self.state)
+        library.check(getattr(library.control_library(), function)(self._handle, *arguments), doing)
+
+    def _description(self) -> library.DescriptionStruct:
+        struct = library.DescriptionStruct()
+        self._call("trancheSimDescribe", byref(struct), doing=f"cannot read {self.state}")
+        return struct
+
+    def _gpu(self, index: int) -> SimulatedGpu:
+        struct = library.GpuDescriptionStruct()
+        self._call("trancheSimDescribeGpu", index, byref(struct), doing=f"cannot read GPU {index} of {self.name}")
+        return SimulatedGpu(
+            index=index,
+            board=struct.board.decode(),
+            name=struct.name.decode(),
+            uuid=struct.uuid.decode(),
+            bus_id=struct.bus_id.decode(),
+            swapped=bool(struct.swapped),
+            numa_node=struct.numa_node,
+            mig_supported=bool(struct.mig_supported),
+            mig_current=bool(struct.mig_current),
+            mig_pending=bool(struct.mig_pending),
+            gpu_instances=struct.gpu_instances,
+            compute_instances=struct.compute_instances,
+            clients=struct.clients,
+            lost=bool(struct.lost),
+            stuck_mode=bool(struct.stuck_mode),
+        )
+
+    def _describe(self, name: str, machine_type: str, time_scale: float, seed: int) -> None:
+        """Write machine.json: for people and scripts; nothing reads it back."""
+        description = {
+            "name": name,
+            "type": machine_type or None,
+            "timeScale": time_scale,
+            "seed": seed,
+            "gpus": [
+                {"index": gpu.index, "board": gpu.board, "name": gpu.name, "uuid": gpu.uuid, "busId": gpu.bus_id}
+                for gpu in self.gpus()
+            ],
+        }
+        (self.directory / "machine.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec]) -> Sequence[GpuSpec]:
+    if sum(map(bool, (machine_type, boards, gpus))) != 1:
+        raise UsageError("name either a machine type or its boards")
+    if machine_type:
+        if machine_type not in MACHINE_TYPES:
+            raise UsageError(
+                f"there is no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}"
+            )
+        return MACHINE_TYPES[machine_type].gpus
+    if boards:
+        by_key = {str(model["key"]): model for model in load_models()}
+        return in_a_row([_board_key(board, by_key) for board in boards])
+    return gpus
+
+
+def _board_key(board: str, by_key: Mapping[str, Model]) -> str:
+    """A catalogue key, whatever the case, or a product name with or without "NVIDIA"."""
+    wanted = board.lower().removeprefix("nvidia ")
+    for key, model in by_key.items():
+        names = [name.lower().removeprefix("nvidia ") for name in product_names(model)]
+        if wanted == key.lower() or wanted in names:
+            return key
+    raise UsageError(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
+
+
+def _spec_structs(specs: Sequence[GpuSpec]) -> object:
+    models = {model["key"]: model for model in load_models()}
+    structs = (library.GpuSpecStruct * len(specs))()
+    for struct, spec in zip(structs, specs, strict=True):
+        model = models[spec.board]
+        device_ids = model["pci_device_ids"]
+        struct.board = spec.board.encode()
+        struct.name = product_names(model)[spec.product].encode()
+        struct.pci_device_id = int(device_ids[min(spec.product, len(device_ids) - 1)], 16)
+        struct.swapped = int(spec.swapped)
+        struct.numa_node = spec.numa_node
+        struct.pci_domain, struct.pci_bus, struct.pci_device = spec.pci
+    return structs
+
+
+def _client(struct: library.ClientStruct) -> Client:
+    def instance(number: int) -> int | None:
+        return None if number == library.NO_INSTANCE else number
+
+    return Client(
+        pid=struct.pid,
+        gpu=struct.gpu,
+        gpu_instance_id=instance(struct.gpu_instance_id),
+        compute_instance_id=instance(struct.compute_instance_id),
+        memory=struct.memory_bytes,
+        utilization=struct.utilization_percent,
+        name=struct.name.decode(errors="replace"),
+        phantom=bool(struct.phantom),
+    )
+
+
+def _prepend(folder: Path, present: str | None) -> str:
+    return f"{folder}{os.pathsep}{present}" if present else str(folder)

@@ -1,0 +1,287 @@
+#define _GNU_SOURCE
+#include "clients.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "mig_devices.h"
+
+enum { NOT_OURS = -1 };
+
+/* Lock descriptors of the slots that this process holds, by slot. One process works with one machine's clients at a
+ * time in practice, but the machine is kept beside so that two never mix. */
+static pthread_mutex_t own_guard = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    const struct machine_state *state;
+    int lock;
+} own[STATE_MAX_CLIENTS];
+static bool own_ready;
+
+static bool slot_is_live(int reader, unsigned int slot, uint32_t kind) {
+    return kind == CLIENT_PHANTOM || (kind == CLIENT_LIVE && state_is_locked(reader, LOCK_CLIENT + slot));
+}
+
+/* A consistent copy of a slot; false when it is free, of an earlier boot, or its process is dead. */
+static bool read_client(const machine *m, int reader, unsigned int slot, struct client_record *copy) {
+    struct client_record *record = &m->state->clients[slot];
+    for (;;) {
+        uint32_t turn = atomic_load_explicit(&record->turn, memory_order_acquire);
+        uint32_t kind = atomic_load_explicit(&record->kind, memory_order_acquire);
+        if (kind == CLIENT_FREE) {
+            return false;
+        }
+        memcpy(copy, record, sizeof *copy);
+        bool live = slot_is_live(reader, slot, kind) && copy->boot == atomic_load(&m->state->boots);
+        atomic_thread_fence(memory_order_acquire);
+        if (turn == atomic_load_explicit(&record->turn, memory_order_relaxed) &&
+            kind == atomic_load_explicit(&record->kind, memory_order_relaxed)) {
+            return live;
+        }
+    }
+}
+
+unsigned int clients_alive(const machine *m, trancheSimClient_t *clients, unsigned int capacity) {
+    uint32_t in_use = atomic_load_explicit(&m->state->clients_in_use, memory_order_acquire);
+    int reader;
+    if (in_use == 0 || state_lock_reader(m, &reader) != NVML_SUCCESS) {
+        return 0;
+    }
+    unsigned int count = 0;
+    for (unsigned int slot = 0; slot < in_use && slot < STATE_MAX_CLIENTS; slot++) {
+        struct client_record record;
+        if (!read_client(m, reader, slot, &record)) {
+            continue;
+        }
+        if (count < capacity) {
+            trancheSimClient_t *client = &clients[count];
+            memset(client, 0, sizeof *client);
+            client->pid = record.pid;
+            client->gpu = record.gpu;
+            client->gpuInstanceId = record.gpu_instance;
+            client->computeInstanceId = record.compute_instance;
+            client->phantom = atomic_load(&record.kind) == CLIENT_PHANTOM;
+            client->memoryBytes = record.memory_bytes;
+            client->utilizationPercent = record.utilization;
+            memcpy(client->name, record.name, sizeof client->name);
+        }
+        count++;
+    }
+    close(reader);
+    return count;
+}
+
+void usage_of(const machine *m, unsigned int gpu, unsigned int gi, unsigned int ci, struct usage *usage) {
+    memset(usage, 0, sizeof *usage);
+    if (atomic_load(&m->state->clients_in_use) == 0) {
+        return;
+    }
+    trancheSimClient_t *clients = malloc(STATE_MAX_CLIENTS * sizeof *clients);
+    if (clients == NULL) {
+        return;
+    }
+    unsigned int count = clients_alive(m, clients, STATE_MAX_CLIENTS);
+    for (unsigned int i = 0; i < count; i++) {
+        const trancheSimClient_t *client = &clients[i];
+        if (client->gpu == gpu && (gi == NO_INSTANCE || client->gpuInstanceId == gi) &&
+            (ci == NO_INSTANCE || client->computeInstanceId == ci)) {
+            usage->clients++;
+            usage->memory_bytes += client->memoryBytes;
+            usage->utilization += client->utilizationPercent;
+        }
+    }
+    usage->utilization = usage->utilization < 100 ? usage->utilization : 100;
+    free(clients);
+}
+
+unsigned int whole_gpu_clients(const machine *m, unsigned int gpu) {
+    struct usage all;
+    usage_of(m, gpu, NO_INSTANCE, NO_INSTANCE, &all);
+    unsigned int in_instances = 0;
+    for (unsigned int gi = 0; gi < BOARD_MAX_GI_IDS && all.clients > 0; gi++) {
+        struct usage part;
+        usage_of(m, gpu, gi, NO_INSTANCE, &part);
+        in_instances += part.clients;
+    }
+    return all.clients - in_instances;
+}
+
+static void prepare_own(void) {
+    if (!own_ready) {
+        for (unsigned int slot = 0; slot < STATE_MAX_CLIENTS; slot++) {
+            own[slot].lock = NOT_OURS;
+        }
+        own_ready = true;
+    }
+}
+
+static void fill(struct client_record *record, const machine *m, const struct device_place *place, uint32_t pid,
+                 const char *name, uint64_t memory_bytes, uint32_t utilization) {
+    record->boot = atomic_load(&m->state->boots);
+    record->pid = pid;
+    record->gpu = place->gpu;
+    record->gpu_instance = place->gi;
+    record->compute_instance = place->ci;
+    record->memory_bytes = memory_bytes;
+    record->utilization = utilization;
+    snprintf(record->name, sizeof record->name, "%s", name);
+}
+
+/* The caller holds LOCK_TABLES. A live slot's lock is returned in `lock` (NOT_OURS for a phantom). */
+static nvmlReturn_t take_slot(machine *m, uint32_t kind, unsigned int *taken, int *lock) {
+    int reader;
+    nvmlReturn_t result = state_lock_reader(m, &reader);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    result = NVML_ERROR_INSUFFICIENT_RESOURCES;
+    for (unsigned int slot = 0; slot < STATE_MAX_CLIENTS; slot++) {
+        struct client_record *record = &m->state->clients[slot];
+        uint32_t was = atomic_load(&record->kind);
+        bool old_boot = record->boot != atomic_load(&m->state->boots);
+        if (was == CLIENT_PHANTOM ? !old_boot : state_is_locked(reader, LOCK_CLIENT + slot)) {
+            continue;
+        }
+        atomic_store(&record->kind, CLIENT_FREE);
+        atomic_fetch_add(&record->turn, 1);
+        *lock = NOT_OURS;
+        if (kind == CLIENT_LIVE && state_try_lock(m, LOCK_CLIENT + slot, lock) != NVML_SUCCESS) {
+            continue;
+        }
+        *taken = slot;
+        result = NVML_SUCCESS;
+        break;
+    }
+    close(reader);
+    return result;
+}
+
+static nvmlReturn_t add_client(machine *m, uint32_t kind, const struct device_place *place, uint32_t pid,
+                               const char *name, uint64_t memory_bytes, uint32_t utilization, unsigned int *taken) {
+    int tables;
+    nvmlReturn_t result = state_lock(m, LOCK_TABLES, &tables);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    unsigned int slot;
+    int lock;
+    result = take_slot(m, kind, &slot, &lock);
+    if (result == NVML_SUCCESS) {
+        fill(&m->state->clients[slot], m, place, pid, name, memory_bytes, utilization);
+        atomic_store_explicit(&m->state->clients[slot].kind, kind, memory_order_release);
+        if (atomic_load(&m->state->clients_in_use) <= slot) {
+            atomic_store_explicit(&m->state->clients_in_use, slot + 1, memory_order_release);
+        }
+        if (kind == CLIENT_LIVE) {
+            pthread_mutex_lock(&own_guard);
+            prepare_own();
+            own[slot].state = m->state;
+            own[slot].lock = lock;
+            pthread_mutex_unlock(&own_guard);
+        }
+        if (taken != NULL) {
+            *taken = slot;
+        }
+    }
+    state_unlock(tables);
+    return result;
+}
+
+static uint64_t memory_left(const machine *m, const struct device_place *place, const struct gpu_state *state) {
+    const struct board *board = m->boards[place->gpu];
+    struct usage used;
+    usage_of(m, place->gpu, place->gi, NO_INSTANCE, &used); /* compute instances share their GPU instance's memory */
+    uint64_t total = board->memory_mib - board->reserved_mib;
+    if (place->is_mig) {
+        total = board->gis[state->gis[place->gi].profile].memory_mib;
+    }
+    total <<= 20;
+    return used.memory_bytes < total ? total - used.memory_bytes : 0;
+}
+
+static const char *own_name(char *name, size_t size) {
+    snprintf(name, size, "%s", program_invocation_short_name);
+    return name;
+}
+
+nvmlReturn_t trancheSimAttach(trancheSimMachine_t m, const char *uuid, unsigned long long memoryBytes,
+                              unsigned int utilizationPercent, unsigned int *client) {
+    struct device_place place;
+    if (m == NULL || uuid == NULL || client == NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (!find_by_uuid(m, uuid, &place)) {
+        return NVML_ERROR_NOT_FOUND;
+    }
+    int lock;
+    nvmlReturn_t result = state_lock(m, LOCK_GPU + place.gpu, &lock);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    struct gpu_state state;
+    gpu_read(m, place.gpu, &state);
+    if (!find_by_uuid(m, uuid, &place)) {
+        result = NVML_ERROR_NOT_FOUND; /* destroyed while this call waited for the GPU */
+    } else if (atomic_load(&m->state->gpus[place.gpu].lost) != 0) {
+        result = NVML_ERROR_GPU_IS_LOST;
+    } else if (!place.is_mig && state.mig_current != NVML_DEVICE_MIG_DISABLE) {
+        result = NVML_ERROR_INVALID_STATE;
+    } else if (memoryBytes > memory_left(m, &place, &state)) {
+        result = NVML_ERROR_MEMORY;
+    } else {
+        char name[64];
+        result = add_client(m, CLIENT_LIVE, &place, (uint32_t)getpid(), own_name(name, sizeof name), memoryBytes,
+                            utilizationPercent, client);
+    }
+    state_unlock(lock);
+    return result;
+}
+
+nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
+    if (m == NULL || client >= STATE_MAX_CLIENTS) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    pthread_mutex_lock(&own_guard);
+    prepare_own();
+    int lock = own[client].state == m->state ? own[client].lock : NOT_OURS;
+    own[client].lock = NOT_OURS;
+    pthread_mutex_unlock(&own_guard);
+    if (lock == NOT_OURS) {
+        return NVML_ERROR_NOT_FOUND;
+    }
+    state_unlock(lock); /* without its lock the slot counts as free */
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t trancheSimInjectBusy(trancheSimMachine_t m, const char *uuid, unsigned int pid, const char *name,
+                                  unsigned long long memoryBytes) {
+    struct device_place place;
+    if (m == NULL || uuid == NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (!find_by_uuid(m, uuid, &place)) {
+        return NVML_ERROR_NOT_FOUND;
+    }
+    int lock;
+    nvmlReturn_t result = state_lock(m, LOCK_GPU + place.gpu, &lock);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    result = find_by_uuid(m, uuid, &place)
+                 ? add_client(m, CLIENT_PHANTOM, &place, pid, name != NULL ? name : "phantom", memoryBytes, 100, NULL)
+                 : NVML_ERROR_NOT_FOUND;
+    state_unlock(lock);
+    return result;
+}
+
+nvmlReturn_t trancheSimListClients(trancheSimMachine_t m, trancheSimClient_t *clients, unsigned int *count) {
+    if (m == NULL || count == NULL || (clients == NULL && *count > 0)) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    unsigned int capacity = *count;
+    *count = clients_alive(m, clients, capacity);
+    return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}

@@ -1,0 +1,93 @@
+#include "session.h"
+
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(mode != NULL);
+    *mode = target.state.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode) {
+    struct target target;
+    ENTER_DEVICE(device, &target);
+    REQUIRE(mode != NULL);
+    *mode = target.state.compute_mode;
+    return NVML_SUCCESS;
+}
+
+/* Writes one setting of a GPU under its lock. */
+static nvmlReturn_t change_setting(struct target *target, enum change_call call, uint8_t value) {
+    count_change(target->m, call);
+    if (!caller_may_change(target->m) || target->view->only_mig[target->place.gpu]) {
+        return NVML_ERROR_NO_PERMISSION;
+    }
+    int lock;
+    nvmlReturn_t result = state_lock(target->m, LOCK_GPU + target->place.gpu, &lock);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    gpu_read(target->m, target->place.gpu, &target->state);
+    if (call == CHANGE_SET_PERSISTENCE_MODE) {
+        target->state.persistence = value;
+    } else {
+        target->state.compute_mode = value;
+    }
+    gpu_commit(target->m, target->place.gpu, &target->state);
+    state_unlock(lock);
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode);
+nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(mode == NVML_FEATURE_DISABLED || mode == NVML_FEATURE_ENABLED);
+    return change_setting(&target, CHANGE_SET_PERSISTENCE_MODE, mode == NVML_FEATURE_ENABLED);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode);
+nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(mode == NVML_COMPUTEMODE_DEFAULT || mode == NVML_COMPUTEMODE_PROHIBITED ||
+            mode == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS);
+    return change_setting(&target, CHANGE_SET_COMPUTE_MODE, (uint8_t)mode);
+}
+
+/* No display is connected. */
+nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *active) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(active != NULL);
+    *active = NVML_FEATURE_DISABLED;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *mode) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(mode != NULL);
+    *mode = NVML_FEATURE_DISABLED;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode);
+nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(mode != NULL);
+    *mode = 0;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled,
+                                                   unsigned int *defaultMode);
+nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled, unsigned int *defaultMode) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(enabled != NULL && defaultMode != NULL);
+    *enabled = 1;
+    *defaultMode = 1;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,183 @@
+/* The machine's state: one file, mapped by every process that loads the library.
+ *
+ * Kill safety. What a driver call changes about one GPU lives in two copies. A writer prepares the copy that readers
+ * do not use and makes it current by one atomic store of `generation` (its lowest bit selects the copy), so a process
+ * killed at any instant leaves the state before or after its call. Writers of one GPU are serialised by a record lock
+ * on an open file description, which the kernel drops with the process.
+ */
+#ifndef TRANCHE_STATE_H
+#define TRANCHE_STATE_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "boards.h"
+#include "tranche_sim.h"
+
+#define STATE_MAGIC "TRNCHSIM"
+#define STATE_LAYOUT 1u
+#define STATE_MAX_CIS 8u
+#define STATE_MAX_CLIENTS 1024u
+#define STATE_MAX_FAULTS 64u
+#define STATE_EVENT_RING 64u
+#define STATE_MAX_COUNTERS 32u
+#define NO_INSTANCE TRANCHE_SIM_NO_INSTANCE
+
+struct ci_state {
+    uint8_t live;
+    uint8_t profile; /* index in gi_profile.cis */
+    uint8_t start;
+    uint8_t size;
+};
+
+struct gi_state {
+    uint8_t live;
+    uint8_t profile; /* index in board.gis */
+    uint8_t start;
+    uint8_t size;
+    struct ci_state cis[STATE_MAX_CIS];
+};
+
+struct gpu_state {
+    uint64_t boot; /* other than the machine's: this GPU was rebooted since and shows that when read */
+    uint8_t mig_current;
+    uint8_t mig_pending;
+    uint8_t persistence;
+    uint8_t compute_mode;
+    struct gi_state gis[BOARD_MAX_GI_IDS];
+};
+
+struct event_record {
+    uint64_t type;
+    uint64_t data;
+    uint32_t gpu_instance;
+    uint32_t compute_instance;
+};
+
+struct gpu_record {
+    /* Fixed at creation. */
+    char board[48];
+    char name[TRANCHE_SIM_NAME_SIZE];
+    char uuid[64];
+    char serial[32];
+    uint32_t pci_device_id;
+    uint32_t pci_domain;
+    uint32_t pci_bus;
+    uint32_t pci_device;
+    uint32_t swapped;
+    uint32_t numa_node;
+    /* Single-word switches of the outside world. */
+    _Atomic uint32_t lost;
+    _Atomic uint32_t stuck_mode;
+    /* Driver state. */
+    _Atomic uint64_t generation;
+    struct gpu_state copies[2];
+    _Atomic uint64_t event_count;
+    struct event_record events[STATE_EVENT_RING];
+};
+
+enum client_kind { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_PHANTOM = 2 };
+
+struct client_record {
+    _Atomic uint32_t kind;
+    _Atomic uint32_t turn; /* changes whenever the slot is given to somebody else */
+    uint64_t boot;
+    uint32_t pid;
+    uint32_t gpu;
+    uint32_t gpu_instance;
+    uint32_t compute_instance;
+    uint64_t memory_bytes;
+    uint32_t utilization;
+    char name[64];
+};
+
+enum fault_kind { FAULT_NONE = 0, FAULT_ERROR = 1, FAULT_LATENCY = 2 };
+
+struct fault_record {
+    _Atomic uint32_t kind;
+    _Atomic uint32_t calls_left;
+    uint32_t gpu;
+    uint32_t code;
+    double seconds;
+    char function[96];
+};
+
+struct machine_state {
+    char magic[8];
+    uint32_t layout;
+    uint32_t size;
+    char name[TRANCHE_SIM_NAME_SIZE];
+    uint32_t gpu_count;
+    uint32_t owner_uid;
+    uint64_t seed;
+    _Atomic uint64_t time_scale; /* the bits of a double */
+    _Atomic uint64_t boots;
+    _Atomic uint64_t changes[STATE_MAX_COUNTERS];
+    _Atomic uint32_t faults_in_use;  /* slots from here on were never used */
+    _Atomic uint32_t clients_in_use; /* likewise */
+    struct gpu_record gpus[TRANCHE_SIM_MAX_GPUS];
+    struct fault_record faults[STATE_MAX_FAULTS];
+    struct client_record clients[STATE_MAX_CLIENTS];
+};
+
+/* An opened machine. Stays mapped until closed; safe to use from several threads. */
+struct trancheSimMachine_st {
+    char path[4096];
+    dev_t device;
+    ino_t inode;
+    bool writable;
+    struct machine_state *state;
+    const struct board *boards[TRANCHE_SIM_MAX_GPUS];
+};
+
+typedef struct trancheSimMachine_st machine;
+
+/* state_file.c */
+nvmlReturn_t machine_open(const char *path, machine **opened);
+void machine_close(machine *m);
+
+/* state_lock.c: a lock held by this call alone; released by state_unlock or by the death of the process. */
+enum lock_place { LOCK_GPU = 0, LOCK_TABLES = 64, LOCK_CLIENT = 128 };
+nvmlReturn_t state_lock(const machine *m, unsigned int place, int *lock);
+void state_unlock(int lock);
+/* Opens the state and locks `place`, or fails at once (IN_USE) when somebody else holds it. */
+nvmlReturn_t state_try_lock(const machine *m, unsigned int place, int *lock);
+/* A descriptor to ask about locks with. */
+nvmlReturn_t state_lock_reader(const machine *m, int *reader);
+bool state_is_locked(int reader, unsigned int place);
+
+/* state_gpu.c */
+void gpu_read(const machine *m, unsigned int gpu, struct gpu_state *copy);
+/* The caller holds the GPU's lock and read `next` from gpu_read before changing it. */
+void gpu_commit(machine *m, unsigned int gpu, const struct gpu_state *next);
+void gpu_apply_pending_mode(const machine *m, unsigned int gpu, struct gpu_state *state);
+
+/* permission.c */
+bool caller_may_change(const machine *m);
+
+/* counters.c */
+enum change_call {
+    CHANGE_SET_MIG_MODE,
+    CHANGE_CREATE_GPU_INSTANCE,
+    CHANGE_CREATE_GPU_INSTANCE_WITH_PLACEMENT,
+    CHANGE_DESTROY_GPU_INSTANCE,
+    CHANGE_CREATE_COMPUTE_INSTANCE,
+    CHANGE_CREATE_COMPUTE_INSTANCE_WITH_PLACEMENT,
+    CHANGE_DESTROY_COMPUTE_INSTANCE,
+    CHANGE_RESET_GPU,
+    CHANGE_SET_PERSISTENCE_MODE,
+    CHANGE_SET_COMPUTE_MODE,
+    CHANGE_COUNT
+};
+void count_change(machine *m, enum change_call call);
+
+/* timing.c: sleeps the simulated duration, scaled. */
+void simulate_mode_change(const machine *m);
+void simulate_reset(const machine *m);
+void simulate_gi_create(const machine *m, const struct board *board, unsigned int slices);
+void simulate_gi_destroy(const machine *m, const struct board *board, unsigned int slices);
+void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices);
+void simulate_ci_destroy(const machine *m, const struct board *board, unsigned int slices);
+void sleep_seconds(double seconds);
+
+#endif

@@ -1,0 +1,46 @@
+#include <string.h>
+
+#include "state.h"
+
+/* What a boot leaves of a GPU: no instance, and the MIG mode only where the board keeps it (Ampere). */
+static void boot(const machine *m, unsigned int gpu, struct gpu_state *state) {
+    if (m->boards[gpu]->mode_change_needs_reset) {
+        gpu_apply_pending_mode(m, gpu, state);
+    } else {
+        state->mig_current = NVML_DEVICE_MIG_DISABLE;
+        state->mig_pending = NVML_DEVICE_MIG_DISABLE;
+    }
+    memset(state->gis, 0, sizeof state->gis);
+    state->compute_mode = NVML_COMPUTEMODE_DEFAULT;
+}
+
+void gpu_apply_pending_mode(const machine *m, unsigned int gpu, struct gpu_state *state) {
+    if (atomic_load(&m->state->gpus[gpu].stuck_mode) == 0) {
+        state->mig_current = state->mig_pending;
+    }
+}
+
+void gpu_read(const machine *m, unsigned int gpu, struct gpu_state *copy) {
+    struct gpu_record *record = &m->state->gpus[gpu];
+    uint64_t before;
+    uint64_t after = atomic_load_explicit(&record->generation, memory_order_acquire);
+    do {
+        before = after;
+        memcpy(copy, &record->copies[before & 1u], sizeof *copy);
+        atomic_thread_fence(memory_order_acquire);
+        after = atomic_load_explicit(&record->generation, memory_order_relaxed);
+        /* The copy read is rewritten only once the generation has moved on. */
+    } while (after != before);
+    uint64_t boots = atomic_load(&m->state->boots);
+    if (copy->boot != boots) {
+        boot(m, gpu, copy);
+        copy->boot = boots;
+    }
+}
+
+void gpu_commit(machine *m, unsigned int gpu, const struct gpu_state *next) {
+    struct gpu_record *record = &m->state->gpus[gpu];
+    uint64_t generation = atomic_load_explicit(&record->generation, memory_order_relaxed);
+    memcpy(&record->copies[(generation + 1) & 1u], next, sizeof *next);
+    atomic_store_explicit(&record->generation, generation + 1, memory_order_release);
+}

@@ -1,0 +1,81 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "state.h"
+
+/* Seconds that a tool measures for a GPU instance with its compute instance, by number of slices. A compute instance
+ * alone takes a tenth of it. */
+struct slice_times {
+    double create[9];
+    double destroy[9];
+};
+
+static const struct slice_times ampere = {
+    .create = {0, .16, .17, .20, .21, .22, .23, .24, .24},
+    .destroy = {0, .20, .20, .21, .21, .21, .22, .22, .22},
+};
+static const struct slice_times hopper = {
+    .create = {0, .16, .21, .33, .38, .39, .41, .42, .42},
+    .destroy = {0, .21, .22, .23, .24, .25, .25, .26, .26},
+};
+
+static const double GI_PART = 0.9;
+static const double CI_PART = 0.1;
+static const double MODE_CHANGE_SECONDS = 0.5;
+static const double RESET_SECONDS = 3.0;
+
+void sleep_seconds(double seconds) {
+    if (!(seconds > 0.0)) {
+        return;
+    }
+    struct timespec left = {.tv_sec = (time_t)seconds};
+    left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+static double time_scale(const machine *m) {
+    const char *override = getenv("TRANCHE_SIM_TIME_SCALE");
+    if (override != NULL && override[0] != '\0') {
+        char *end;
+        double scale = strtod(override, &end);
+        if (*end == '\0' && scale >= 0.0) {
+            return scale;
+        }
+    }
+    uint64_t bits = atomic_load(&m->state->time_scale);
+    double scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
+static void simulate(const machine *m, double seconds) { sleep_seconds(seconds * time_scale(m)); }
+
+static const struct slice_times *times_of(const struct board *board) {
+    return board->mode_change_needs_reset ? &ampere : &hopper;
+}
+
+static unsigned int capped(unsigned int slices) { return slices < 8 ? slices : 8; }
+
+void simulate_mode_change(const machine *m) { simulate(m, MODE_CHANGE_SECONDS); }
+
+void simulate_reset(const machine *m) { simulate(m, RESET_SECONDS); }
+
+void simulate_gi_create(const machine *m, const struct board *board, unsigned int slices) {
+    simulate(m, GI_PART * times_of(board)->create[capped(slices)]);
+}
+
+void simulate_gi_destroy(const machine *m, const struct board *board, unsigned int slices) {
+    simulate(m, GI_PART * times_of(board)->destroy[capped(slices)]);
+}
+
+void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices) {
+    simulate(m, CI_PART * times_of(board)->create[capped(slices)]);
+}
+
+void simulate_ci_destroy(const machine *m, const struct board *board, unsigned int slices) {
+    simulate(m, CI_PART * times_of(board)->destroy[capped(slices)]);
+}
