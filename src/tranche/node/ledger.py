@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
+from tranche.node.locks import FileLock
 
 SCHEMA_VERSION = 1
 _BUSY_SECONDS = 60.0
@@ -99,10 +100,15 @@ class Ledger:
         return version
 
     def _create(self) -> None:
+        # Switching to WAL fails at once when another process is doing the same, whatever the timeout.
+        with FileLock(self.path.with_name(f"{self.path.name}.creating")):
+            self._create_alone()
+
+    def _create_alone(self) -> None:
+        if self._version() != 0:
+            return
         self._connection.execute("PRAGMA journal_mode = WAL")
         with self.write():
-            if self._version() != 0:
-                return
             if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
             for statement in filter(str.strip, _SCHEMA.split(";")):
