@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranche.cli.settings import Settings
+from tranche.core.errors import SimulatorError
 
 if TYPE_CHECKING:
     from tranche.hardware.nvml import NvmlDriver
@@ -24,9 +25,11 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
     machine = simulated_machine(settings)
     reset_command = "nvidia-smi"
     if machine is not None:
+        from tranche.hardware.simulator.build import ensure_built
         from tranche.hardware.simulator.library import preload
 
-        reset_command = str(preload(machine).nvidia_smi)
+        preload(machine.state)
+        reset_command = str(ensure_built().nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
     driver = NvmlDriver(reset_command=reset_command)
@@ -51,11 +54,20 @@ def open_agent(settings: Settings) -> Iterator[Agent]:
 
 def simulated_machine(settings: Settings) -> SimulatedMachine | None:
     """The machine that --simulate names, made at first use when the name is a machine type; None without --simulate."""
-    if settings.simulate is None:
+    name = settings.simulate
+    if name is None:
         return None
-    from tranche.hardware.simulator.machine import SimulatedMachine
+    from tranche.hardware.simulator.machine import SimulatedMachine, machines_directory
+    from tranche.hardware.simulator.machines import MACHINE_TYPES
 
-    return SimulatedMachine.open_or_create(settings.simulate)
+    if name in MACHINE_TYPES and not (machines_directory() / name / "state").exists():
+        try:
+            return SimulatedMachine.create(name, machine_type=name)
+        except SimulatorError:
+            # Another command may have made it meanwhile; if that is not the reason, open() says what is wrong.
+            if not (machines_directory() / name / "state").exists():
+                raise
+    return SimulatedMachine.open(name)
 
 
 def state_dir(settings: Settings) -> Path:
