@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 API_VERSION = "tranche.dev/v1"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class TrancheGroup(click.Group):
     command_class = TrancheCommand
 
 
-def output_option(*formats: str) -> Any:
+def output_option(*formats: str) -> Callable[[Command], Command]:
     """The `-o` option: `table` and `json`, or the formats given; the first is the default."""
     choices = formats or ("table", "json")
     return click.option(

@@ -1,0 +1,146 @@
+"""`tranche sim`: simulated machines that unmodified NVML programs take for real ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tranche.cli.output import print_json, print_table, say
+from tranche.cli.settings import TrancheGroup, output_option
+from tranche.cli.sim_attach import attach
+from tranche.cli.sim_inject import inject
+from tranche.core.errors import UsageError
+from tranche.hardware.simulator import MACHINE_TYPES, SimulatedMachine
+
+
+@click.group("sim", cls=TrancheGroup)
+def command() -> None:
+    """Make and control simulated machines.
+
+    A simulated machine is a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that start with the variables
+    of `tranche sim env` see its GPUs; no driver and no GPU is needed.
+    """
+
+
+command.add_command(attach)
+command.add_command(inject)
+
+
+@command.command()
+@click.argument("name", required=False)
+@click.option("--machine", "machine_type", metavar="TYPE", help="A known machine: p4d.24xlarge, a30-server, ...")
+@click.option("--gpu", "boards", metavar="BOARD", multiple=True, help="A board of the catalogue; repeat for more GPUs.")
+@click.option(
+    "--time-scale",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Factor for how long driver operations take; 0 for no time at all.",
+)
+def create(name: str | None, machine_type: str | None, boards: tuple[str, ...], time_scale: float) -> None:
+    """Make a machine. NAME defaults to its type, and its type to NAME."""
+    if not machine_type and not boards and not name:
+        raise UsageError("which machine?", hint=f"name a type ({', '.join(MACHINE_TYPES)}), or its boards with --gpu")
+    machine = SimulatedMachine.create(
+        name or "",
+        machine_type=machine_type or ("" if boards else name or ""),
+        boards=boards,
+        time_scale=time_scale,
+    )
+    say(f"created {machine.name} with {_count(len(machine.gpus()), 'GPU')}; use it in a shell with")
+    say(f'  eval "$(tranche sim env {shlex.quote(machine.name)})"')
+
+
+@command.command()
+@click.argument("name")
+def destroy(name: str) -> None:
+    """Remove a machine and its state. Programs that use it find no driver from then on."""
+    SimulatedMachine.open(name).destroy()
+    say(f"destroyed {name}")
+
+
+@command.command("list")
+@output_option()
+def list_machines(output: str) -> None:
+    """List the machines."""
+    machines = SimulatedMachine.list()
+    if output == "json":
+        print_json("SimulatedMachineList", items=[_describe(machine) for machine in machines])
+        return
+    print_table(("NAME", "GPUS", "SLICES", "CLIENTS", "TIME SCALE"), [_row(machine) for machine in machines])
+
+
+@command.command()
+@click.argument("name")
+@click.option("--shell", type=click.Choice(["sh", "fish", "json"]), default="sh", show_default=True)
+def env(name: str, shell: str) -> None:
+    """Print the variables that make programs use the machine, for eval."""
+    variables = SimulatedMachine.open(name).environment()
+    if shell == "json":
+        click.echo(json.dumps(variables, indent=2))
+        return
+    line: Callable[[str, str], str] = _fish_line if shell == "fish" else _sh_line
+    for variable, value in variables.items():
+        click.echo(line(variable, value))
+
+
+@command.command()
+@click.argument("name")
+def reboot(name: str) -> None:
+    """Reboot a machine: instances and clients are gone, pending MIG modes are current."""
+    SimulatedMachine.open(name).reboot()
+    say(f"rebooted {name}")
+
+
+def _row(machine: SimulatedMachine) -> tuple[object, ...]:
+    gpus = machine.gpus()
+    boards = Counter(gpu.board for gpu in gpus)
+    return (
+        machine.name,
+        ", ".join(f"{count}x {board}" for board, count in boards.items()),
+        sum(gpu.compute_instances for gpu in gpus),
+        len(machine.clients()),
+        f"{machine.time_scale:g}",
+    )
+
+
+def _describe(machine: SimulatedMachine) -> dict[str, Any]:
+    return {
+        "name": machine.name,
+        "state": str(machine.state),
+        "timeScale": machine.time_scale,
+        "boots": machine.boots,
+        "clients": len(machine.clients()),
+        "gpus": [
+            {
+                "index": gpu.index,
+                "board": gpu.board,
+                "name": gpu.name,
+                "uuid": gpu.uuid,
+                "busId": gpu.bus_id,
+                "migMode": {"current": gpu.mig_current, "pending": gpu.mig_pending} if gpu.mig_supported else None,
+                "gpuInstances": gpu.gpu_instances,
+                "computeInstances": gpu.compute_instances,
+                "lost": gpu.lost,
+            }
+            for gpu in machine.gpus()
+        ],
+    }
+
+
+def _sh_line(variable: str, value: str) -> str:
+    return f"export {variable}={shlex.quote(value)}"
+
+
+def _fish_line(variable: str, value: str) -> str:
+    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"set -gx {variable} '{quoted}'"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

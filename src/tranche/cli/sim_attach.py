@@ -1,0 +1,103 @@
+"""`tranche sim attach`: be a client of a simulated GPU or slice, as a CUDA program would be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from tranche.cli.output import say
+from tranche.cli.settings import Settings, TrancheCommand
+from tranche.core.errors import SimulatorError, UsageError
+from tranche.core.quantity import parse_memory
+from tranche.hardware.simulator import SimulatedMachine
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CONTAINER_STATE = "/run/tranche/simulator/state"
+_COMMAND_KEY = "tranche.sim.attach.command"
+
+
+class _CommandAfterDashes(TrancheCommand):
+    """Takes what follows `--` as the command to run, so that TARGET may be left out before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_COMMAND_KEY] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_CommandAfterDashes, options_metavar="[OPTIONS]")
+@click.argument("target", required=False)
+@click.option(
+    "--memory", metavar="AMOUNT", help="GPU memory to hold, on each target: 512Mi, 4G or a bare number of MiB."
+)
+@click.pass_context
+def attach(context: click.Context, target: str | None, memory: str | None) -> int:
+    """Use a simulated GPU or slice while a command runs: tranche sim attach [TARGET] -- CMD...
+
+    TARGET is a GPU or MIG UUID, or several with commas, and defaults to $CUDA_VISIBLE_DEVICES. Without a command the
+    client stays until SIGINT or SIGTERM. The exit code is the command's. The machine is that of --simulate, else of
+    TRANCHE_SIM_STATE.
+    """
+    uuids = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    machine = _machine(context.ensure_object(Settings))
+    amount = parse_memory(memory) if memory else 0
+    with contextlib.ExitStack() as held:
+        for uuid in uuids:
+            held.enter_context(machine.attached(uuid, memory=amount))
+        command: list[str] = context.meta.get(_COMMAND_KEY, [])
+        return _run(command) if command else _hold(uuids)
+
+
+def _machine(settings: Settings) -> SimulatedMachine:
+    if settings.simulate:
+        return SimulatedMachine.open(settings.simulate)
+    state = Path(os.environ.get("TRANCHE_SIM_STATE") or _CONTAINER_STATE)
+    if not state.is_file():
+        raise SimulatorError(
+            f"there is no simulated machine at {state}",
+            hint="name one with --simulate, or set the variables of `tranche sim env`",
+        )
+    return SimulatedMachine(state.parent)
+
+
+def _targets(text: str) -> list[str]:
+    uuids = [part.strip() for part in text.split(",") if part.strip()]
+    if not uuids:
+        raise UsageError("nothing to attach to", hint="give a GPU or MIG UUID, or set CUDA_VISIBLE_DEVICES")
+    return uuids
+
+
+def _run(command: Sequence[str]) -> int:
+    """The command's exit code, 128 + N when signal N ended it; 127 or 126 as a shell when it cannot start."""
+    try:
+        child = subprocess.Popen(command)
+    except FileNotFoundError:
+        say(f"{command[0]}: command not found")
+        return 127
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return 126
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+def _hold(uuids: Sequence[str]) -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    say(f"attached to {', '.join(uuids)} as process {os.getpid()}; end with Ctrl-C")
+    signal.sigwait(_ENDING)
+    return 0
