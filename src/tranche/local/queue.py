@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import NoRoom, WaitTimeout
+from tranche.core.errors import GpuBusy, NoRoom, VerificationFailed, WaitTimeout
 from tranche.core.request import Request
 from tranche.local.doorbell import Doorbell, ring
 from tranche.node import records
@@ -21,6 +21,7 @@ from tranche.node.executor import Progress, no_progress
 from tranche.planning.allocate import Decision, Granted, Waiting
 from tranche.planning.queue import Waiter, may_start, reserved_for
 
+_ATTEMPTS = 3
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
@@ -103,13 +104,21 @@ class Queue:
         progress: Progress,
     ) -> Held:
         deadline = None if patience.seconds is None else self._monotonic() + patience.seconds
+        failures = 0
         while True:
-            outcome = self._agent.start(
-                ticket,
-                lambda view, queue: self._decide(view, _as_asked(queue), ticket.id),
-                progress=progress,
-                decided=self.ring_next,
-            )
+            try:
+                outcome = self._agent.start(
+                    ticket,
+                    lambda view, queue: self._decide(view, _as_asked(queue), ticket.id),
+                    progress=progress,
+                    decided=self.ring_next,
+                )
+            except (GpuBusy, NoRoom, VerificationFailed):
+                # A program outside Tranche used or cut the GPU after the decision: decide again on what is there now.
+                failures += 1
+                if failures == _ATTEMPTS:
+                    raise
+                continue
             if isinstance(outcome, Held):
                 # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
                 self.ring_next()

@@ -5,6 +5,7 @@ The child inherits the allocation's lock, so the share is kept for as long as it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -83,7 +84,7 @@ def run_workload(
     watched = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        os.set_inheritable(held.lock.descriptor, True)
+        _inherit_only(held.lock.descriptor)
         pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before)
         started(pid)
         while True:
@@ -98,3 +99,12 @@ def run_workload(
                 os.kill(pid, info.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _inherit_only(descriptor: int) -> None:
+    """Let children inherit this file beside the standard ones; a driver's open device files must not leak into them."""
+    for entry in os.listdir("/proc/self/fd"):
+        number = int(entry)
+        if number > 2:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(number, number == descriptor)

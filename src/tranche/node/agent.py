@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, NodeView, Phase
-from tranche.core.errors import AllocationUnknown, StateMoved
+from tranche.core.errors import AllocationUnknown, StateMoved, TrancheError
 from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.hardware.driver import Driver
@@ -248,7 +248,9 @@ class Agent:
             steps = journal.step_records(db, plan_id)
         try:
             self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress)
-        except BaseException as error:
+        except TrancheError as error:
+            # The executor has undone the plan. After any other exception, an interrupt say, the plan stays open: it is
+            # undone by the next command, as after a crash.
             with self.ledger.write() as db:
                 journal.close_plan(db, plan_id, journal.PlanStatus.UNDONE)
                 records.remove_allocation(db, allocation_id)
