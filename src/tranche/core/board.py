@@ -39,7 +39,8 @@ class GpuInstanceProfile:
     """A way to cut a GPU, on one board.
 
     `enum` is NVML's NVML_GPU_INSTANCE_PROFILE_* value, which profile queries take; `id` is the number that nvidia-smi prints and
-    that creation takes. `memory` is in bytes, as the driver reports it. `starts` and `size` are memory-slice units.
+    that creation takes. `memory` is in bytes, as the driver reports it; `other_memory` is what other drivers reported.
+    `starts` and `size` are memory-slice units.
     """
 
     name: ProfileName
@@ -58,6 +59,7 @@ class GpuInstanceProfile:
     size: int
     compute_profiles: tuple[ComputeInstanceProfile, ...] = ()
     unverified: frozenset[str] = frozenset()
+    other_memory: tuple[int, ...] = ()
 
     @property
     def spanning_compute_profile(self) -> ComputeInstanceProfile | None:
@@ -147,6 +149,7 @@ def _gpu_instance_profile(data: Mapping[str, Any]) -> GpuInstanceProfile:
         size=data["placement_size"] or 0,
         compute_profiles=tuple(_compute_instance_profile(ci) for ci in data["ci_profiles"]),
         unverified=frozenset(data["unverified"]),
+        other_memory=tuple(mib * MIB for mib in data["memory_mib_other_drivers"]),
     )
 
 

@@ -1,0 +1,132 @@
+"""One home for how things are shown to people: a grant, an instance, a GPU's state, an age, a list of obstacles."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+
+from tranche.cli.inventory import Slice, missing_instances, room_on
+from tranche.core.allocation import Allocation, Grant, NodeView
+from tranche.core.errors import GpuNotFound
+from tranche.core.state import GpuState, InstanceKey, NodeState, Process
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def age(seconds: float) -> str:
+    """A span of time by its two largest units: `45s`, `3m12s`, `2h5m`, `4d1h`; `0s` for less than a second."""
+    rest = max(0, int(seconds))
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return "".join(parts) or "0s"
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since the epoch as RFC 3339 in UTC with milliseconds."""
+    moment = datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def local_time(seconds: float) -> str:
+    """Seconds since the epoch as date and time of this machine's zone, for people."""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def grant(given: Grant, node: NodeState) -> str:
+    """One piece of what was given: `GPU 3 whole`, `GPU 0: 1g.5gb at 2:1`."""
+    where = _label(given.gpu_uuid, node)
+    return f"{where} whole" if given.placement is None else f"{where}: {given.profile} at {given.placement}"
+
+
+def grants(allocation: Allocation, node: NodeState) -> str:
+    """Everything that an allocation was given."""
+    return "; ".join(grant(each, node) for each in allocation.grants)
+
+
+def instance(key: InstanceKey, node: NodeState) -> str:
+    """A slot: `1g.5gb at 2:1 of GPU 0`."""
+    return f"{key.profile} at {key.placement} of {_label(key.gpu_uuid, node)}"
+
+
+def phase(allocation: Allocation, view: NodeView) -> str:
+    """An allocation's phase, with what is wrong with its GPUs."""
+    text = str(allocation.phase)
+    if missing_instances(view, allocation):
+        text += ", instance missing"
+    known = {gpu.uuid: gpu for gpu in view.node}
+    if any(each.gpu_uuid not in known or known[each.gpu_uuid].lost for each in allocation.grants):
+        text += ", GPU lost"
+    return text
+
+
+def mig_mode(gpu: GpuState) -> str:
+    """MIG mode as a column shows it: `enabled`, `disabled (enabled after a reset)`, `-` where there is no MIG."""
+    if not gpu.mig_capable:
+        return "-"
+    return f"{gpu.mode} ({gpu.pending_mode} after a reset)" if gpu.mode_pending else str(gpu.mode)
+
+
+def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[Slice, ...], whole: Allocation | None) -> str:
+    """A GPU's use in one phrase: `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`, `free`."""
+    if gpu.lost:
+        return "lost"
+    if whole is not None:
+        return f"held whole by {whole.id}"
+    text = _slices_text(gpu, slices) if gpu.mig_enabled else "in use" if gpu.all_processes else "free"
+    return f"{text}; being changed" if gpu.uuid in view.changing else text
+
+
+def slice_state(each: Slice) -> str:
+    """A slice's use: `held by 1f2e3d4c`, `idle`, `in use`."""
+    if each.allocation is None:
+        return each.state
+    return {"held": f"held by {each.allocation.id}", "preparing": f"preparing for {each.allocation.id}"}.get(
+        each.state, f"missing, promised to {each.allocation.id}"
+    )
+
+
+def processes(listed: Iterable[Process]) -> str:
+    """Processes by name and pid; empty when there are none."""
+    return ", ".join(map(str, listed))
+
+
+def gpu_texts(pairs: Iterable[tuple[int, str]]) -> str:
+    """What several GPUs say, those that say the same together: `GPU 0-3, 5: no room; GPU 4: held whole`."""
+    together: dict[str, list[int]] = {}
+    for index, text in pairs:
+        together.setdefault(text, []).append(index)
+    return "; ".join(f"GPU {_ranges(indexes)}: {text}" for text, indexes in together.items())
+
+
+def _ranges(indexes: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for index in sorted(indexes):
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _slices_text(gpu: GpuState, slices: tuple[Slice, ...]) -> str:
+    states = [each.state for each in slices]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    fitting = [(profile, count) for profile, count in room_on(gpu, slices) if count]
+    room = f"room for {fitting[-1][1]}x{fitting[-1][0].name}" if fitting else "full"
+    if not slices:
+        return f"no slices, {room}"
+    return f"{len(slices)} slice{'s' if len(slices) > 1 else ''}: {counts}; {room}"
+
+
+def _label(gpu_uuid: str, node: NodeState) -> str:
+    try:
+        return node.gpu(gpu_uuid).label
+    except GpuNotFound:
+        return f"GPU {gpu_uuid}"

@@ -1,0 +1,163 @@
+"""The parts of the JSON documents that `-o json` prints; docs/reference/json.md describes them.
+
+Amounts of memory are bytes, times are RFC 3339 in UTC, and what is not known is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tranche.cli.describe import timestamp
+from tranche.cli.inventory import Slice, missing_instances, room_on, slices_on, whole_holder
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.grid import Placement
+from tranche.core.state import GpuState, InstanceKey, Process
+from tranche.core.wire import grant_to_dict, request_to_dict
+
+if TYPE_CHECKING:
+    from tranche.planning.obstacle import Obstacle
+
+
+def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
+    """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null."""
+    slices = slices_on(view, gpu)
+    whole = whole_holder(view, gpu)
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "architecture": gpu.architecture,
+        "pciBusId": gpu.pci_bus_id,
+        "pciDeviceId": gpu.pci_device_id,
+        "pciSubsystemId": gpu.pci_subsystem_id,
+        "minor": gpu.minor,
+        "numaNode": gpu.numa_node,
+        "lost": gpu.lost,
+        "memoryBytes": gpu.memory,
+        "memoryFreeBytes": gpu.memory_free,
+        "mig": {
+            "mode": str(gpu.mode),
+            "pendingMode": str(gpu.pending_mode),
+            "changeNeedsReset": gpu.mode_change_needs_reset,
+        },
+        "memorySlices": gpu.memory_slices,
+        "profilesSource": gpu.profiles_source,
+        "changing": gpu.uuid in view.changing if ledger_read else None,
+        "allocationId": None if whole is None else whole.id,
+        "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],
+        "room": [{"profile": str(p.name), "count": n} for p, n in room_on(gpu, slices)] if gpu.mig_enabled else [],
+        "processes": process_documents(gpu.processes),
+    }
+
+
+def slice_document(each: Slice, *, ledger_read: bool = True) -> dict[str, Any]:
+    """One slice; `gpuInstanceId` is null where the instance is missing or still being made."""
+    found = each.instance
+    return {
+        "profile": str(each.profile),
+        "placement": placement_document(each.placement),
+        "state": each.state,
+        "owned": each.owned if ledger_read else None,
+        "allocationId": None if each.allocation is None else each.allocation.id,
+        "gpuInstanceId": None if found is None else found.id,
+        "profileId": None if found is None else found.profile_id,
+        "memoryBytes": None if found is None else found.memory,
+        "devices": []
+        if found is None
+        else [
+            {
+                "name": str(device.name),
+                "uuid": device.uuid,
+                "migIndex": device.mig_index,
+                "computeInstanceId": device.id,
+                "computeStart": device.start,
+                "computeSlices": device.slices,
+                "processes": process_documents(device.processes),
+            }
+            for device in found.compute_instances
+        ],
+        "processes": [] if found is None else process_documents(found.processes),
+    }
+
+
+def placement_document(spot: Placement) -> dict[str, int]:
+    """A placement in memory-slice units."""
+    return {"start": spot.start, "size": spot.size}
+
+
+def process_documents(listed: Iterable[Process]) -> list[dict[str, Any]]:
+    """Processes with the memory that the driver attributes to them."""
+    return [{"pid": each.pid, "name": each.name, "memoryBytes": each.memory} for each in listed]
+
+
+def key_document(key: InstanceKey) -> dict[str, Any]:
+    """A slot."""
+    return {
+        "gpuUUID": key.gpu_uuid,
+        "profile": str(key.profile),
+        "placement": placement_document(key.placement),
+    }
+
+
+def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any]:
+    """One allocation with what it was given and what of that is missing."""
+    return {
+        "id": allocation.id,
+        "request": request_to_dict(allocation.request),
+        "grants": [grant_to_dict(each) for each in allocation.grants],
+        "phase": str(allocation.phase),
+        "created": timestamp(allocation.created),
+        "pid": allocation.holder_pid or None,
+        "command": allocation.command,
+        "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
+    }
+
+
+def obstacle_document(found: Obstacle) -> dict[str, Any]:
+    """What keeps one GPU from serving a request; `reason` is a stable word."""
+    return {
+        "gpuIndex": found.gpu_index,
+        "gpuUUID": found.gpu_uuid,
+        "reason": str(found.reason),
+        "message": found.text,
+        "missingSlices": found.missing_slices,
+        "missingMemoryBytes": found.missing_memory,
+        "allocationIds": list(found.allocation_ids),
+        "processes": process_documents(found.processes),
+        "instances": [key_document(key) for key in found.instances],
+    }
+
+
+def profile_document(profile: GpuInstanceProfile) -> dict[str, Any]:
+    """One GPU-instance profile of a board; fields named in `unverified` have no first-hand source."""
+    return {
+        "name": str(profile.name),
+        "enum": profile.enum,
+        "id": profile.id,
+        "memoryBytes": profile.memory,
+        "otherMemoryBytes": list(profile.other_memory),
+        "sm": profile.sm,
+        "slices": profile.slices,
+        "copyEngines": profile.copy_engines,
+        "decoders": profile.decoders,
+        "encoders": profile.encoders,
+        "jpeg": profile.jpeg,
+        "ofa": profile.ofa,
+        "maxInstances": profile.max_instances,
+        "placements": [{"start": start, "size": profile.size} for start in profile.starts],
+        "computeProfiles": [
+            {
+                "name": str(inside.name),
+                "enum": inside.enum,
+                "id": inside.id,
+                "slices": inside.slices,
+                "sm": inside.sm,
+                "maxInstances": inside.max_instances,
+                "unverified": sorted(inside.unverified),
+            }
+            for inside in profile.compute_profiles
+        ],
+        "unverified": sorted(profile.unverified),
+    }

@@ -1,0 +1,74 @@
+"""`tranche events`: what was allocated, cut and released."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from tranche.cli import describe
+from tranche.cli.output import print_json
+from tranche.cli.runtime import state_dir
+from tranche.cli.settings import API_VERSION, Settings, TrancheCommand, output_option
+from tranche.node import records
+from tranche.node.ledger import Ledger
+from tranche.node.session import Places
+
+_FOLLOW_SECONDS = 0.5
+
+
+@click.command(cls=TrancheCommand)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing events as they happen, until Ctrl-C.")
+@click.option(
+    "--last", type=click.IntRange(min=0), default=50, show_default=True, metavar="N", help="Only the N newest so far."
+)
+@output_option()
+@click.pass_obj
+def command(settings: Settings, /, follow: bool, last: int, output: str) -> None:
+    """List what was allocated, cut, undone and released, newest last. The ledger keeps the 10,000 newest events.
+
+    With --follow, -o json prints one JSON document on each line.
+    """
+    ledger = Ledger(Places(state_dir(settings)).ledger)
+    try:
+        with ledger.read() as db:
+            found = records.events(db, last=last)
+        if output == "json" and not follow:
+            print_json("EventList", events=[_document(event) for event in found])
+            return
+        _print(found, output)
+        position = found[-1].position if found else 0
+        while follow:
+            time.sleep(_FOLLOW_SECONDS)
+            with ledger.read() as db:
+                found = records.events(db, after=position)
+            _print(found, output)
+            position = found[-1].position if found else position
+    finally:
+        ledger.close()
+
+
+def _print(found: tuple[records.Event, ...], output: str) -> None:
+    for event in found:
+        if output == "json":
+            click.echo(json.dumps({"apiVersion": API_VERSION, "kind": "Event", **_document(event)}))
+        else:
+            click.echo(_line(event))
+
+
+def _line(event: records.Event) -> str:
+    about = event.allocation_id or event.gpu_uuid or "-"
+    return f"{describe.local_time(event.time)}  {event.kind:<15}  {about:<8}  {event.message}"
+
+
+def _document(event: records.Event) -> dict[str, Any]:
+    return {
+        "position": event.position,
+        "time": describe.timestamp(event.time),
+        "type": event.kind,
+        "gpuUUID": event.gpu_uuid or None,
+        "allocationId": event.allocation_id or None,
+        "message": event.message,
+    }

@@ -1,0 +1,136 @@
+"""`tranche explain`: what a request would meet if it were made now, and what would help."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from tranche.cli import describe
+from tranche.cli.documents import key_document, obstacle_document
+from tranche.cli.output import print_json, print_table
+from tranche.cli.request_options import request_from, request_options
+from tranche.cli.runtime import open_agent
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.quantity import format_memory
+from tranche.core.state import NodeState
+from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.planning.explain import Explanation, GpuAnswer, explain
+from tranche.planning.obstacle import Obstacle
+from tranche.planning.queue import Waiter
+from tranche.planning.remedies import Remedy
+
+
+@click.command(cls=TrancheCommand)
+@request_options
+@click.option(
+    "--adopt-foreign",
+    type=click.Choice(["keep", "destroy"]),
+    default="keep",
+    show_default=True,
+    help="Whether idle instances that Tranche did not make may be destroyed for their room.",
+)
+@output_option()
+@click.pass_obj
+def command(settings: Settings, /, adopt_foreign: str, output: str, **request: Any) -> None:
+    """Say whether a request would start now; if not, what each GPU lacks, and what would help, cheapest first.
+
+    Nothing is changed and no place in the queue is taken. The exit code is 0 when the request would start and when it
+    would wait; when this machine can never serve it, it is that error's code.
+
+    \b
+    $ tranche explain --gpu-memory 30Gi
+    $ tranche explain --mig-profile 3g.20gb
+    """
+    asked = request_from(**request)
+    with open_agent(settings) as agent:
+        view = agent.view()
+        waiters = [Waiter(each.id, each.request) for each in agent.waiters()]
+    answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
+    if output == "json":
+        print_json("Explanation", **_document(answer, len(waiters)))
+    else:
+        _print(answer, view.node)
+    if answer.impossible is not None:
+        sys.exit(answer.impossible.exit_code)
+
+
+def _status(answer: Explanation) -> str:
+    if answer.granted is not None:
+        return "Startable"
+    return "Waiting" if answer.impossible is None else answer.impossible.reason
+
+
+def _print(answer: Explanation, node: NodeState) -> None:
+    click.echo(f"{_status(answer)}: {answer.summary}")
+    if answer.granted is not None:
+        steps = answer.granted.plan.steps
+        for step in steps:
+            click.echo(f"  {node.gpu(step.gpu_uuid).label}: {step}")
+        return
+    click.echo()
+    print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), [_gpu_row(each, node) for each in answer.gpus])
+    hints = [each.text for each in answer.remedies]
+    if answer.impossible is not None and answer.impossible.hint:
+        hints.append(answer.impossible.hint)
+    if hints:
+        click.echo("\nwhat would help, cheapest first:")
+        for number, hint in enumerate(hints, start=1):
+            click.echo(f"  {number}. {hint}")
+
+
+def _gpu_row(answer: GpuAnswer, node: NodeState) -> tuple[object, ...]:
+    found = answer.obstacle
+    if found is None:
+        return (answer.gpu.index, "Fits", "", "", answer.text)
+    return (answer.gpu.index, found.reason, _missing(found), _holders(found, node), answer.text)
+
+
+def _missing(found: Obstacle) -> str:
+    if found.missing_slices:
+        return f"{found.missing_slices} memory slice{'s' if found.missing_slices > 1 else ''}"
+    return format_memory(found.missing_memory) if found.missing_memory else ""
+
+
+def _holders(found: Obstacle, node: NodeState) -> str:
+    names = [*found.allocation_ids, *map(str, found.processes)]
+    names += [describe.instance(key, node) for key in found.instances]
+    return ", ".join(names)
+
+
+def _document(answer: Explanation, waiters_ahead: int) -> dict[str, Any]:
+    granted, impossible = answer.granted, answer.impossible
+    return {
+        "request": request_to_dict(answer.request),
+        "status": _status(answer),
+        "exitCode": 0 if impossible is None else impossible.exit_code,
+        "message": answer.summary,
+        "waitersAhead": waiters_ahead,
+        "grants": [] if granted is None else [grant_to_dict(each) for each in granted.grants],
+        "steps": []
+        if granted is None
+        else [{"gpuUUID": step.gpu_uuid, "action": str(step)} for step in granted.plan.steps],
+        "gpus": [
+            {
+                "index": each.gpu.index,
+                "uuid": each.gpu.uuid,
+                "fits": each.obstacle is None,
+                "obstacle": None if each.obstacle is None else obstacle_document(each.obstacle),
+            }
+            for each in answer.gpus
+        ],
+        "remedies": [_remedy_document(each) for each in answer.remedies],
+        "hint": "" if impossible is None else impossible.hint,
+    }
+
+
+def _remedy_document(remedy: Remedy) -> dict[str, Any]:
+    return {
+        "kind": str(remedy.kind),
+        "message": remedy.text,
+        "request": None if remedy.request is None else request_to_dict(remedy.request),
+        "allocationIds": list(remedy.allocation_ids),
+        "processIds": list(remedy.process_ids),
+        "instances": [key_document(key) for key in remedy.instances],
+    }

@@ -1,0 +1,96 @@
+"""`tranche gpus`: the GPUs with their slices under them."""
+
+from __future__ import annotations
+
+import click
+
+from tranche.cli import describe
+from tranche.cli.documents import gpu_document
+from tranche.cli.inventory import Slice, slices_on, whole_holder
+from tranche.cli.output import print_json, print_table, warn
+from tranche.cli.runtime import open_driver, state_dir
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.allocation import NodeView
+from tranche.core.errors import LedgerUnavailable, PermissionDenied
+from tranche.core.quantity import format_memory
+from tranche.core.state import GpuState
+
+_COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
+_WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
+
+
+@click.command(cls=TrancheCommand)
+@output_option("table", "wide", "json")
+@click.pass_obj
+def command(settings: Settings, /, output: str) -> None:
+    """List the GPUs, the slices they are cut into, who holds them, and what there is room for.
+
+    Slices stand under their GPU with the index of their MIG device. `tranche` or `foreign` tells who made a slice. Without
+    permission to use the ledger the hardware is shown alone.
+    """
+    view, ledger_read = _look(settings)
+    if output == "json":
+        documents = [gpu_document(view, gpu, ledger_read=ledger_read) for gpu in view.node]
+        versions = {"driverVersion": view.node.driver_version, "nvmlVersion": view.node.nvml_version}
+        print_json("GpuList", **versions, ledgerRead=ledger_read, gpus=documents)
+        return
+    rows: list[list[object]] = []
+    for gpu in view.node:
+        slices = slices_on(view, gpu)
+        rows.append(_gpu_row(view, gpu, slices))
+        rows += [_slice_row(each, ledger_read) for each in slices]
+    if output == "wide":
+        print_table(_WIDE_COLUMNS, rows)
+    else:
+        print_table(_COLUMNS, [row[: len(_COLUMNS)] for row in rows])
+
+
+def _look(settings: Settings) -> tuple[NodeView, bool]:
+    """The machine as it is now, and whether the ledger could be read."""
+    with open_driver(settings) as driver:
+        from tranche.node.agent import Agent
+
+        try:
+            agent = Agent(driver, state_dir(settings))
+            try:
+                return agent.view(), True
+            finally:
+                agent.close()
+        except (PermissionDenied, LedgerUnavailable) as error:
+            warn(f"{error.message}; who holds which slice is not shown")
+            return NodeView(driver.observe()), False
+
+
+def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[Slice, ...]) -> list[object]:
+    return [
+        gpu.index,
+        gpu.name,
+        format_memory(gpu.memory),
+        describe.mig_mode(gpu),
+        describe.gpu_state(view, gpu, slices, whole_holder(view, gpu)),
+        describe.processes(gpu.processes),
+        gpu.numa_node,
+        gpu.uuid,
+        gpu.pci_bus_id,
+    ]
+
+
+def _slice_row(each: Slice, ledger_read: bool) -> list[object]:
+    devices = () if each.instance is None else each.instance.compute_instances
+    memory = None if each.instance is None else each.instance.memory
+    parts = "" if not devices or each.instance is None or each.instance.whole_slice else f" ({_names(each)})"
+    return [
+        "  MIG " + (",".join(str(device.mig_index) for device in devices) or "-"),
+        f"{each.profile} at {each.placement}{parts}",
+        "" if memory is None else format_memory(memory),
+        ("tranche" if each.owned else "foreign") if ledger_read else "",
+        describe.slice_state(each),
+        "" if each.instance is None else describe.processes(each.instance.processes),
+        "",
+        ",".join(device.uuid for device in devices),
+        "",
+    ]
+
+
+def _names(each: Slice) -> str:
+    return ", ".join(map(str, each.instance.slices)) if each.instance is not None else ""

@@ -1,0 +1,40 @@
+"""`tranche release`: take a share back, or cancel a request that waits."""
+
+from __future__ import annotations
+
+import signal
+
+import click
+
+from tranche.cli.output import say
+from tranche.cli.runtime import open_agent
+from tranche.cli.settings import Settings, TrancheCommand
+from tranche.local.termination import cancel_waiter, take_back
+
+
+@click.command(cls=TrancheCommand)
+@click.argument("allocation_id", metavar="ID")
+@click.option("--terminate", is_flag=True, help="End the workload: SIGTERM, then SIGKILL after the grace time.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the workload has after SIGTERM.",
+)
+@click.pass_obj
+def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: float) -> None:
+    """Take the share of allocation ID back, or cancel the waiting request ID.
+
+    Shares come back by themselves when their workload ends, so this is for workloads that do not. While the workload lives it
+    is refused, unless --terminate is given. The instance stays, idle, for the next request.
+    """
+    with open_agent(settings) as agent:
+        pid = cancel_waiter(agent, allocation_id)
+        if pid is not None:
+            say(f"cancelled the waiting request {allocation_id} (pid {pid})")
+            return
+        ended = take_back(agent, allocation_id, terminate=terminate, grace=grace)
+    how = f" after {signal.Signals(ended.signal).name} to pid {ended.pid}" if ended.signal else ""
+    say(f"took back {allocation_id}{how}")
