@@ -84,7 +84,7 @@ def run_workload(
     watched = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        _inherit_only(held.lock.descriptor)
+        _prepare_inheritance(held.lock.descriptor)
         pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before)
         started(pid)
         while True:
@@ -101,10 +101,13 @@ def run_workload(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _inherit_only(descriptor: int) -> None:
-    """Let children inherit this file beside the standard ones; a driver's open device files must not leak into them."""
+def _prepare_inheritance(descriptor: int) -> None:
+    """Let the child inherit this file, and none of the device files that the driver may have opened in this process.
+
+    Files that this process was itself given, such as a jobserver's pipe, are passed on.
+    """
     for entry in os.listdir("/proc/self/fd"):
-        number = int(entry)
-        if number > 2:
-            with contextlib.suppress(OSError):
-                os.set_inheritable(number, number == descriptor)
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("/dev/nvidia"):
+                os.set_inheritable(int(entry), False)
+    os.set_inheritable(descriptor, True)
