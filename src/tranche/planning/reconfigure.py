@@ -68,8 +68,8 @@ class LayoutDecision:
 
     @property
     def changes_cut(self) -> bool:
-        """Whether some GPU is cut otherwise, beyond what a change of mode does to it."""
-        return any(not change.cut.unchanged for change in self.changes)
+        """Whether some GPU is cut otherwise, beyond what a change of mode does to it, or would be if it were not blocked."""
+        return any(change.blockers or not change.cut.unchanged for change in self.changes)
 
     @property
     def waiting_for_reset(self) -> tuple[GpuState, ...]:

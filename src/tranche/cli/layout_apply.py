@@ -1,0 +1,249 @@
+"""`tranche layout plan`, `apply` and `restore`: the commands that change GPUs, or say what they would change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import click
+
+from tranche.cli.layout_options import (
+    config_options,
+    hook_options,
+    hook_runner,
+    mode_only_option,
+    patience,
+    read_checkpoint_document,
+    read_layouts,
+    read_plan,
+    required_checkpoint_file,
+    skip_reset_option,
+    wait_options,
+)
+from tranche.cli.layout_output import Narrator, decision_data, print_plan, sum_up
+from tranche.cli.output import print_json, say, warn
+from tranche.cli.runtime import open_agent
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.allocation import NodeView
+from tranche.core.checkpoint import parse_checkpoint
+from tranche.core.errors import UsageError
+from tranche.core.layout import Layout
+from tranche.node.agent import Agent
+from tranche.node.change import Change, Patience
+from tranche.node.hook_runner import HookRunner
+from tranche.planning.generate import generate_layouts
+from tranche.planning.plan import Plan, plan_to_dict
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.restore import plan_restore
+
+Decide = Callable[[NodeView], LayoutDecision]
+
+_checkpoint_file = click.option(
+    "-f",
+    "--checkpoint-file",
+    metavar="FILE",
+    envvar="MIG_PARTED_CHECKPOINT_FILE",
+    help="The checkpoint; - is stdin.",
+)
+_dry_run = click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
+
+
+@click.command(cls=TrancheCommand)
+@config_options
+@mode_only_option
+@skip_reset_option
+@output_option()
+@click.pass_obj
+def plan(
+    settings: Settings,
+    config_file: str | None,
+    selected_config: str | None,
+    mode_only: bool,
+    skip_reset: bool,
+    output: str,
+) -> None:
+    """Print the steps that would give the layout, and change nothing.
+
+    With -o json the output is a plan that `apply --plan` carries out later, provided that the GPUs are still as they
+    were.
+    """
+    layout = _layout_of_file(config_file, selected_config)
+    with open_agent(settings) as agent:
+        layout = layout or generate_layouts(agent.driver.observe()).select(selected_config)
+        _show(agent, _towards(layout, mode_only=mode_only, skip_reset=skip_reset), output)
+
+
+@click.command(cls=TrancheCommand)
+@config_options
+@hook_options
+@mode_only_option
+@skip_reset_option
+@wait_options
+@_dry_run
+@click.option("--plan", "plan_file", metavar="FILE", help="Carry out a saved plan instead of a layout; - is stdin.")
+@output_option()
+@click.pass_obj
+def apply(
+    settings: Settings,
+    config_file: str | None,
+    selected_config: str | None,
+    hooks_file: str | None,
+    mode_only: bool,
+    skip_reset: bool,
+    wait: bool,
+    timeout: float | None,
+    dry_run: bool,
+    plan_file: str | None,
+    debug: bool,
+    output: str,
+) -> None:
+    """Cut the GPUs as the layout declares, touching the fewest instances.
+
+    Instances that are right already stay, with their UUIDs. Instances in use are never touched: where one stands in the
+    way, nothing is changed and the error says who uses it. Idle instances that the layout does not have are destroyed,
+    whoever made them. Only GPUs whose mode change needs it are reset. A failure is undone.
+    """
+    environment: dict[str, object] = {
+        "MIG_PARTED_CONFIG_FILE": config_file,
+        "MIG_PARTED_SELECTED_CONFIG": selected_config,
+        "MIG_PARTED_HOOKS_FILE": hooks_file,
+        "MIG_PARTED_SKIP_RESET": skip_reset,
+        "MIG_PARTED_MODE_CHANGE_ONLY": mode_only,
+    }
+    saved, layout = None, None
+    if plan_file is not None:
+        # The environment's defaults for a layout do not stand against a plan; options do.
+        context = click.get_current_context()
+        for name in ("config_file", "selected_config", "mode_only", "skip_reset"):
+            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                raise UsageError(f"--plan and --{name.replace('_', '-')} exclude each other")
+        saved = read_plan(plan_file)
+    else:
+        layout = _layout_of_file(config_file, selected_config)
+    runner = hook_runner(hooks_file, environment, debug=debug)
+    wanted = patience(wait, timeout)
+    with open_agent(settings) as agent:
+        if saved is not None:
+            _apply_saved(agent, saved, runner, wanted, dry_run=dry_run, output=output)
+        else:
+            layout = layout or generate_layouts(agent.driver.observe()).select(selected_config)
+            decide = _towards(layout, mode_only=mode_only, skip_reset=skip_reset)
+            if dry_run:
+                _show(agent, decide, output)
+                return
+            decision = _carry_out(agent, decide, runner, wanted, mode_only=mode_only)
+            if output == "json":
+                print_json("LayoutApplied", **decision_data(decision))
+    if not dry_run:
+        say("MIG configuration applied successfully")
+
+
+@click.command(cls=TrancheCommand)
+@_checkpoint_file
+@hook_options
+@mode_only_option
+@skip_reset_option
+@wait_options
+@_dry_run
+@output_option()
+@click.pass_obj
+def restore(
+    settings: Settings,
+    checkpoint_file: str | None,
+    hooks_file: str | None,
+    mode_only: bool,
+    skip_reset: bool,
+    wait: bool,
+    timeout: float | None,
+    dry_run: bool,
+    debug: bool,
+    output: str,
+) -> None:
+    """Put modes and instances back where a checkpoint recorded them, keeping what is there already."""
+    path = required_checkpoint_file(checkpoint_file)
+    environment: dict[str, object] = {
+        "MIG_PARTED_CHECKPOINT_FILE": checkpoint_file,
+        "MIG_PARTED_HOOKS_FILE": hooks_file,
+        "MIG_PARTED_MODE_CHANGE_ONLY": mode_only,
+    }
+    checkpoint = parse_checkpoint(read_checkpoint_document(path))
+    runner = hook_runner(hooks_file, environment, debug=debug)
+    wanted = patience(wait, timeout)
+
+    def decide(view: NodeView) -> LayoutDecision:
+        return plan_restore(view, checkpoint, mode_only=mode_only, skip_reset=skip_reset)
+
+    with open_agent(settings) as agent:
+        if dry_run:
+            _show(agent, decide, output)
+            return
+        decision = _carry_out(agent, decide, runner, wanted, mode_only=mode_only)
+        if output == "json":
+            print_json("LayoutRestored", **decision_data(decision))
+    say("MIG configuration restored successfully")
+
+
+def _layout_of_file(path: str | None, selected: str | None) -> Layout | None:
+    """The selected layout of the file, so that a mistake in it is told before anything else; None without a file."""
+    return read_layouts(path).select(selected) if path else None
+
+
+def _towards(layout: Layout, *, mode_only: bool, skip_reset: bool) -> Decide:
+    return partial(plan_layout, layout=layout, mode_only=mode_only, skip_reset=skip_reset)
+
+
+def _show(agent: Agent, decide: Decide, output: str) -> None:
+    view = agent.view()
+    decision = decide(view)
+    _warn_of(decision)
+    if output == "json":
+        decision.refuse_if_blocked()
+        print_json("Plan", **{k: v for k, v in plan_to_dict(decision.plan).items() if k not in ("apiVersion", "kind")})
+        return
+    print_plan(decision.plan, view.node)
+    decision.refuse_if_blocked()
+
+
+def _carry_out(agent: Agent, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool) -> LayoutDecision:
+    warned = False
+
+    def decide_and_warn(view: NodeView) -> LayoutDecision:
+        nonlocal warned
+        decision = decide(view)
+        if not warned:
+            _warn_of(decision)
+        warned = True
+        return decision
+
+    change = _change(agent, hooks, wanted)
+    decision = change.to_layout(decide_and_warn, mode_only=mode_only)
+    say(sum_up(decision))
+    return decision
+
+
+def _apply_saved(agent: Agent, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
+    if dry_run:
+        print_plan(saved, agent.view().node)
+        return
+    _change(agent, hooks, wanted).as_saved(saved)
+    if output == "json":
+        print_json(
+            "PlanApplied", purpose=saved.purpose, gpus=list(saved.gpu_uuids), steps=[str(s) for s in saved.steps]
+        )
+
+
+def _change(agent: Agent, hooks: HookRunner, wanted: Patience) -> Change:
+    narrator = Narrator()
+    return Change(
+        agent,
+        hooks,
+        wanted,
+        progress=narrator.step,
+        waiting=narrator.waiting,
+        exit_hook_failed=lambda error: warn(error.message),
+    )
+
+
+def _warn_of(decision: LayoutDecision) -> None:
+    for warning in decision.warnings:
+        warn(warning)

@@ -1,0 +1,136 @@
+"""The options that the layout commands share, named and defaulted by the environment as mig-parted's are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
+from tranche.core.hooks import HooksFile, parse_hooks
+from tranche.core.layout import LayoutFile
+from tranche.core.layout_format import parse_layouts
+from tranche.node.change import Patience
+from tranche.node.files import STANDARD_STREAM, read_document
+from tranche.node.hook_runner import HookRunner
+from tranche.planning.plan import Plan, plan_from_dict
+
+
+def config_options(function: Any) -> Any:
+    """`-f` and `-c`: which layout of which file."""
+    for option in (
+        click.option(
+            "-c",
+            "--selected-config",
+            metavar="NAME",
+            envvar="MIG_PARTED_SELECTED_CONFIG",
+            help="The layout; may be left out when the file has exactly one.",
+        ),
+        click.option(
+            "-f",
+            "--config-file",
+            metavar="FILE",
+            envvar="MIG_PARTED_CONFIG_FILE",
+            help="The layout file, YAML or JSON; - is stdin. Default: the layouts generated for this machine.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def mode_only_option(function: Any) -> Any:
+    """`-m`: MIG modes only."""
+    return click.option(
+        "-m",
+        "--mode-only",
+        is_flag=True,
+        envvar="MIG_PARTED_MODE_CHANGE_ONLY",
+        help="Only MIG mode, not the slices.",
+    )(function)
+
+
+def skip_reset_option(function: Any) -> Any:
+    """`-s`: no reset."""
+    return click.option(
+        "-s",
+        "--skip-reset",
+        is_flag=True,
+        envvar="MIG_PARTED_SKIP_RESET",
+        help="Reset no GPU; a mode change that needs a reset stays pending.",
+    )(function)
+
+
+def hook_options(function: Any) -> Any:
+    """`-k` and `-d`: commands to run around the change, and whether to show what they say."""
+    for option in (
+        click.option(
+            "-d", "--debug", is_flag=True, envvar="MIG_PARTED_DEBUG", help="Show the output of hooks, on stderr."
+        ),
+        click.option(
+            "-k",
+            "--hooks-file",
+            metavar="FILE",
+            envvar="MIG_PARTED_HOOKS_FILE",
+            help="Commands to run before and after the change.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def wait_options(function: Any) -> Any:
+    """`--wait` and `--timeout`: patience with what is in use."""
+    for option in (
+        click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With --wait: wait so long."),
+        click.option(
+            "--wait", is_flag=True, help="Wait while something in use stands in the way, instead of refusing."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def read_layouts(path: str) -> LayoutFile:
+    """The layouts of the file."""
+    name = "stdin" if path == STANDARD_STREAM else path
+    document = read_document(path, LayoutInvalid)
+    try:
+        return parse_layouts(document, source=name)
+    except LayoutInvalid as error:
+        raise LayoutInvalid(f"{name}: {error.message}", hint=error.hint) from error
+
+
+def read_plan(path: str) -> Plan:
+    """The saved plan."""
+    return plan_from_dict(read_document(path, PlanInvalid))
+
+
+def hook_runner(path: str | None, environment: dict[str, object], *, debug: bool) -> HookRunner:
+    """The hooks of the file, with the command's options as mig-parted hands them to hooks; no hooks without a file."""
+    hooks = parse_hooks(read_document(path, HooksInvalid)) if path else HooksFile()
+    return HookRunner(hooks, {name: _go_text(value) for name, value in environment.items()}, debug)
+
+
+def patience(wait: bool, timeout: float | None) -> Patience:
+    """The patience that the options ask for."""
+    if timeout is not None and not wait:
+        raise UsageError("--timeout needs --wait", hint="for example: --wait --timeout 600")
+    return Patience(wait, timeout)
+
+
+def required_checkpoint_file(path: str | None) -> str:
+    """The checkpoint file's name."""
+    if not path:
+        raise UsageError("missing required flags 'checkpoint-file'", hint="name it with -f FILE")
+    return path
+
+
+def read_checkpoint_document(path: str) -> object:
+    """The decoded checkpoint."""
+    return read_document(path, CheckpointInvalid)
+
+
+def _go_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)

@@ -1,0 +1,134 @@
+"""Carries a declared change out: hooks around it, patience with what is in use, one plan for everything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
+from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_APPLY_MODE
+from tranche.node.agent import Agent
+from tranche.node.executor import Progress, no_progress
+from tranche.node.hook_runner import HookRunner
+from tranche.planning.gpu_users import busy_error
+from tranche.planning.plan import Plan, ResetGpu, SetMigMode
+from tranche.planning.reconfigure import LayoutDecision
+from tranche.planning.saved_plan import users_hit_by
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Whether to wait for what is in use, and for how many seconds at most (None: without end)."""
+
+    wait: bool = False
+    seconds: float | None = None
+
+
+class Change:
+    """One declared change of a machine, from the first hook to the last.
+
+    Order: decide once, so that what is impossible is refused before any hook runs; apply-start; the pre-apply hooks of what is
+    to change, which may stop the very clients that stand in the way; then decide again and carry the plan out, all of it or
+    none of it; apply-exit, also after a failure. Nothing to change: no pre-apply hook and no plan.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        hooks: HookRunner,
+        patience: Patience,
+        *,
+        progress: Progress = no_progress,
+        waiting: Callable[[GpuBusy], None] = lambda reason: None,
+        exit_hook_failed: Callable[[HookFailed], None] = lambda error: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`waiting` is told what is waited for, `exit_hook_failed` of a failure of apply-exit after another failure."""
+        self._agent = agent
+        self._hooks = hooks
+        self._patience = patience
+        self._progress = progress
+        self._waiting = waiting
+        self._exit_hook_failed = exit_hook_failed
+        self._clock = clock
+        self._sleep = sleep
+
+    def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
+        """Carry out what is decided; the last decision. GpuBusy or WaitTimeout when something in use stays in the way."""
+        last = decide(self._agent.view())
+
+        def decide_now(view: NodeView) -> Plan:
+            nonlocal last
+            last = decide(view)
+            last.refuse_if_blocked()
+            return last.plan
+
+        def act() -> None:
+            self._before(last.changes_mode, last.changes_cut and not mode_only)
+            self._patiently(lambda: self._agent.change(decide_now, progress=self._progress))
+            if last.waiting_for_reset and not mode_only:
+                gpus = ", ".join(gpu.label for gpu in last.waiting_for_reset)
+                raise ModeChangePending(
+                    f"the MIG mode of {gpus} is set but pending, because resets are skipped; nothing was cut there",
+                    hint="reset the GPU or restart the machine, then apply the layout again",
+                )
+
+        self._between_hooks(act)
+        return last
+
+    def as_saved(self, plan: Plan) -> None:
+        """Carry out a saved plan; StateMoved when a GPU is no longer as it was when the plan was made."""
+        changes_mode = any(isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
+        changes_cut = any(not isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
+
+        def carry_out() -> None:
+            if in_the_way := users_hit_by(self._agent.view(), plan):
+                raise busy_error(plan.purpose, in_the_way)
+            self._agent.change_as_saved(plan, progress=self._progress)
+
+        def act() -> None:
+            self._before(changes_mode, changes_cut)
+            self._patiently(carry_out)
+
+        self._between_hooks(act)
+
+    def _before(self, changes_mode: bool, changes_cut: bool) -> None:
+        if changes_mode:
+            self._hooks.run(PRE_APPLY_MODE)
+        if changes_cut:
+            self._hooks.run(PRE_APPLY_CONFIG)
+
+    def _between_hooks(self, act: Callable[[], None]) -> None:
+        self._hooks.run(APPLY_START)
+        try:
+            act()
+        except BaseException:
+            try:
+                self._hooks.run(APPLY_EXIT)
+            except HookFailed as error:
+                self._exit_hook_failed(error)
+            raise
+        self._hooks.run(APPLY_EXIT)
+
+    def _patiently(self, act: Callable[[], object]) -> None:
+        """Do it, again and again while it is refused because of what is in use, for as long as patience lasts."""
+        begun = self._clock()
+        while True:
+            try:
+                act()
+                return
+            except GpuBusy as error:
+                if not self._patience.wait:
+                    raise
+                left = None if self._patience.seconds is None else begun + self._patience.seconds - self._clock()
+                if left is not None and left <= 0:
+                    raise WaitTimeout(
+                        f"gave up after {self._patience.seconds:g} s: {error.message}", hint=error.hint
+                    ) from error
+                self._waiting(error)
+            self._sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, left))

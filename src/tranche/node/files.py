@@ -1,0 +1,101 @@
+"""Reads and writes the files that people give to commands: YAML or JSON, by path, `-` for stdin and stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tranche.core.errors import PermissionDenied, TrancheError, UsageError
+
+STANDARD_STREAM = "-"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 without dates: a layout named 2026-01-01 is text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style with lists of plain values on one line, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Repeated values are written out."""
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
+    plain = not any(isinstance(item, dict | list) for item in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=plain)
+
+
+_Dumper.add_representer(list, _represent_list)
+
+
+def read_document(path: str, error: type[TrancheError]) -> object:
+    """The decoded YAML or JSON document of the file; duplicate keys: the last one counts. `error` when it cannot be read."""
+    text = _read_text(path, error)
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            pass  # a YAML flow mapping looks the same from outside
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as reason:
+        where = " ".join(str(reason).split())
+        raise error(f"{_name(path)} is neither YAML nor JSON: {where}") from reason
+
+
+def yaml_text(data: object) -> str:
+    """The data as YAML, keys in their order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True)
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a whole file or none of it; `-` is stdout."""
+    if path == STANDARD_STREAM:
+        sys.stdout.write(text)
+        return
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():  # a pipe or a device, which cannot be replaced
+            target.write_text(text)
+            return
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            os.write(descriptor, text.encode())
+            os.fchmod(descriptor, 0o644)
+        finally:
+            os.close(descriptor)
+        try:
+            os.replace(temporary, target)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except PermissionError as reason:
+        raise PermissionDenied(f"no permission to write {path}") from reason
+    except OSError as reason:
+        raise UsageError(f"cannot write {path}: {reason.strerror}") from reason
+
+
+def _read_text(path: str, error: type[TrancheError]) -> str:
+    try:
+        return sys.stdin.read() if path == STANDARD_STREAM else Path(path).read_text(encoding="utf-8-sig")
+    except OSError as reason:
+        raise error(f"cannot read {_name(path)}: {reason.strerror}") from reason
+    except UnicodeDecodeError as reason:
+        raise error(f"{_name(path)} is not text: {reason}") from reason
+
+
+def _name(path: str) -> str:
+    return "stdin" if path == STANDARD_STREAM else path

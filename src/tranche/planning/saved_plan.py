@@ -1,0 +1,25 @@
+"""Whom a saved plan would hit if it were carried out now."""
+
+from __future__ import annotations
+
+from tranche.core.allocation import NodeView
+from tranche.planning.gpu_users import User, gpu_users
+from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, Step
+
+
+def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
+    """Every user of something that a step of the plan would take; GpuNotFound when the plan names a GPU that is not here."""
+    hit: dict[int, User] = {}
+    for gpu_uuid in plan.gpu_uuids:
+        users = gpu_users(view, view.node.gpu(gpu_uuid)).users
+        for step in plan.steps_on(gpu_uuid):
+            hit.update({id(user): user for user in users if _takes(step, user)})
+    return tuple(hit.values())
+
+
+def _takes(step: Step, user: User) -> bool:
+    if user.changing or (user.occupant is None and user.allocation is not None):
+        return True
+    if isinstance(step, DestroyInstance | CreateInstance):
+        return user.occupant is not None and user.occupant.placement.overlaps(step.placement)
+    return True
