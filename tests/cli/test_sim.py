@@ -201,7 +201,9 @@ def test_attach_takes_its_target_from_the_environment_and_gives_the_exit_code(cl
     assert cli("sim", "attach", "--", "sh", "-c", "exit 7", **within).returncode == 7
     assert cli("sim", "attach", "--", "sh", "-c", "kill -9 $$", **within).returncode == 128 + signal.SIGKILL
     assert cli("sim", "attach", "--", "no-such-command-here", **within).returncode == 127
-    assert cli("sim", "attach", "--simulate", "m", "--", "true", CUDA_VISIBLE_DEVICES=uuid).returncode == 0
+    for target in (uuid, "0"):
+        done = cli("sim", "attach", "--simulate", "m", "--", "true", CUDA_VISIBLE_DEVICES=target)
+        assert done.returncode == 0, done.stderr
 
 
 def test_attach_without_a_command_stays_until_a_signal(cli: Cli) -> None:
@@ -233,6 +235,7 @@ def test_attach_passes_signals_to_the_command(cli: Cli) -> None:
     ("arguments", "variables"),
     [
         (("--simulate", "m"), {}),
+        (("1", "--simulate", "m"), {}),
         (("GPU-00000000-0000-0000-0000-000000000000", "--simulate", "m"), {}),
         (("--simulate", "m", "--memory", "lots"), {"CUDA_VISIBLE_DEVICES": "GPU-0"}),
     ],

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from tranche.cli.output import say
 from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import SimulatorError, UsageError
 from tranche.core.quantity import parse_memory
 from tranche.hardware.simulator import SimulatedMachine
+from tranche.local.child import run_child
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CONTAINER_STATE = "/run/tranche/simulator/state"
 _COMMAND_KEY = "tranche.sim.attach.command"
@@ -43,13 +43,14 @@ class _CommandAfterDashes(TrancheCommand):
 def attach(context: click.Context, target: str | None, memory: str | None) -> int:
     """Use a simulated GPU or slice while a command runs: tranche sim attach [TARGET] -- CMD...
 
-    TARGET is a GPU or MIG UUID, or several with commas, and defaults to $CUDA_VISIBLE_DEVICES. Without a command the
-    client stays until SIGINT or SIGTERM. The exit code is the command's. The machine is that of --simulate, else of
-    TRANCHE_SIM_STATE.
+    TARGET is a GPU index, a GPU or MIG UUID, or several with commas, and defaults to $CUDA_VISIBLE_DEVICES.
+    Without a command the client stays until SIGINT or SIGTERM. The exit code is the command's. The machine is
+    that of --simulate, else of TRANCHE_SIM_STATE.
     """
-    uuids = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     machine = _machine(context.ensure_object(Settings))
     amount = parse_memory(memory) if memory else 0
+    uuids = [target_uuid(machine, target) for target in targets]
     with contextlib.ExitStack() as held:
         for uuid in uuids:
             held.enter_context(machine.attached(uuid, memory=amount))
@@ -70,30 +71,23 @@ def _machine(settings: Settings) -> SimulatedMachine:
 
 
 def _targets(text: str) -> list[str]:
-    uuids = [part.strip() for part in text.split(",") if part.strip()]
-    if not uuids:
+    targets = [part.strip() for part in text.split(",") if part.strip()]
+    if not targets:
         raise UsageError("nothing to attach to", hint="give a GPU or MIG UUID, or set CUDA_VISIBLE_DEVICES")
-    return uuids
+    return targets
 
 
 def _run(command: Sequence[str]) -> int:
-    """The command's exit code, 128 + N when signal N ended it; 127 or 126 as a shell when it cannot start."""
-    try:
-        child = subprocess.Popen(command)
-    except FileNotFoundError:
+    """The command's exit code; 127 or 126, as a shell, when it cannot start."""
+    path = shutil.which(command[0])
+    if path is None:
         say(f"{command[0]}: command not found")
         return 127
+    try:
+        return run_child(path, command, os.environ)
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
         return 126
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        child.send_signal(number)
-
-    for number in _FORWARDED:
-        signal.signal(number, forward)
-    code = child.wait()
-    return 128 - code if code < 0 else code
 
 
 def _hold(uuids: Sequence[str]) -> int:

@@ -6,7 +6,8 @@ import click
 
 from tranche.cli.output import say
 from tranche.cli.settings import TrancheGroup
-from tranche.core.errors import GpuNotFound, UsageError
+from tranche.cli.sim_target import target_uuid
+from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_memory
 from tranche.hardware.simulator import SimulatedMachine
 from tranche.hardware.simulator.library import control_library
@@ -33,15 +34,6 @@ def _nvml_function(_context: click.Context, _parameter: click.Parameter, name: s
     if not (name.startswith("nvml") and hasattr(control_library(), name)):
         raise UsageError(f"NVML has no function '{name}'", hint="for example nvmlDeviceCreateGpuInstance")
     return name
-
-
-def _uuid(machine: SimulatedMachine, target: str) -> str:
-    if not target.isdecimal():
-        return target
-    gpus = machine.gpus()
-    if int(target) >= len(gpus):
-        raise GpuNotFound(f"{machine.name} has no GPU {target}", hint=f"its GPUs are 0 to {len(gpus) - 1}")
-    return gpus[int(target)].uuid
 
 
 @inject.command()
@@ -94,7 +86,7 @@ def lost(context: click.Context, gpu: int) -> None:
 def busy(context: click.Context, target: str, pid: int, memory: str) -> None:
     """Put a client without a process on a GPU (index or UUID) or a MIG UUID, until cleared."""
     machine = _machine(context)
-    uuid = _uuid(machine, target)
+    uuid = target_uuid(machine, target)
     machine.inject_busy(uuid, pid=pid, memory=parse_memory(memory))
     say(f"process {pid} uses {uuid}")
 

@@ -8,23 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from tranche.core.errors import UsageError, VerificationFailed
 from tranche.core.state import GpuState
+from tranche.local.child import run_child
 from tranche.node.agent import Held
-
-_FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-)
-_SENT_BY_KERNEL = 0x80  # SI_KERNEL: the terminal sent it, and to the child as well
 
 
 class CommandNotFound(UsageError):
@@ -81,24 +70,8 @@ def run_workload(
     Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
     child's pid.
     """
-    watched = {*_FORWARDED, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
-        _prepare_inheritance(held.lock.descriptor)
-        pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before)
-        started(pid)
-        while True:
-            # A child that ended before this loop left SIGCHLD pending, so nothing is missed.
-            info = signal.sigwaitinfo(watched)
-            if info.si_signo == signal.SIGCHLD:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended == pid:
-                    code = os.waitstatus_to_exitcode(status)
-                    return code if code >= 0 else 128 - code
-            elif info.si_code != _SENT_BY_KERNEL:
-                os.kill(pid, info.si_signo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    _prepare_inheritance(held.lock.descriptor)
+    return run_child(path, command, environment, started)
 
 
 def _prepare_inheritance(descriptor: int) -> None:
