@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is timed: a slow machine must not turn a property false.
+settings.register_profile("tranche", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tranche")
 
 Golden = Callable[[str, str], None]
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from tranche.core.errors import UsageError
 
-_NAME = re.compile(r"(?:(?P<c>\d+)c\.)?(?P<g>\d+)g\.(?P<gb>\d+)gb(?:(?P<sign>[+-])(?P<attributes>.+))?", re.ASCII)
+_NAME = re.compile(
+    r"(?:(?P<c>\d{1,9})c\.)?(?P<g>\d{1,9})g\.(?P<gb>\d{1,9})gb(?:(?P<sign>[+-])(?P<attributes>.+))?", re.ASCII
+)
 _ATTRIBUTE = re.compile(r"[A-Za-z](?:[A-Za-z0-9.]*[A-Za-z0-9])?", re.ASCII)
 
 

@@ -26,8 +26,9 @@ _UNITS = {
     "Gi": GIB,
     "Ti": 1024**4,
 }
-_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]i?)?(?P<byte>B)?", re.ASCII)
-_FRACTION = re.compile(r"\d+(?:\.\d+)?|\.\d+", re.ASCII)
+# Digits are bounded because int() itself refuses thousands of them, in words that are not ours.
+_MEMORY = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMGT]i?)?(?P<byte>B)?", re.ASCII)
+_FRACTION = re.compile(r"\d{1,18}(?:\.\d{1,18})?|\.\d{1,18}", re.ASCII)
 
 
 def parse_memory(text: str) -> int:
@@ -67,8 +68,20 @@ def format_memory(amount: int) -> str:
     return f"{_trim(amount / MIB)} MiB"
 
 
+def memory_option(amount: int) -> str:
+    """Bytes as the shortest text that parse_memory reads back to exactly the same: `4Gi`, `4G`, `4864Mi`."""
+    for unit in ("Ti", "T", "Gi", "G", "Mi", "M", "Ki", "K"):
+        if amount % _UNITS[unit] == 0:
+            return f"{amount // _UNITS[unit]}{unit}"
+    return f"{amount // 1000}.{amount % 1000:03}K"
+
+
 def format_fraction(share: Fraction) -> str:
-    """A share as a short decimal: `0.5`, `0.333`."""
+    """A share as an exact decimal, as it was written: `0.5`, `0.125`; rounded to three digits when it has no end: `0.333`."""
+    for digits in range(19):
+        scaled = share * 10**digits
+        if scaled.denominator == 1:
+            return f"{int(share)}.{scaled.numerator % 10**digits:0{digits}}" if digits else str(scaled.numerator)
     return _trim(float(share), digits=3)
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
-from tranche.core.quantity import format_fraction, format_memory, parse_fraction, parse_memory
+from tranche.core.quantity import format_fraction, memory_option, parse_fraction, parse_memory
 
 
 class Isolation(StrEnum):
@@ -55,7 +55,7 @@ class GpuMemory:
     amount: int
 
     def __str__(self) -> str:
-        return f"--gpu-memory {format_memory(self.amount).replace(' ', '').removesuffix('B')}"
+        return f"--gpu-memory {memory_option(self.amount)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def parse_request(
 
 
 def _parse_count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) == 0:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) == 0:
         raise UsageError(
             f"'{text}' is not a number of whole GPUs",
             hint="write it as --gpus 1; for a part of one GPU use --gpu 0.5",

@@ -1,0 +1,66 @@
+"""What workloads were given: grants, and the view that decisions are made from."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+
+from tests.strategies import node_views
+from tranche.core.allocation import Grant, NodeView
+from tranche.core.grid import Placement
+from tranche.core.profile import parse_profile
+from tranche.core.request import Isolation
+from tranche.core.state import InstanceKey, NodeState
+from tranche.core.wire import grant_to_dict
+
+SLICE = Grant("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
+WHOLE = Grant("GPU-2")
+
+
+def test_a_grant_is_a_whole_gpu_or_the_slot_of_an_instance() -> None:
+    assert SLICE.key == InstanceKey("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
+    assert not SLICE.whole_gpu
+    assert WHOLE.whole_gpu
+    assert WHOLE.key is None
+
+
+def test_a_grant_says_how_it_is_made_and_how_hard_it_is_fenced() -> None:
+    assert (SLICE.mechanism, WHOLE.mechanism) == ("mig", "whole")
+    assert SLICE.isolation is WHOLE.isolation is Isolation.HARD
+
+
+def test_grants_as_json() -> None:
+    assert json.loads(json.dumps(grant_to_dict(SLICE))) == {
+        "gpuUUID": "GPU-1",
+        "mechanism": "mig",
+        "isolation": "hard",
+        "profile": "2g.10gb",
+        "placement": {"start": 4, "size": 2},
+    }
+    whole = json.loads(json.dumps(grant_to_dict(WHOLE)))
+    assert (whole["profile"], whole["placement"], whole["mechanism"]) == (None, None, "whole")
+
+
+@given(node_views())
+def test_a_view_accounts_for_every_grant_once(view: NodeView) -> None:
+    granted = [grant for allocation in view.allocations for grant in allocation.grants]
+    seen = [grant for gpu in view.node for grant in view.grants_on(gpu.uuid)]
+    assert sorted(map(str, seen)) == sorted(map(str, granted))
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if grant.key is not None:
+                assert view.holder_of(grant.key) is allocation
+
+
+@given(node_views())
+def test_promised_places_are_the_slices_granted(view: NodeView) -> None:
+    for gpu in view.node:
+        slices = [grant for grant in view.grants_on(gpu.uuid) if not grant.whole_gpu]
+        assert [(o.profile, o.placement) for o in view.promised_on(gpu.uuid)] == [
+            (grant.profile, grant.placement) for grant in slices
+        ]
+
+
+def test_nobody_holds_a_slot_that_was_not_granted() -> None:
+    assert NodeView(NodeState(())).holder_of(InstanceKey("GPU-1", parse_profile("1g.5gb"), Placement(0, 1))) is None

@@ -1,0 +1,138 @@
+"""Amounts of memory and shares of a GPU: what is read, what is refused, what is printed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.errors import UsageError
+from tranche.core.quantity import (
+    GIB,
+    MIB,
+    format_fraction,
+    format_memory,
+    memory_option,
+    parse_fraction,
+    parse_memory,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("4G", 4_000_000_000),
+        ("4GB", 4_000_000_000),
+        ("4Gi", 4 * GIB),
+        ("4GiB", 4 * GIB),
+        ("4 GiB", 4 * GIB),
+        ("4000M", 4_000_000_000),
+        ("512Mi", 512 * MIB),
+        ("1.5Gi", 1536 * MIB),
+        ("2000", 2000 * MIB),
+        ("1Ti", 1024 * GIB),
+        ("1K", 1000),
+        ("1Ki", 1024),
+        (" 1G ", 1_000_000_000),
+        ("0.0001K", 1),
+    ],
+)
+def test_memory_is_read_in_decimal_and_binary_units_and_bare_mib(text: str, amount: int) -> None:
+    assert parse_memory(text) == amount
+
+
+@pytest.mark.parametrize(
+    "text", ["", "G", "-1G", "+1G", "4g", "4B", "4KiBB", "4e3M", "1,5G", ".5G", "5.G", "4 GPU", "٤G", "inf", "9" * 5000]
+)
+def test_what_is_not_an_amount_of_memory_is_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError, match="is not an amount of memory") as caught:
+        parse_memory(text)
+    assert "4Gi" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["0", "0G", "0.0Mi"])
+def test_no_memory_at_all_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="more than 0"):
+        parse_memory(text)
+
+
+@given(st.integers(1, 10**15))
+def test_memory_as_an_option_reads_back_to_the_same_bytes(amount: int) -> None:
+    assert parse_memory(memory_option(amount)) == amount
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(4 * GIB, "4Gi"), (4_000_000_000, "4G"), (4864 * MIB, "4864Mi"), (1_500_000_000, "1500M"), (1234, "1.234K")],
+)
+def test_memory_as_an_option_is_the_shortest_whole_number(amount: int, text: str) -> None:
+    assert memory_option(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (20096 * MIB, "19.62 GiB"),
+        (40 * GIB, "40 GiB"),
+        (512 * MIB, "512 MiB"),
+        (GIB - 1, "1024 MiB"),
+        (GIB, "1 GiB"),
+        (0, "0 MiB"),
+    ],
+)
+def test_memory_is_shown_to_people_in_gib_as_nvidia_smi_does(amount: int, text: str) -> None:
+    assert format_memory(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("0.5", Fraction(1, 2)),
+        (".25", Fraction(1, 4)),
+        ("1", Fraction(1)),
+        ("1.0", Fraction(1)),
+        (" 0.1 ", Fraction(1, 10)),
+    ],
+)
+def test_a_share_is_read_exactly(text: str, share: Fraction) -> None:
+    assert parse_fraction(text) == share
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "more than 0"),
+        ("0.000", "more than 0"),
+        ("1.5", "more than one GPU"),
+        ("2", "more than one GPU"),
+        ("-0.5", "is not a share"),
+        ("half", "is not a share"),
+        ("1/2", "is not a share"),
+        ("50%", "is not a share"),
+        ("1e-1", "is not a share"),
+        ("", "is not a share"),
+        ("0." + "5" * 5000, "is not a share"),
+    ],
+)
+def test_what_is_not_a_share_of_one_gpu_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_fraction(text)
+
+
+def test_more_than_one_gpu_is_answered_with_the_option_for_whole_gpus() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fraction("1.5")
+    assert "--gpus" in caught.value.hint
+
+
+@given(st.integers(1, 10**18), st.integers(0, 18))
+def test_a_share_prints_as_it_can_be_read_back(numerator: int, digits: int) -> None:
+    share = Fraction(numerator, 10**digits)
+    if share <= 1:
+        assert parse_fraction(format_fraction(share)) == share
+
+
+def test_a_share_without_a_finite_decimal_is_rounded() -> None:
+    assert format_fraction(Fraction(1, 3)) == "0.333"

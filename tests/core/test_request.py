@@ -1,0 +1,100 @@
+"""The request grammar: what each option means, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+import shlex
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import demands
+from tranche.core.errors import UsageError
+from tranche.core.profile import parse_profile
+from tranche.core.quantity import GIB
+from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus, parse_request
+from tranche.core.wire import request_from_dict, request_to_dict
+
+REQUESTS = st.builds(
+    Request,
+    demands() | st.builds(GpuMemory, st.integers(1, 10**13)),
+    st.sampled_from([Isolation.HARD, Isolation.ANY]),
+    st.sampled_from(["", "A100", "NVIDIA H100 80GB HBM3"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "demand"),
+    [
+        ({"gpus": "1"}, WholeGpus(1)),
+        ({"gpus": "8"}, WholeGpus(8)),
+        ({"gpu": "0.5"}, GpuShare(Fraction(1, 2))),
+        ({"gpu": "1"}, GpuShare(Fraction(1))),
+        ({"gpu_memory": "4Gi"}, GpuMemory(4 * GIB)),
+        ({"gpu_memory": "4000M"}, GpuMemory(4_000_000_000)),
+        ({"mig_profile": "2g.10gb+me"}, MigSlice(parse_profile("2g.10gb+me"))),
+    ],
+)
+def test_each_option_makes_its_demand(options: dict[str, str], demand: Demand) -> None:
+    assert parse_request(**options) == Request(demand)
+
+
+def test_conditions_stand_beside_the_demand() -> None:
+    request = parse_request(gpu="0.5", isolation="any", gpu_model=" A100 ")
+    assert request == Request(GpuShare(Fraction(1, 2)), Isolation.ANY, "A100")
+
+
+@given(REQUESTS)
+def test_the_text_of_a_request_is_the_options_that_make_it(request: Request) -> None:
+    words = shlex.split(str(request))
+    options = {
+        option.removeprefix("--").replace("-", "_"): value
+        for option, value in zip(words[::2], words[1::2], strict=True)
+    }
+    assert parse_request(**options) == request
+
+
+@given(REQUESTS)
+def test_a_request_survives_the_wire(request: Request) -> None:
+    assert request_from_dict(request_to_dict(request)) == request
+
+
+@pytest.mark.parametrize("options", [{}, {"gpus": "1", "gpu": "0.5"}, {"gpu_memory": "4G", "mig_profile": "1g.5gb"}])
+def test_exactly_one_demand_is_asked_for(options: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="exactly one of --gpus, --gpu, --gpu-memory and --mig-profile"):
+        parse_request(**options)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "one", "", "+1", " 1", "٣", "9" * 5000])
+def test_a_count_of_gpus_is_a_positive_whole_number(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a number of whole GPUs") as caught:
+        parse_request(gpus=text)
+    assert "--gpu 0.5" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["soft", "none", "HARD", ""])
+def test_only_hard_and_any_isolation_can_be_asked_for(text: str) -> None:
+    with pytest.raises(UsageError, match="'hard' or 'any'"):
+        parse_request(gpus="1", isolation=text)
+
+
+def test_a_slice_inside_a_gpu_instance_is_a_matter_of_layouts() -> None:
+    with pytest.raises(UsageError, match=r"1c\.3g\.20gb") as caught:
+        parse_request(mig_profile="1c.3g.20gb")
+    assert "3g.20gb" in caught.value.hint
+    assert "layout" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": "0"}, "more than 0"),
+        ({"gpu": "1.5"}, "more than one GPU"),
+        ({"gpu_memory": "lots"}, "not an amount of memory"),
+        ({"mig_profile": "1g"}, "not a MIG profile name"),
+    ],
+)
+def test_a_malformed_value_is_a_usage_error(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_request(**options)
