@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 
 import pytest
 
+import tranche
 from tranche.core import errors
 from tranche.core.errors import TrancheError, all_errors
 
@@ -47,10 +50,19 @@ def test_reason_words_and_exit_codes_are_unique() -> None:
 @pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
 def test_each_class_is_fit_for_programs_and_people(cls: type[TrancheError]) -> None:
     assert re.fullmatch(r"[A-Z][A-Za-z]+", cls.reason)
-    assert 1 < cls.exit_code < 126, "1 is for the unforeseen, 126 and up belong to the shell"
+    assert 1 < cls.exit_code < 126 or cls is errors.CommandNotFound, (
+        "1 is for the unforeseen, 126 and up are the shell's"
+    )
     assert cls.__doc__
     assert "reason" in vars(cls)
     assert "exit_code" in vars(cls)
+
+
+def test_every_error_lives_in_the_one_tree() -> None:
+    """A class elsewhere would be in the list, and in the documents made from it, only when its module happens to be imported."""
+    for module in pkgutil.walk_packages(tranche.__path__, "tranche."):
+        importlib.import_module(module.name)
+    assert {cls.__module__ for cls in all_errors()} == {"tranche.core.errors"}
 
 
 def test_an_error_carries_message_and_hint() -> None:

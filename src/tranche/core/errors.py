@@ -33,8 +33,9 @@
     │   ├── LedgerCorrupt            61
     │   └── LedgerTooNew             62
     ├── WaitTimeout                  70
-    └── safety                   80 to 89
-        └── GpuBusy                  80
+    ├── safety                   80 to 89
+    │   └── GpuBusy                  80
+    └── CommandNotFound             127        the shell's own code
 
 Codes from 128 on mean that a signal ended the command, as in a shell. `tranche run` returns its child's own code.
 """
@@ -253,6 +254,13 @@ class GpuBusy(TrancheError):
 
     reason = "GpuBusy"
     exit_code = 80
+
+
+class CommandNotFound(TrancheError):
+    """The command to run does not exist or cannot be executed."""
+
+    reason = "CommandNotFound"
+    exit_code = 127
 
 
 def all_errors() -> tuple[type[TrancheError], ...]:

@@ -10,17 +10,10 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 
-from tranche.core.errors import UsageError, VerificationFailed
+from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
 from tranche.node.agent import Held
-
-
-class CommandNotFound(UsageError):
-    """The command to run does not exist or cannot be executed; the shell's own exit code for it."""
-
-    reason = "CommandNotFound"
-    exit_code = 127
 
 
 def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[str, str]:
