@@ -171,10 +171,10 @@ static nvmlReturn_t add_client(machine *m, uint32_t kind, const struct device_pl
     result = take_slot(m, kind, &slot, &lock);
     if (result == NVML_SUCCESS) {
         fill(&m->state->clients[slot], m, place, pid, name, memory_bytes, utilization);
-        atomic_store_explicit(&m->state->clients[slot].kind, kind, memory_order_release);
         if (atomic_load(&m->state->clients_in_use) <= slot) {
-            atomic_store_explicit(&m->state->clients_in_use, slot + 1, memory_order_release);
+            atomic_store(&m->state->clients_in_use, slot + 1);
         }
+        atomic_store_explicit(&m->state->clients[slot].kind, kind, memory_order_release);
         if (kind == CLIENT_LIVE) {
             pthread_mutex_lock(&own_guard);
             prepare_own();

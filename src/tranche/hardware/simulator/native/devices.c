@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,14 +102,25 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *devic
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* "domain:bus:device.function" in hexadecimal; the domain and the function may be left out. */
+/* "domain:bus:device.function" in hexadecimal; the domain and the function (always 0) may be left out. */
 static bool parse_bus_id(const char *text, unsigned int *domain, unsigned int *bus, unsigned int *slot) {
-    char extra;
-    *domain = 0;
-    return sscanf(text, "%x:%x:%x.0%c", domain, bus, slot, &extra) == 3 ||
-           sscanf(text, "%x:%x:%x%c", domain, bus, slot, &extra) == 3 ||
-           (*domain = 0, sscanf(text, "%x:%x.0%c", bus, slot, &extra) == 2) ||
-           sscanf(text, "%x:%x%c", bus, slot, &extra) == 2;
+    unsigned long parts[3];
+    unsigned int count = 0;
+    char *end = NULL;
+    do {
+        if (count == 3 || !isxdigit((unsigned char)*text)) {
+            return false;
+        }
+        parts[count++] = strtoul(text, &end, 16);
+        text = end + 1;
+    } while (*end == ':');
+    if (count < 2 || (*end != '\0' && strcmp(end, ".0") != 0)) {
+        return false;
+    }
+    *domain = count == 3 ? (unsigned int)parts[0] : 0;
+    *bus = (unsigned int)parts[count - 2];
+    *slot = (unsigned int)parts[count - 1];
+    return true;
 }
 
 static nvmlReturn_t handle_by_bus_id(const char *function, const char *bus_id, nvmlDevice_t *device) {

@@ -71,10 +71,10 @@ static nvmlReturn_t add_fault(machine *m, uint32_t kind, const char *function, u
         fault->seconds = seconds;
         strcpy(fault->function, function);
         atomic_store(&fault->calls_left, calls);
-        atomic_store_explicit(&fault->kind, kind, memory_order_release);
         if (atomic_load(&m->state->faults_in_use) <= i) {
-            atomic_store_explicit(&m->state->faults_in_use, i + 1, memory_order_release);
+            atomic_store(&m->state->faults_in_use, i + 1);
         }
+        atomic_store_explicit(&fault->kind, kind, memory_order_release);
         result = NVML_SUCCESS;
         break;
     }
