@@ -33,7 +33,7 @@ class MigFleet:
         self._buckets: dict[int, dict[int, None]] = {mask: {} for mask in masks}
         self._masks = [0] * gpus
         self._open = [0] * len(geometry.shapes)
-        self._buckets[0] = dict.fromkeys(range(gpus))
+        self._buckets[0] = dict.fromkeys(reversed(range(gpus)))  # the last in goes first: GPU 0
         if gpus:
             self._flip(0)
 
