@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Golden
 from tests.simulator.smi_runner import MIG_BOARDS, Smi, make_smi, smi_of_swapped_a100, without_date
+from tranche.hardware.simulator import ensure_built
 
 
 @pytest.fixture
@@ -71,17 +76,24 @@ def test_the_header_says_that_the_machine_is_simulated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("board", MIG_BOARDS)
 def test_every_box_is_straight(tmp_path: Path, board: str) -> None:
-    """With the longest names, a full board and processes, no row is wider or narrower than its frame."""
+    """With the longest name, and with the most memory, no row is wider or narrower than its frame."""
     smi = make_smi(tmp_path, board)
     smi.enable_mig()
-    profiles = [line.split() for line in smi.succeed("mig", "-lgip").splitlines() if " MIG " in line]
-    longest = max(profiles, key=lambda row: len(row[3]))[3]
-    smi.succeed("mig", "-cgi", longest, "-C")
-    uuid = smi.succeed("-L").split("(UUID: MIG-")[1].split(")")[0]
-    smi.machine.inject_busy(f"MIG-{uuid}", pid=4_194_303, memory=2 << 30)
-    for arguments in ((), ("mig", "-lgip"), ("mig", "-lgi"), ("mig", "-lcip"), ("mig", "-lci")):
-        boxed = [line for line in smi.succeed(*arguments).splitlines() if line.startswith(("|", "+"))]
-        assert len({len(line) for line in boxed}) == 1, arguments
+    rows = [line.split() for line in smi.succeed("mig", "-lgip").splitlines() if " MIG " in line]
+    longest = max(rows, key=lambda row: len(row[3]))[3]
+    largest = max(rows, key=lambda row: float(row[6]))[3]
+    for profile in (longest, largest):
+        smi.succeed("mig", "-cgi", profile, "-C")
+        uuid = smi.succeed("-L").split("(UUID: MIG-")[1].split(")")[0]
+        smi.machine.inject_busy(
+            f"MIG-{uuid}", pid=4_194_303, memory=2 << 30, name="a-program-with-quite-a-long-name" * 2
+        )
+        for arguments in ((), ("mig", "-lgip"), ("mig", "-lgi"), ("mig", "-lcip"), ("mig", "-lci")):
+            boxed = [line for line in smi.succeed(*arguments).splitlines() if line.startswith(("|", "+"))]
+            assert len({len(line) for line in boxed}) == 1, arguments
+        smi.machine.clear_injections()
+        smi.succeed("mig", "-dci")
+        smi.succeed("mig", "-dgi")
 
 
 def test_a_choice_of_gpus(tmp_path: Path) -> None:
@@ -110,3 +122,30 @@ def test_what_a_container_sees(sliced: Smi) -> None:
     seen = Smi(sliced.machine, {"NVIDIA_VISIBLE_DEVICES": uuid}).succeed("-L").splitlines()
     assert len(seen) == 2
     assert seen[1] == f"  MIG 1g.5gb      Device  0: (UUID: {uuid})"
+
+
+def test_it_runs_where_there_is_nothing_else(tmp_path: Path) -> None:
+    """In a root directory that holds only the program and a machine's state at its fixed place."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may change the root directory")
+    program = ensure_built().nvidia_smi
+    if needs_a_loader(program.read_bytes()):
+        pytest.skip("the C compiler has no static C library, so nvidia-smi needs the shared one")
+    smi = make_smi(tmp_path, "T4")
+    jail = tmp_path / "jail"
+    state = jail / "run/tranche/simulator/state"
+    state.parent.mkdir(parents=True)
+    shutil.copy(smi.machine.state, state)
+    shutil.copy(program, jail / "nvidia-smi")
+    command = ["/usr/bin/env", "-i", "chroot", str(jail), "/nvidia-smi", "-L"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == smi.succeed("-L"), done.stderr
+
+
+def needs_a_loader(elf: bytes) -> bool:
+    """Whether a 64-bit ELF file has a program header of type PT_INTERP."""
+    interpreter = 3
+    table = int.from_bytes(elf[32:40], sys.byteorder)
+    size, count = (int.from_bytes(elf[at : at + 2], sys.byteorder) for at in (54, 56))
+    types = (int.from_bytes(elf[table + size * i :][:4], sys.byteorder) for i in range(count))
+    return interpreter in types

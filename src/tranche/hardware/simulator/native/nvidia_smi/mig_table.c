@@ -14,6 +14,7 @@ static void print_heading(void) {
     puts("|==================+==================================+===========+=======================|");
 }
 
+/* A total of six digits takes one of the four spaces that end the cell. */
 static void format_usage(char *out, size_t size, nvmlReturn_t result, unsigned long long used,
                          unsigned long long total) {
     if (result) snprintf(out, size, "%27s", "N/A");
@@ -34,10 +35,10 @@ static void print_device(const SmiGpu *gpu, unsigned index, nvmlDevice_t device)
     format_usage(bar1_usage, sizeof bar1_usage, result, bar1.bar1Used, bar1.bar1Total);
     unsigned long long errors = 0; /* a simulated memory has none to report */
     nvmlDeviceGetTotalEccErrors(device, 1, 0, &errors);
-    printf("|%3u%5u%4u%4u  |   %s    |%3u%7llu |%3u%4u%5u%5u%5u |\n", gpu->index, gi, ci, index, usage,
+    printf("|%3u%5u%4u%4u  |   %-31s|%3u%7llu |%3u%4u%5u%5u%5u |\n", gpu->index, gi, ci, index, usage,
            attributes.multiprocessorCount, errors, attributes.sharedCopyEngineCount, attributes.sharedEncoderCount,
            attributes.sharedDecoderCount, attributes.sharedOfaCount, attributes.sharedJpegCount);
-    printf("|                  |   %s    |           |                       |\n", bar1_usage);
+    printf("|                  |   %-31s|           |                       |\n", bar1_usage);
     puts("+------------------+----------------------------------+-----------+-----------------------+");
 }
 
