@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tranche.cli.inventory import Slice, missing_instances, room_on
 from tranche.core.allocation import Allocation, Grant, NodeView
@@ -102,10 +102,11 @@ def gpu_texts(pairs: Iterable[tuple[int, str]]) -> str:
     together: dict[str, list[int]] = {}
     for index, text in pairs:
         together.setdefault(text, []).append(index)
-    return "; ".join(f"GPU {_ranges(indexes)}: {text}" for text, indexes in together.items())
+    return "; ".join(f"GPU {ranges(indexes)}: {text}" for text, indexes in together.items())
 
 
-def _ranges(indexes: Sequence[int]) -> str:
+def ranges(indexes: Iterable[int]) -> str:
+    """Numbers with runs joined: `0-3, 5`."""
     runs: list[list[int]] = []
     for index in sorted(indexes):
         if runs and runs[-1][-1] == index - 1:

@@ -32,7 +32,7 @@ class NvmlDriver:
         """Load and initialise NVML; DriverNotFound without a driver. `reset_command` is what resets a GPU."""
         with explained("talk to the NVIDIA driver"):
             pynvml.nvmlInit()
-        self._reset_command = reset_command
+        self.reset_command = reset_command
         self._instances = InstanceReader()
         self._geometries: dict[tuple[str, MigMode], Geometry] = {}
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class NvmlDriver:
         with explained(f"find GPU {gpu_uuid}"):
             bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
-        command = [self._reset_command, "--gpu-reset", "-i", bus_id]
+        command = [self.reset_command, "--gpu-reset", "-i", bus_id]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

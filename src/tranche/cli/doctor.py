@@ -1,0 +1,105 @@
+"""`tranche doctor`: is this machine fit for sharing its GPUs, and what to do where it is not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tranche.cli import describe
+from tranche.cli.output import print_json
+from tranche.cli.runtime import open_driver, state_dir
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.state import NodeState
+from tranche.hardware.driver import Driver
+from tranche.node import records
+from tranche.node.agent import Agent
+from tranche.node.checkup import (
+    Finding,
+    Status,
+    check_ledger,
+    check_leftovers,
+    check_node,
+    check_permission,
+    check_reset_command,
+    check_state_folder,
+    failed,
+)
+from tranche.node.session import Places
+
+_COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
+
+
+@click.command(cls=TrancheCommand)
+@output_option()
+@click.pass_obj
+def command(settings: Settings, /, output: str) -> None:
+    """Check the driver, MIG, permissions, the state folder, the ledger, and the catalogue against the driver.
+
+    Nothing is changed. The exit code is 1 when a check failed, else 0; warnings do not count.
+    """
+    findings = _findings(settings)
+    failures = [each for each in findings if each.status is Status.FAIL]
+    if output == "json":
+        print_json("Checkup", healthy=not failures, findings=[_document(each) for each in findings])
+    else:
+        _print(findings)
+    sys.exit(1 if failures else 0)
+
+
+def _findings(settings: Settings) -> list[Finding]:
+    places = Places(state_dir(settings))
+    found: list[Finding] = []
+    ledger = check_ledger(places)
+    node: NodeState | None = None
+    try:
+        with open_driver(settings) as driver:
+            node = driver.observe()
+            found += check_node(node)
+            if ledger.status is Status.PASS and places.ledger.exists():
+                found += _leftovers(driver, node, places)
+            found.append(check_reset_command(driver.reset_command, node))
+    except TrancheError as error:
+        found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
+    simulated = os.environ.get("TRANCHE_SIM_STATE")
+    found.append(check_permission(Path(simulated) if simulated else None))
+    return [*found, check_state_folder(places.state_dir), ledger]
+
+
+def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]:
+    agent = Agent(driver, places.state_dir)
+    try:
+        with agent.ledger.read() as db:
+            allocations = records.allocations(db)
+        return list(check_leftovers(agent.recovery_needed(), NodeView(node, allocations)))
+    finally:
+        agent.close()
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    """One line for each finding; GPUs that say the same share a line."""
+    together: dict[tuple[str, Status, str, str], list[int]] = {}
+    for each in findings:
+        indexes = together.setdefault((each.check, each.status, each.text, each.hint), [])
+        if each.gpu is not None:
+            indexes.append(each.gpu)
+    for (_, status, text, hint), indexes in together.items():
+        where = f"GPU {describe.ranges(indexes)}: " if indexes else ""
+        click.echo(f"{click.style(f'{status:<4}', fg=_COLOURS[status])}  {where}{text}")
+        if hint:
+            click.echo(f"      hint: {hint}")
+
+
+def _document(found: Finding) -> dict[str, object]:
+    return {
+        "check": found.check,
+        "status": str(found.status),
+        "gpu": found.gpu,
+        "message": found.text,
+        "hint": found.hint,
+    }

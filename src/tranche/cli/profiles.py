@@ -1,0 +1,214 @@
+"""`tranche profiles`: what a GPU can be cut into, and what is free now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tranche.cli import describe
+from tranche.cli.documents import profile_document
+from tranche.cli.output import print_json, print_table, say
+from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
+from tranche.cli.runtime import open_driver
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_by_pci_id, catalogue
+from tranche.core.errors import DriverNotFound, MigNotSupported, UsageError
+from tranche.core.grid import remaining_capacity
+from tranche.core.quantity import format_memory
+from tranche.core.state import GpuState, NodeState
+
+
+@click.command(cls=TrancheCommand)
+@click.option("--board", metavar="NAME", help="A board of the catalogue, by key or product name; needs no driver.")
+@click.option("--gpu", metavar="N", help="A GPU of this machine, by index or UUID.")
+@click.option("--boards", is_flag=True, help="List the boards of the catalogue.")
+@output_option("table", "wide", "json")
+@click.pass_obj
+def command(settings: Settings, /, board: str | None, gpu: str | None, boards: bool, output: str) -> None:
+    """Show what GPUs can be cut into: this machine's, one of them with what is free, or a board that is not here.
+
+    FREE is how many more instances of a profile the GPU takes beside those that are there, idle ones included. PLACEMENTS are
+    {starts}:size in memory slices. A `?` marks what no first-hand source confirms.
+
+    \b
+    $ tranche profiles --gpu 0
+    $ tranche profiles --board H100-80GB-SXM -o wide
+    """
+    if sum((board is not None, gpu is not None, boards)) > 1:
+        raise UsageError("--board, --gpu and --boards exclude each other", hint="give one of them")
+    if boards:
+        _show_catalogue(output)
+    elif board is not None:
+        found = find_board(board)
+        _show([_Sheet.of_board(found)], output)
+    else:
+        node = _observe(settings)
+        _show(_machine_sheets(node) if gpu is None else [_Sheet.of_gpu(_find_gpu(node, gpu))], output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """One table of profiles, with what it is about; `free` maps a profile's enum to how many more of it fit now."""
+
+    board: Board | None
+    products: tuple[str, ...]
+    memory: int | None
+    profiles: tuple[GpuInstanceProfile, ...]
+    source: str
+    gpus: tuple[int, ...]
+    free: Mapping[int, int] | None
+
+    @classmethod
+    def of_board(cls, board: Board) -> _Sheet:
+        return cls(board, board.products, board.memory, _sorted(board.profiles), "catalogue", (), None)
+
+    @classmethod
+    def of_gpu(cls, gpu: GpuState, *, alike: Sequence[int] = ()) -> _Sheet:
+        free = None
+        if gpu.mig_enabled and not alike:
+            free = {p.enum: remaining_capacity(p, gpu.occupants) for p in gpu.profiles}
+        board = board_by_pci_id(gpu.pci_device_id)
+        profiles = _sorted(gpu.profiles)
+        return cls(board, (gpu.name,), gpu.memory, profiles, gpu.profiles_source, tuple(alike) or (gpu.index,), free)
+
+    @property
+    def title(self) -> str:
+        names = ", ".join(self.products)
+        size = "" if self.memory is None else f" ({format_memory(self.memory)})"
+        if self.gpus:
+            return f"GPU {describe.ranges(self.gpus)}: {names}{size}"
+        assert self.board is not None
+        return f"{self.board.key}: {names}{size}, {self.board.architecture}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "board": None if self.board is None else self.board.key,
+            "products": list(self.products),
+            "memoryBytes": self.memory,
+            "source": self.source,
+            "gpus": list(self.gpus),
+            "unverified": [] if self.board is None or self.source == "driver" else list(self.board.unverified),
+            "profiles": [
+                {**profile_document(p), "free": None if self.free is None else self.free[p.enum]} for p in self.profiles
+            ],
+        }
+
+
+def find_board(name: str) -> Board:
+    """The catalogue's board of that key or product name, with or without `NVIDIA`; UsageError otherwise."""
+    wanted = name.lower().removeprefix("nvidia ")
+    found = board_by_key(name)
+    if found is not None:
+        return found
+    for board in catalogue():
+        if any(product.lower().removeprefix("nvidia ") == wanted for product in board.products):
+            return board
+    alike = [board.key for board in catalogue() if wanted and wanted in board.key.lower()]
+    known = f"did you mean {' or '.join(alike)}?" if alike else "list the boards with: tranche profiles --boards"
+    raise UsageError(f"the catalogue has no board '{name}'", hint=known)
+
+
+def _sorted(profiles: Iterable[GpuInstanceProfile]) -> tuple[GpuInstanceProfile, ...]:
+    return tuple(sorted(profiles, key=lambda profile: (profile.slices, profile.size, profile.enum)))
+
+
+def _observe(settings: Settings) -> NodeState:
+    try:
+        with open_driver(settings) as driver:
+            return driver.observe()
+    except DriverNotFound as error:
+        raise DriverNotFound(
+            error.message,
+            hint="a board of the catalogue needs no driver: tranche profiles --board A100-40GB; list them with --boards",
+        ) from error
+
+
+def _find_gpu(node: NodeState, name: str) -> GpuState:
+    gpu = node.by_index(int(name)) if name.isascii() and name.isdigit() else node.gpu(name)
+    if not gpu.mig_capable:
+        raise MigNotSupported(
+            f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG", hint="it is given whole: tranche run --gpus 1"
+        )
+    return gpu
+
+
+def _machine_sheets(node: NodeState) -> list[_Sheet]:
+    """One sheet for each kind of GPU; a GPU whose driver answers speaks for its kind."""
+    kinds: dict[tuple[str, str], list[GpuState]] = {}
+    for gpu in node:
+        if gpu.mig_capable:
+            kinds.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
+        else:
+            say(f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG")
+    return [
+        _Sheet.of_gpu(
+            next((gpu for gpu in alike if gpu.profiles_source == "driver"), alike[0]), alike=[g.index for g in alike]
+        )
+        for alike in kinds.values()
+    ]
+
+
+def _show(sheets: Sequence[_Sheet], output: str) -> None:
+    if output == "json":
+        print_json("ProfileList", boards=[sheet.document() for sheet in sheets])
+        return
+    for number, sheet in enumerate(sheets):
+        if number:
+            click.echo()
+        click.echo(sheet.title)
+        wide = output == "wide"
+        columns = list(WIDE_COLUMNS if wide else COLUMNS)
+        rows = [profile_row(p, wide=wide) for p in sheet.profiles]
+        if sheet.free is not None:
+            columns.insert(1, "FREE")
+            for row, profile in zip(rows, sheet.profiles, strict=True):
+                row.insert(1, sheet.free[profile.enum])
+        print_table(columns, rows)
+        if sheet.gpus and sheet.source == "catalogue":
+            say("this driver describes profiles only with MIG mode on; these are the catalogue's")
+        note = unverified_note(sheet.profiles)
+        if note:
+            click.echo(note)
+
+
+def _show_catalogue(output: str) -> None:
+    if output == "json":
+        print_json("BoardList", boards=[_board_document(board) for board in catalogue()])
+        return
+    rows = [
+        (
+            board.key,
+            "?" if board.memory is None else format_memory(board.memory),
+            "?" if board.sm is None else board.sm,
+            board.compute_slices,
+            "?" if board.memory_slices is None else board.memory_slices,
+            board.architecture,
+            len(board.profiles),
+            ", ".join(board.products),
+        )
+        for board in catalogue()
+    ]
+    print_table(("BOARD", "MEMORY", "SM", "COMPUTE", "GRID", "ARCHITECTURE", "PROFILES", "PRODUCTS"), rows)
+    click.echo("? no source shows it")
+
+
+def _board_document(board: Board) -> dict[str, Any]:
+    return {
+        "board": board.key,
+        "products": list(board.products),
+        "architecture": board.architecture,
+        "computeCapability": board.compute_capability,
+        "pciDeviceIds": list(board.pci_device_ids),
+        "memoryBytes": board.memory,
+        "sm": board.sm,
+        "computeSlices": board.compute_slices,
+        "memorySlices": board.memory_slices,
+        "maxMigDevices": board.max_mig_devices,
+        "modeChangeNeedsReset": board.mode_change_needs_reset,
+        "profiles": [str(profile.name) for profile in board.profiles],
+        "unverified": list(board.unverified),
+        "note": board.note,
+    }

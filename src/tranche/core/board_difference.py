@@ -1,0 +1,97 @@
+"""Where a driver's answers about a GPU differ from the catalogue's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tranche.core.board import Board, GpuInstanceProfile
+from tranche.core.quantity import MIB
+from tranche.core.state import GpuState
+
+# The catalogue's own words for the fields that its profiles mark as unverified.
+_FIELDS = {
+    "id": "profile_id",
+    "slices": "slice_count",
+    "memory": "memory_mib",
+    "sm": "sm",
+    "copy_engines": "copy_engines",
+    "decoders": "decoders",
+    "encoders": "encoders",
+    "jpeg": "jpeg",
+    "ofa": "ofa",
+    "max_instances": "max_instances",
+    "starts": "placements",
+    "size": "placements",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field of one profile on which driver and catalogue disagree; either side is `-` where it says nothing.
+
+    `explained` tells why that is no news: the value is known from other drivers, or the catalogue's is unverified or absent.
+    """
+
+    profile: str
+    field: str
+    driver: str
+    catalogue: str
+    explained: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.profile} {self.field}: the driver says {self.driver}, the catalogue {self.catalogue}"
+        return f"{text} ({self.explained})" if self.explained else text
+
+
+def board_differences(gpu: GpuState, board: Board) -> tuple[Difference, ...]:
+    """Every difference between what the driver says of the GPU's profiles and what the catalogue has for the board.
+
+    Profiles are paired by NVML's enum value. Nothing is compared where the GPU's profiles come from the catalogue themselves.
+    """
+    if gpu.profiles_source != "driver" or not gpu.profiles:
+        return ()
+    said = {profile.enum: profile for profile in gpu.profiles}
+    known = {profile.enum: profile for profile in board.profiles}
+    found: list[Difference] = []
+    for enum in sorted(said.keys() | known.keys()):
+        if enum not in known:
+            found.append(Difference(str(said[enum].name), "profile", "it is there", "-"))
+        elif enum not in said:
+            found.append(Difference(str(known[enum].name), "profile", "-", "it is there"))
+        else:
+            found += _profile_differences(said[enum], known[enum])
+    return tuple(found)
+
+
+def unverified_fields(profile: GpuInstanceProfile) -> frozenset[str]:
+    """The catalogue's words for the fields without a first-hand source, without the remarks that follow some of them."""
+    return frozenset(word.split(" ", 1)[0] for word in profile.unverified)
+
+
+def _profile_differences(said: GpuInstanceProfile, known: GpuInstanceProfile) -> Iterator[Difference]:
+    if said.name != known.name:
+        yield Difference(str(known.name), "name", str(said.name), str(known.name))
+    unverified = unverified_fields(known)
+    for field, word in _FIELDS.items():
+        driver, catalogue = getattr(said, field), getattr(known, field)
+        if driver in (catalogue, None):
+            continue
+        explained = ""
+        if catalogue is None or (word == "placements" and not known.starts):
+            explained = "the catalogue has no source for it"
+        elif field == "memory" and driver in known.other_memory:
+            explained = "known from other drivers"
+        elif word in unverified:
+            explained = "unverified in the catalogue"
+        yield Difference(str(known.name), field, _text(field, driver), _text(field, catalogue), explained)
+
+
+def _text(field: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if field == "memory" and isinstance(value, int):
+        return f"{value // MIB} MiB"
+    if isinstance(value, tuple):
+        return "{" + ",".join(map(str, value)) + "}"
+    return str(value)

@@ -1,0 +1,178 @@
+"""Is this machine fit for sharing its GPUs? One finding for each thing that was looked at, with what to do about it.
+
+Nothing is changed and nothing is made: a ledger that is not there yet stays so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tranche.core.allocation import NodeView, Phase
+from tranche.core.board import board_by_pci_id
+from tranche.core.board_difference import board_differences
+from tranche.core.errors import TrancheError
+from tranche.core.state import GpuState, NodeState
+from tranche.node.ledger import Ledger
+from tranche.node.session import Places
+
+
+class Status(StrEnum):
+    """FAIL: something cannot work. WARN: something is limited, or worth a look."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look found. `check` is a stable word; `gpu` the index of the GPU that it is about, None for the machine."""
+
+    check: str
+    status: Status
+    text: str
+    hint: str = ""
+    gpu: int | None = None
+
+
+def failed(check: str, error: TrancheError) -> Finding:
+    """The finding for an error that stopped a check."""
+    return Finding(check, Status.FAIL, error.message, error.hint)
+
+
+def check_node(node: NodeState) -> Iterator[Finding]:
+    """The driver and every GPU as the driver shows it."""
+    yield Finding("driver", Status.PASS, f"driver {node.driver_version}, NVML {node.nvml_version}")
+    if not node.gpus:
+        yield Finding(
+            "gpus", Status.FAIL, "the driver shows no GPU", "check the card with lspci, the kernel log with dmesg"
+        )
+        return
+    yield Finding("gpus", Status.PASS, f"{len(node.gpus)} GPU{'s' if len(node.gpus) > 1 else ''}")
+    for gpu in node:
+        yield from _check_gpu(gpu)
+
+
+def check_permission(simulated_state: Path | None) -> Finding:
+    """Whether this user may cut GPUs: root, or the owner of a simulated machine, whose state file is given."""
+    if os.geteuid() == 0:
+        return Finding("permission", Status.PASS, "running as root: GPUs can be cut")
+    if simulated_state is not None and simulated_state.stat().st_uid == os.geteuid():
+        return Finding("permission", Status.PASS, "this user owns the simulated machine: its GPUs can be cut")
+    return Finding(
+        "permission",
+        Status.WARN,
+        "not running as root: GPUs can be listed, not cut",
+        "run commands that need a new slice with sudo",
+    )
+
+
+def check_reset_command(command: str, node: NodeState | None) -> Finding:
+    """Whether nvidia-smi is there; it is what resets a GPU."""
+    found = shutil.which(command)
+    if found is not None:
+        return Finding("nvidia-smi", Status.PASS, f"nvidia-smi is {found}")
+    needed = node is not None and any(gpu.mig_capable and gpu.mode_change_needs_reset for gpu in node)
+    text = "nvidia-smi is not on the PATH" + ("; these GPUs need it to change MIG mode" if needed else "")
+    return Finding("nvidia-smi", Status.WARN, text, "install the driver's utilities package")
+
+
+def check_state_folder(folder: Path) -> Finding:
+    """Whether the state folder can be written, or made."""
+    if folder.exists() and not folder.is_dir():
+        return Finding("state-folder", Status.FAIL, f"{folder} is not a folder", "choose another with --state-dir")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return Finding(
+            "state-folder",
+            Status.FAIL,
+            f"the state folder {folder} cannot be written",
+            "run as root, or choose another folder with --state-dir",
+        )
+    text = (
+        f"the state folder {folder} can be written" if nearest == folder else f"the state folder {folder} can be made"
+    )
+    return Finding("state-folder", Status.PASS, text)
+
+
+def check_ledger(places: Places) -> Finding:
+    """Whether the ledger opens and is whole."""
+    if not places.ledger.exists():
+        return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")
+    try:
+        ledger = Ledger(places.ledger)
+        try:
+            ledger.check()
+        finally:
+            ledger.close()
+    except TrancheError as error:
+        return failed("ledger", error)
+    return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is whole")
+
+
+def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
+    """Whether dead processes left something, and whether every share that was granted is still there."""
+    if recovery_needed:
+        text = "processes died and left plans, shares or places in the queue behind"
+        yield Finding(
+            "leftovers", Status.WARN, text, "the next command that looks at the machine clears them: tranche ps"
+        )
+    else:
+        yield Finding("leftovers", Status.PASS, "no process died and left anything behind")
+    present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if allocation.phase is Phase.ACTIVE and grant.key is not None and grant.key not in present:
+                text = f"allocation {allocation.id} holds {grant.key}, which is not there"
+                yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
+
+
+def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
+    if gpu.lost:
+        hint = "drain the machine and power-cycle it; the kernel log (dmesg) shows the XID"
+        yield Finding("lost", Status.FAIL, "the driver has lost the GPU", hint, gpu.index)
+        return
+    yield _mig_finding(gpu)
+    blocking = gpu.all_processes if gpu.mode_change_needs_reset and not gpu.mig_enabled else ()
+    if gpu.mig_capable and blocking:
+        names = ", ".join(map(str, blocking))
+        text = f"{names} would block a reset, and so a change of MIG mode"
+        yield Finding("reset", Status.WARN, text, "stop it before the GPU is cut", gpu.index)
+    if gpu.mig_capable:
+        yield from _catalogue_findings(gpu)
+
+
+def _mig_finding(gpu: GpuState) -> Finding:
+    if not gpu.mig_capable:
+        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: it is given whole", "", gpu.index)
+    if gpu.mode_pending:
+        text = f"MIG mode is {gpu.mode} and becomes {gpu.pending_mode} at a reset"
+        return Finding("mig", Status.WARN, text, "reset it when it is idle: nvidia-smi --gpu-reset -i N", gpu.index)
+    reset = ", a change needs a reset" if gpu.mode_change_needs_reset else ""
+    return Finding("mig", Status.PASS, f"{gpu.name}: MIG mode is {gpu.mode}{reset}", "", gpu.index)
+
+
+def _catalogue_findings(gpu: GpuState) -> Iterator[Finding]:
+    board = board_by_pci_id(gpu.pci_device_id)
+    if board is None:
+        text = f"{gpu.name} ({gpu.pci_device_id}) is not in the catalogue"
+        hint = "it works by the driver's answers; please report what `tranche profiles -o json` prints"
+        yield Finding("catalogue", Status.WARN, text, hint, gpu.index)
+        return
+    if gpu.profiles_source != "driver":
+        text = f"the driver describes {board.key} only with MIG mode on; the catalogue stands in"
+        yield Finding("catalogue", Status.PASS, text, "", gpu.index)
+        return
+    differences = board_differences(gpu, board)
+    if not differences:
+        text = f"the driver says of {board.key} what the catalogue says"
+        yield Finding("catalogue", Status.PASS, text, "", gpu.index)
+    for each in differences:
+        status = Status.PASS if each.explained else Status.WARN
+        hint = "" if each.explained else "the driver's answer is used; please report the difference"
+        yield Finding("catalogue", status, f"{board.key} {each}", hint, gpu.index)
