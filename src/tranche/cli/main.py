@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 on success, else the error's own code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = root.main(args=arguments, prog_name="tranche", standalone_mode=False)
+        code = root.main(args=arguments, prog_name="tranche", standalone_mode=False, color=_colour())
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except TrancheError as error:
@@ -88,9 +88,14 @@ def _report(error: TrancheError, *, as_json: bool) -> None:
         body |= {"message": error.message, "hint": error.hint}
         click.echo(json.dumps(body), err=True)
         return
-    click.echo(click.style("error", fg="red", bold=True) + f": {error.message}", err=True)
+    click.echo(click.style("error", fg="red", bold=True) + f": {error.message}", err=True, color=_colour())
     if error.hint:
-        click.echo("\n" + click.style("hint", fg="cyan") + f": {error.hint}", err=True)
+        click.echo("\n" + click.style("hint", fg="cyan") + f": {error.hint}", err=True, color=_colour())
+
+
+def _colour() -> bool | None:
+    """False under NO_COLOR; None leaves it to whether the output is a terminal."""
+    return False if os.environ.get("NO_COLOR") else None
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

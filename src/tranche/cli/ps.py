@@ -35,7 +35,7 @@ def command(settings: Settings, /, output: str) -> None:
     now = time.time()
     if output == "json":
         allocations = [allocation_document(each, view) for each in view.allocations]
-        waiters = [_waiter_document(view, queue, position) for position in range(len(queue))]
+        waiters = [waiter_document(view, queue, position) for position in range(len(queue))]
         print_json("AllocationList", allocations=allocations, waiters=waiters)
         return
     rows = [
@@ -82,7 +82,8 @@ def _waiter_row(view: NodeView, queue: Sequence[records.Waiter], position: int, 
     )
 
 
-def _waiter_document(view: NodeView, queue: Sequence[records.Waiter], position: int) -> dict[str, object]:
+def waiter_document(view: NodeView, queue: Sequence[records.Waiter], position: int) -> dict[str, object]:
+    """One waiter by its place in the queue, from 0, with what it waits for."""
     waiter = queue[position]
     why, obstacles = why_it_waits(view, queue, waiter.id)
     return {

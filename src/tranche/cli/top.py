@@ -1,0 +1,97 @@
+"""`tranche top`: the machine at a glance, redrawn."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from tranche.cli.documents import allocation_document, gpu_document
+from tranche.cli.output import print_json
+from tranche.cli.overview import overview
+from tranche.cli.ps import waiter_document
+from tranche.cli.runtime import open_agent
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.node.agent import Agent
+
+
+@click.command(cls=TrancheCommand)
+@click.option("--once", is_flag=True, help="Print the picture once and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often the picture is drawn anew.",
+)
+@output_option()
+@click.pass_obj
+def command(settings: Settings, /, once: bool, interval: float, output: str) -> None:
+    """Show GPUs as bars of memory slices, what runs in them, and who waits. q or Ctrl-C ends it.
+
+    Without a terminal, and with -o json, the picture is printed once.
+    """
+    live = not once and output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
+    with open_agent(settings) as agent:
+        if output == "json":
+            _print_document(agent)
+        elif live:
+            _redraw(agent, interval)
+        else:
+            for line in _picture(agent):
+                click.echo(line)
+
+
+def _picture(agent: Agent) -> list[str]:
+    return overview(agent.view(), agent.waiters(), time.time())
+
+
+def _print_document(agent: Agent) -> None:
+    view, queue = agent.view(), agent.waiters()
+    print_json(
+        "Overview",
+        gpus=[gpu_document(view, gpu) for gpu in view.node],
+        allocations=[allocation_document(each, view) for each in view.allocations],
+        waiters=[waiter_document(view, queue, position) for position in range(len(queue))],
+    )
+
+
+def _redraw(agent: Agent, interval: float) -> None:
+    """Draw on the alternate screen until q is pressed."""
+    # rich takes longer to import than everything else here; only a live picture needs it.
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(Text.from_ansi("\n".join([*_picture(agent), "", "q ends"])), refresh=True)
+            if _key_within(interval) in ("q", "Q", ""):
+                return
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """The terminal gives each key at once and does not show it; Ctrl-C still interrupts."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _key_within(seconds: float) -> str | None:
+    """The next key, an empty text when the terminal is gone, None when no key came in time."""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else None
