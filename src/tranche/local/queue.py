@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, NoRoom, VerificationFailed, WaitTimeout
 from tranche.core.request import Request
+from tranche.core.state import GpuState
 from tranche.local.doorbell import Doorbell, ring
 from tranche.node import records
 from tranche.node.agent import Agent, Held, Ticket
 from tranche.node.executor import Progress, no_progress
 from tranche.planning.allocate import Decision, Granted, Waiting
+from tranche.planning.plan import Step
 from tranche.planning.queue import Waiter, may_start, reserved_for
 
 _ATTEMPTS = 3
@@ -105,12 +107,19 @@ class Queue:
     ) -> Held:
         deadline = None if patience.seconds is None else self._monotonic() + patience.seconds
         failures = 0
+        changed = False
+
+        def noting(gpu: GpuState, step: Step) -> None:
+            nonlocal changed
+            changed = True
+            progress(gpu, step)
+
         while True:
             try:
                 outcome = self._agent.start(
                     ticket,
                     lambda view, queue: self._decide(view, _as_asked(queue), ticket.id),
-                    progress=progress,
+                    progress=noting,
                     decided=self.ring_next,
                 )
             except (GpuBusy, NoRoom, VerificationFailed):
@@ -121,7 +130,8 @@ class Queue:
                 continue
             if isinstance(outcome, Held):
                 # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
-                self.ring_next()
+                if changed:
+                    self.ring_next()
                 return outcome
             reasons = "; ".join(map(str, outcome.obstacles))
             if not patience.wait:
