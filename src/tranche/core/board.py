@@ -7,10 +7,10 @@ machine with a driver the driver's own answers win; the catalogue stands in for 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from tranche.core.profile import ProfileName, parse_profile
@@ -95,21 +95,34 @@ class Board:
         return next((p for p in self.profiles if p.name == name.gpu_instance), None)
 
 
-@cache
 def catalogue() -> tuple[Board, ...]:
     """Every known MIG-capable board, in the catalogue's order."""
-    text = resources.files("tranche.core").joinpath("boards.json").read_text()
-    return tuple(_board(model) for model in json.loads(text)["models"])
+    return tuple(_board_at(index) for index in range(len(_models())))
 
 
 def board_by_key(key: str) -> Board | None:
     """The board of that catalogue key, compared without regard to case."""
-    return next((board for board in catalogue() if board.key.lower() == key.lower()), None)
+    return _first(lambda model: model["key"].lower() == key.lower())
 
 
 def board_by_pci_id(pci_device_id: str) -> Board | None:
     """The board whose PCI device and vendor id is `0xDDDDVVVV`."""
-    return next((board for board in catalogue() if pci_device_id in board.pci_device_ids), None)
+    return _first(lambda model: pci_device_id in model["pci_device_ids"])
+
+
+@cache
+def _models() -> tuple[Mapping[str, Any], ...]:
+    return tuple(json.loads(Path(__file__).with_name("boards.json").read_text())["models"])
+
+
+@cache
+def _board_at(index: int) -> Board:
+    """Boards are made when they are asked for: a command meets one or two of them."""
+    return _board(_models()[index])
+
+
+def _first(wanted: Callable[[Mapping[str, Any]], bool]) -> Board | None:
+    return next((_board_at(index) for index, model in enumerate(_models()) if wanted(model)), None)
 
 
 def _board(model: Mapping[str, Any]) -> Board:
