@@ -138,6 +138,19 @@ def test_a_fragmented_gpu_names_its_slices_and_a_move() -> None:
     assert moves == ["move a-3 to GPU 0 (each has to be stopped and started again)"]
 
 
+def test_a_gpu_full_of_single_slices_is_not_called_fragmented() -> None:
+    """One memory slice is free, but no arrangement gives an eighth 1g.5gb a place."""
+    gpu = gpu_on(A100, instances=[slice_at("1g.5gb", start, pid=start + 1) for start in range(7)])
+    ids = [f"a-{number}" for number in range(7)]
+    explanation = explain(owned_view(gpu, *ids), parse_request(mig_profile="1g.5gb"))
+    answer = explanation.gpus[0].obstacle
+    assert answer is not None
+    assert (answer.reason, answer.missing_slices) == ("NoRoom", 1)
+    assert [each.text for each in explanation.remedies] == ["wait for a-0 to end"]
+    whole = explain(owned_view(gpu, *ids), parse_request(mig_profile="7g.40gb"))
+    assert [each.text for each in whole.remedies if each.kind is Kind.WAIT] == [f"wait for 7 to end: {', '.join(ids)}"]
+
+
 def test_missing_slices_and_the_process_in_the_way_are_named() -> None:
     gpu = gpu_on(A100, instances=[slice_at("7g.40gb", 0, pid=4242)])
     explanation = explain(view_of(gpu), parse_request(mig_profile="2g.10gb"))

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, boards, gpu_on, view_of
+from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, view_of
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import Board, board_by_key
+from tranche.core.grid import Occupant, Placement, arrange
+from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.optimum import maximal_packings
 from tranche.planning.policy import BEST_FIT, DEFAULT, FIRST_FIT, FRAGMENTATION_GRADIENT, Policy
-from tranche.planning.tables import Geometry, fragmentation, geometry_of, reachable_masks, worth
+from tranche.planning.tables import Geometry, Shape, arrangeable, fragmentation, geometry_of, reachable_masks, worth
 
 
 def geometry(board: Board) -> Geometry:
@@ -61,6 +63,16 @@ def test_the_first_slice_on_an_empty_gpu_goes_where_it_loses_least(policy: Polic
     assert isinstance(decision, Granted)
     assert decision.grants[0].placement is not None
     assert decision.grants[0].placement.start in starts
+
+
+@given(st.data())
+def test_arrangeable_agrees_with_the_search_of_the_grid(data: st.DataObject) -> None:
+    board = data.draw(boards())
+    profiles = data.draw(st.lists(st.sampled_from([p for p in placed(board) if not p.name.has_attributes]), max_size=8))
+    mask = data.draw(st.sampled_from(reachable_masks(geometry(board))))
+    shapes = tuple(sorted((Shape(p.size, p.starts) for p in profiles), key=lambda shape: -shape.size))
+    blocked = [Occupant(parse_profile("1g.1gb"), Placement(bit, 1)) for bit in range(12) if mask >> bit & 1]
+    assert arrangeable(shapes, mask) == (arrange(profiles, blocked) is not None)
 
 
 def test_first_fit_and_best_fit_do_what_their_names_say() -> None:

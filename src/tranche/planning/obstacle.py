@@ -29,8 +29,9 @@ class Reason(StrEnum):
 class Obstacle:
     """What keeps one GPU from serving a request.
 
-    `missing_slices` is in memory-slice units and `missing_memory` in bytes: how much more would have to be free (or there at
-    all); 0 when the amount is not the matter. The holders are those whose end, or removal, would clear the way.
+    `missing_slices` counts the memory slices that would have to become free, at the fewest; `missing_memory` is in bytes, for a
+    GPU that is too small. Both are 0 when the amount is not the matter. Allocations, processes and instances are all that are
+    in the way on this GPU.
     """
 
     gpu_uuid: str

@@ -14,6 +14,7 @@ from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning.candidates import Candidate
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.tables import Shape, arrangeable
 from tranche.planning.tenancy import Tenancy, occupant
 
 
@@ -74,27 +75,43 @@ def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[O
 def slice_obstacle(tenancy: Tenancy, profile: GpuInstanceProfile) -> Obstacle:
     """Why no slice of the profile fits a GPU that is cut already."""
     gpu = tenancy.gpu
-    free = gpu.memory_slices - tenancy.lasting_mask.bit_count()
-    ids = tuple(each.id for each in tenancy.allocations)
-    processes = tuple(p for instance in tenancy.in_use for p in instance.processes)
+    taken = tenancy.lasting_mask
+    missing = min((spot.mask & taken).bit_count() for spot in placements(profile))
     if _rooms(profile, tenancy.fixed):
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
             f"idle instances that Tranche did not make take the room for {profile.name}",
-            missing_slices=max(0, profile.size - free),
+            missing_slices=missing,
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
+    free = gpu.memory_slices - taken.bit_count()
+    reason = Reason.NO_ROOM
     if any(profiles_exclude(profile.name, each.profile) for each in tenancy.fixed):
         text = f"{profile.name} needs media engines that another instance has"
-        return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids, processes=processes)
-    if free < profile.size:
+    elif free < profile.size:
         text = f"{_slices_text(free)} free of {gpu.memory_slices}, {profile.name} takes {profile.size}"
-        return obstacle(
-            gpu, Reason.NO_ROOM, text, missing_slices=profile.size - free, allocation_ids=ids, processes=processes
-        )
-    text = f"{_slices_text(free)} free, but not where {profile.name} can be placed"
-    return obstacle(gpu, Reason.FRAGMENTED, text, allocation_ids=ids, processes=processes)
+    elif _arrangeable(tenancy, profile):
+        reason = Reason.FRAGMENTED
+        text = f"{_slices_text(free)} free, but not where {profile.name} can be placed"
+    else:
+        text = f"{_slices_text(free)} free, but {profile.name} has no room there however the others are placed"
+    return obstacle(
+        gpu,
+        reason,
+        text,
+        missing_slices=missing,
+        allocation_ids=tuple(each.id for each in tenancy.allocations),
+        processes=tuple(p for instance in tenancy.in_use for p in instance.processes),
+    )
+
+
+def _arrangeable(tenancy: Tenancy, profile: GpuInstanceProfile) -> bool:
+    """Whether everything in use and the profile would fit together if it were placed anew."""
+    present = [tenancy.gpu.profile(each.profile) for each in tenancy.fixed]
+    shapes = [Shape(each.size, each.starts) for each in (*present, profile) if each is not None]
+    foreign_mask = tenancy.lasting_mask & ~tenancy.fixed_mask
+    return arrangeable(tuple(sorted(shapes, key=lambda shape: -shape.size)), foreign_mask)
 
 
 def _gpu_blocked(tenancy: Tenancy) -> Obstacle | None:

@@ -24,6 +24,8 @@ from tranche.planning.plan import DestroyInstance
 from tranche.planning.policy import Policy
 from tranche.planning.tenancy import tenancy
 
+_NAMED_AT_MOST = 4
+
 
 class Kind(StrEnum):
     """The remedies, cheapest first."""
@@ -249,6 +251,8 @@ def _unheld_processes(view: NodeView, gpu: GpuState) -> frozenset[int]:
 def _wait_text(view: NodeView, holders: _Holders) -> str:
     processes = {p.pid: str(p) for gpu in view.node for p in gpu.all_processes}
     names = [*sorted(holders.allocation_ids), *(processes[pid] for pid in sorted(holders.process_ids))]
+    if len(names) > _NAMED_AT_MOST:
+        return f"wait for {len(names)} to end: {', '.join(names)}"
     return f"wait for {(' and ' if len(names) == 2 else ', ').join(names)} to end"
 
 

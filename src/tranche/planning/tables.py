@@ -62,6 +62,14 @@ def reachable_masks(geometry: Geometry) -> tuple[int, ...]:
 
 
 @cache
+def arrangeable(shapes: tuple[Shape, ...], mask: int) -> bool:
+    """Whether one instance of each of the shapes can be placed beside what is in the mask; fastest with large shapes first."""
+    if not shapes:
+        return True
+    return any(not slices & mask and arrangeable(shapes[1:], mask | slices) for slices in shapes[0].masks)
+
+
+@cache
 def fragmentation(geometry: Geometry, mask: int) -> float:
     """Free memory slices that a footprint cannot use, averaged over the footprints."""
     unusable = _unusable(geometry, mask)
