@@ -66,7 +66,10 @@ class NvmlDriver:
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
         command = [self.reset_command, "--gpu-reset", "-i", bus_id]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False)
+            # It inherits what the caller lets it inherit: locks that must be held until the reset is through.
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False, close_fds=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HardwareError(f"cannot reset GPU {gpu_uuid}: {error}") from error
         if done.returncode != 0:

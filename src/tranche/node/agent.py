@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, NodeView, Phase
-from tranche.core.errors import AllocationUnknown, StateMoved, TrancheError
+from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheError
 from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.hardware.driver import Driver
@@ -107,11 +107,16 @@ class Agent:
             return records.events(db, after=after, last=last)
 
     def change(self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress) -> Plan:
-        """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out."""
+        """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out.
+
+        GpuBusy when another change works on one of its GPUs.
+        """
         with self._deciding():
-            plan = decide(self._current_view())
+            view = self._current_view()
+            plan = decide(view)
             if plan.empty:
                 return plan
+            _refuse_changing(view, plan)
             plan_id = self._new_id()
             with self.ledger.write() as db:
                 journal.open_plan(db, plan_id, plan, session=self._session[0], created=self._clock())
@@ -281,3 +286,12 @@ class Agent:
             changing = records.changing_gpus(db)
             working = frozenset(gpu_uuid for plan in journal.running_plans(db) for gpu_uuid in plan.gpu_uuids)
         return NodeView(self.driver.observe(), allocations, owned, changing), working
+
+
+def _refuse_changing(view: NodeView, plan: Plan) -> None:
+    for gpu_uuid in plan.gpu_uuids:
+        if gpu_uuid in view.changing:
+            raise GpuBusy(
+                f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
+                hint="run this one again when that has ended; see: tranche events",
+            )

@@ -6,6 +6,7 @@ dies with it. Every destructive step checks, right before it acts, that nothing 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -76,8 +77,10 @@ class Executor:
 
     def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
         """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""
-        with self._ledger.read() as db:
+        with self._ledger.write() as db:
+            journal.begin_undo(db, plan_id)
             records = journal.step_records(db, plan_id)
+        self._boundary()
         with ExitStack() as stack:
             if not held:
                 stack.enter_context(self._holding(records))
@@ -88,10 +91,15 @@ class Executor:
                     add_event(db, self._clock(), "UndoIncomplete", error.message, allocation_id=allocation_id)
 
     def _holding(self, records: Sequence[StepRecord]) -> ExitStack:
-        """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other."""
+        """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other.
+
+        The tool that resets a GPU inherits them: when this process is killed meanwhile, nobody touches the GPU before that
+        tool is through.
+        """
         stack = ExitStack()
         for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
-            stack.enter_context(FileLock(self._locks / f"{gpu_uuid}.lock"))
+            lock = stack.enter_context(FileLock(self._locks / f"{gpu_uuid}.lock"))
+            os.set_inheritable(lock.descriptor, True)
         return stack
 
     def _on_each_gpu(

@@ -14,18 +14,20 @@ _KEPT_PLANS = 1_000
 
 
 class PlanStatus(StrEnum):
-    """RUNNING until the plan is DONE or UNDONE; a RUNNING plan of a dead session was interrupted."""
+    """RUNNING, or UNDOING after a failure, until the plan is DONE or UNDONE; an open plan of a dead session was interrupted."""
 
     RUNNING = "running"
+    UNDOING = "undoing"
     DONE = "done"
     UNDONE = "undone"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A plan in the journal; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
+    """An open plan; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
 
     id: str
+    status: PlanStatus
     purpose: str
     session: str
     allocation_id: str
@@ -77,22 +79,30 @@ def _set_step(db: sqlite3.Connection, plan_id: str, ordinal: int, status: StepSt
     )
 
 
+def begin_undo(db: sqlite3.Connection, plan_id: str) -> None:
+    """Journal that a plan is being undone: from here on it can only end undone, however many of its steps were done."""
+    db.execute("UPDATE plans SET status = ? WHERE id = ?", (PlanStatus.UNDOING, plan_id))
+
+
 def close_plan(db: sqlite3.Connection, plan_id: str, status: PlanStatus) -> None:
     """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped."""
     db.execute("UPDATE plans SET status = ? WHERE id = ?", (status, plan_id))
     db.execute("DELETE FROM changing_gpus WHERE plan_id = ?", (plan_id,))
     db.execute(
-        "DELETE FROM plans WHERE status != ? AND rowid <= (SELECT max(rowid) FROM plans) - ?",
-        (PlanStatus.RUNNING, _KEPT_PLANS),
+        "DELETE FROM plans WHERE status NOT IN (?, ?) AND rowid <= (SELECT max(rowid) FROM plans) - ?",
+        (PlanStatus.RUNNING, PlanStatus.UNDOING, _KEPT_PLANS),
     )
 
 
 def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
     """Every plan without an end, oldest first."""
     rows = db.execute(
-        "SELECT id, purpose, session, allocation_id FROM plans WHERE status = ? ORDER BY rowid", (PlanStatus.RUNNING,)
+        "SELECT id, status, purpose, session, allocation_id FROM plans WHERE status IN (?, ?) ORDER BY rowid",
+        (PlanStatus.RUNNING, PlanStatus.UNDOING),
     ).fetchall()
-    return tuple(PlanRecord(row[0], row[1], row[2], row[3], step_records(db, row[0])) for row in rows)
+    return tuple(
+        PlanRecord(row[0], PlanStatus(row[1]), row[2], row[3], row[4], step_records(db, row[0])) for row in rows
+    )
 
 
 def step_records(db: sqlite3.Connection, plan_id: str) -> tuple[StepRecord, ...]:

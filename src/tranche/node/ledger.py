@@ -107,10 +107,10 @@ class Ledger:
     def _create_alone(self) -> None:
         if self._version() != 0:
             return
+        if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
         self._connection.execute("PRAGMA journal_mode = WAL")
         with self.write():
-            if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -119,25 +119,27 @@ class Ledger:
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction that may write: all of it is kept, or nothing when the block raises."""
         with self._lock, _explained(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
+            # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """A transaction that sees one consistent state of the ledger."""
         with self._lock, _explained(self.path):
             nested = self._connection.in_transaction
-            if not nested:
-                self._connection.execute("BEGIN")
             try:
+                if not nested:
+                    self._connection.execute("BEGIN")
                 yield self._connection
             finally:
-                if not nested:
+                if not nested and self._connection.in_transaction:
                     self._connection.execute("COMMIT")
 
     def check(self) -> None:

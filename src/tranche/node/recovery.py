@@ -70,9 +70,10 @@ class Recovery:
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: a declared change that was complete is done, everything else is undone."""
         complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
-        if complete and not plan.allocation_id:
+        if complete and plan.status is journal.PlanStatus.RUNNING and not plan.allocation_id:
             with self._ledger.write() as db:
                 journal.close_plan(db, plan.id, journal.PlanStatus.DONE)
+            self._places.session(plan.session).unlink(missing_ok=True)
             return
         self._executor.undo(plan.id, allocation_id=plan.allocation_id)
         with self._ledger.write() as db:

@@ -1,0 +1,104 @@
+"""Child processes of a test: forked from the warm interpreter, so that a test can afford hundreds of them.
+
+NVML is only ever initialised in such a child. The process of the tests itself never loads the simulator under NVML's name, so
+that tests of a real GPU may run in it too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class ChildFailed(AssertionError):
+    """A child raised; the message is its traceback."""
+
+
+class Child(Generic[T]):
+    """A forked process that runs one function and passes its result back."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        reading, results = os.pipe()
+        self._results: int | None = reading
+        self._status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _run(work, results)
+        os.close(results)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal, unless it was already waited for."""
+        if self._status is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code as subprocess gives it: negative when a signal ended it."""
+        if self._status is None:
+            self._status = os.waitpid(self.pid, 0)[1]
+        return os.waitstatus_to_exitcode(self._status)
+
+    def result(self) -> T:
+        """What its function returned; ChildFailed when it raised or did not get to its end."""
+        assert self._results is not None, "the result was read already"
+        with os.fdopen(self._results, "rb") as stream:
+            data = stream.read()
+        self._results = None
+        code = self.wait()
+        if not data:
+            raise ChildFailed(f"the child ended with {code} and no result")
+        succeeded, value = pickle.loads(data)
+        if not succeeded:
+            raise ChildFailed(value)
+        result: T = value
+        return result
+
+    def end(self) -> None:
+        """Kill it if it still runs, and forget it."""
+        self.kill()
+        self.wait()
+        if self._results is not None:
+            os.close(self._results)
+            self._results = None
+
+
+def _run(work: Callable[[], Any], results: int) -> NoReturn:
+    code = 1
+    try:
+        try:
+            answer: tuple[bool, Any] = (True, work())
+            code = 0
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        with os.fdopen(results, "wb") as stream:
+            pickle.dump(answer, stream)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def in_child(work: Callable[[], T]) -> T:
+    """The result of a function that runs in a process of its own."""
+    return Child(work).result()
+
+
+def isolated(test: Callable[P, None]) -> Callable[P, None]:
+    """Run a test in a process of its own."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        in_child(lambda: test(*args, **kwargs))
+
+    return run
