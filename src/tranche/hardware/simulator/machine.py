@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tranche.core.errors import SimulatorError, UsageError
 from tranche.hardware.simulator import library
-from tranche.hardware.simulator.board_tables import Model, load_models, product_names
 from tranche.hardware.simulator.build import ensure_built
-from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, in_a_row
+
+if TYPE_CHECKING:
+    from tranche.hardware.simulator.machines import GpuSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -95,7 +97,10 @@ class SimulatedMachine:
             UsageError: bad name, unknown type or board, or not exactly one of type, boards and GPUs.
             SimulatorError: it exists already, or the folder cannot be written.
         """
-        specs = _chosen_gpus(machine_type, boards, gpus)
+        # The catalogue is read for a new machine only: opening one is at the start of every command.
+        from tranche.hardware.simulator.machine_specs import chosen_gpus, spec_structs
+
+        specs = chosen_gpus(machine_type, boards, gpus)
         name = name or machine_type or "machine"
         if not NAME.fullmatch(name):
             raise UsageError(
@@ -112,7 +117,7 @@ class SimulatedMachine:
                 f"cannot create {machine.directory}: {error.strerror}",
                 hint="set TRANCHE_SIM_ROOT to a folder that you may write",
             ) from error
-        structs = _spec_structs(specs)
+        structs = spec_structs(specs)
         code = library.control_library().trancheSimCreate(
             os.fsencode(machine.state), name.encode(), structs, len(specs), time_scale, seed
         )
@@ -340,46 +345,6 @@ class SimulatedMachine:
             ],
         }
         (self.directory / "machine.json").write_text(json.dumps(description, indent=2) + "\n")
-
-
-def _chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec]) -> Sequence[GpuSpec]:
-    if sum(map(bool, (machine_type, boards, gpus))) != 1:
-        raise UsageError("name either a machine type or its boards")
-    if machine_type:
-        if machine_type not in MACHINE_TYPES:
-            raise UsageError(
-                f"there is no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}"
-            )
-        return MACHINE_TYPES[machine_type].gpus
-    if boards:
-        by_key = {str(model["key"]): model for model in load_models()}
-        return in_a_row([_board_key(board, by_key) for board in boards])
-    return gpus
-
-
-def _board_key(board: str, by_key: Mapping[str, Model]) -> str:
-    """A catalogue key, whatever the case, or a product name with or without "NVIDIA"."""
-    wanted = board.lower().removeprefix("nvidia ")
-    for key, model in by_key.items():
-        names = [name.lower().removeprefix("nvidia ") for name in product_names(model)]
-        if wanted == key.lower() or wanted in names:
-            return key
-    raise UsageError(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
-
-
-def _spec_structs(specs: Sequence[GpuSpec]) -> object:
-    models = {model["key"]: model for model in load_models()}
-    structs = (library.GpuSpecStruct * len(specs))()
-    for struct, spec in zip(structs, specs, strict=True):
-        model = models[spec.board]
-        device_ids = model["pci_device_ids"]
-        struct.board = spec.board.encode()
-        struct.name = product_names(model)[spec.product].encode()
-        struct.pci_device_id = int(device_ids[min(spec.product, len(device_ids) - 1)], 16)
-        struct.swapped = int(spec.swapped)
-        struct.numa_node = spec.numa_node
-        struct.pci_domain, struct.pci_bus, struct.pci_device = spec.pci
-    return structs
 
 
 def _client(struct: library.ClientStruct) -> Client:

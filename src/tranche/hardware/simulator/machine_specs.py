@@ -1,0 +1,52 @@
+"""What a new machine is made of: GPUs chosen by machine type, by board or one by one, as the control interface takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tranche.core.errors import UsageError
+from tranche.hardware.simulator import library
+from tranche.hardware.simulator.board_tables import Model, load_models, product_names
+from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, in_a_row
+
+
+def chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec]) -> Sequence[GpuSpec]:
+    """The GPUs of a machine type, of boards (catalogue keys or product names), or those given; UsageError otherwise."""
+    if sum(map(bool, (machine_type, boards, gpus))) != 1:
+        raise UsageError("name either a machine type or its boards")
+    if machine_type:
+        if machine_type not in MACHINE_TYPES:
+            raise UsageError(
+                f"there is no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}"
+            )
+        return MACHINE_TYPES[machine_type].gpus
+    if boards:
+        by_key = {str(model["key"]): model for model in load_models()}
+        return in_a_row([_board_key(board, by_key) for board in boards])
+    return gpus
+
+
+def _board_key(board: str, by_key: Mapping[str, Model]) -> str:
+    """A catalogue key, whatever the case, or a product name with or without "NVIDIA"."""
+    wanted = board.lower().removeprefix("nvidia ")
+    for key, model in by_key.items():
+        names = [name.lower().removeprefix("nvidia ") for name in product_names(model)]
+        if wanted == key.lower() or wanted in names:
+            return key
+    raise UsageError(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
+
+
+def spec_structs(specs: Sequence[GpuSpec]) -> object:
+    """The GPUs as the control interface takes them: an array of trancheSimGpuSpec_t."""
+    models = {model["key"]: model for model in load_models()}
+    structs = (library.GpuSpecStruct * len(specs))()
+    for struct, spec in zip(structs, specs, strict=True):
+        model = models[spec.board]
+        device_ids = model["pci_device_ids"]
+        struct.board = spec.board.encode()
+        struct.name = product_names(model)[spec.product].encode()
+        struct.pci_device_id = int(device_ids[min(spec.product, len(device_ids) - 1)], 16)
+        struct.swapped = int(spec.swapped)
+        struct.numa_node = spec.numa_node
+        struct.pci_domain, struct.pci_bus, struct.pci_device = spec.pci
+    return structs
