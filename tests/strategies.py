@@ -6,7 +6,7 @@ mode is off has no instances, and grants of a view never overlap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -110,9 +110,14 @@ def instance_of(
     )
 
 
-def view_of(*gpus: GpuState, allocations: Sequence[Allocation] = (), owned: Sequence[InstanceKey] = ()) -> NodeView:
+def view_of(
+    *gpus: GpuState,
+    allocations: Sequence[Allocation] = (),
+    owned: Sequence[InstanceKey] = (),
+    changing: Collection[str] = (),
+) -> NodeView:
     """A view of those GPUs."""
-    return NodeView(NodeState(tuple(gpus)), tuple(allocations), frozenset(owned))
+    return NodeView(NodeState(tuple(gpus)), tuple(allocations), frozenset(owned), frozenset(changing))
 
 
 def placed(board: Board) -> tuple[GpuInstanceProfile, ...]:
@@ -140,10 +145,11 @@ def occupant_lists(draw: st.DrawFn, board: Board) -> list[tuple[GpuInstanceProfi
 
 @st.composite
 def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> NodeView:
-    """A node in some state between commands: held, promised, idle, foreign and used slices, GPUs lost, busy, pending."""
+    """A node between commands: held, promised, idle, foreign and used slices; GPUs lost, busy, pending and being re-cut."""
     states: list[GpuState] = []
     allocations: list[Allocation] = []
     owned: list[InstanceKey] = []
+    changing: set[str] = set()
     one_board = draw(boards())
     next_pid = 1000
 
@@ -163,6 +169,8 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
         elif trouble == 1 and gpu.mig_capable:
             pending = MigMode.DISABLED if gpu.mig_enabled else MigMode.ENABLED
             gpu = replace(gpu, pending_mode=pending)
+        elif trouble == 2:
+            changing.add(gpu.uuid)
         if gpu.mig_enabled:
             instances: list[GpuInstance] = []
             for profile, spot in draw(occupant_lists(board)):
@@ -194,7 +202,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
             profile, spot = draw(st.sampled_from([(p, s) for p in placed(board) for s in placements(p)]))
             allocate(Grant(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)
         states.append(gpu)
-    return view_of(*states, allocations=allocations, owned=owned)
+    return view_of(*states, allocations=allocations, owned=owned, changing=changing)
 
 
 def _single_slices(profile: GpuInstanceProfile, instance: GpuInstance) -> tuple[ComputeInstance, ...]:

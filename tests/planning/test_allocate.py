@@ -82,6 +82,7 @@ def test_a_grant_is_free_and_its_plan_reaches_it(
     for grant in decision.grants:
         before, gpu = view.node.gpu(grant.gpu_uuid), after.node.gpu(grant.gpu_uuid)
         assert not gpu.lost
+        assert gpu.uuid not in view.changing
         assert not gpu.mode_pending
         if grant.placement is None:
             assert not gpu.mig_enabled
@@ -230,6 +231,13 @@ def test_an_instance_under_a_promise_is_neither_reused_nor_destroyed() -> None:
     allocation = Allocation("a-1", parse_request(mig_profile="4g.20gb"), (grant,), Phase.PREPARING, 0.0)
     view = view_of(gpu, allocations=[allocation], owned=[gpu.key(each) for each in gpu.instances])
     assert isinstance(decide(view, parse_request(mig_profile="3g.20gb")), Waiting)
+
+
+def test_a_gpu_that_a_layout_is_changing_is_left_alone() -> None:
+    view = view_of(gpu_on(A100, instances=[on_a100("1g.5gb", 0)]), changing=[gpu_on(A100).uuid])
+    decision = decide(view, parse_request(mig_profile="1g.5gb"))
+    assert isinstance(decision, Waiting)
+    assert decision.obstacles[0].reason == "LayoutChanging"
 
 
 def test_the_slice_with_media_extensions_waits_for_the_other_one() -> None:

@@ -80,6 +80,8 @@ def ways(
     answer = candidate(request, gpu)
     if isinstance(answer, Obstacle):
         return answer
+    if gpu.uuid in view.changing:
+        return obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it")
     if gpu.uuid in reserved:
         return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {reserved[gpu.uuid]}, which asked earlier")
     return options(tenancy(view, gpu), answer, freedom)

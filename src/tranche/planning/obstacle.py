@@ -18,6 +18,7 @@ class Reason(StrEnum):
     MIG_MODE_FIXED = "MigModeFixed"
     GPU_LOST = "GpuLost"
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"
+    LAYOUT_CHANGING = "LayoutChanging"
     GPU_BUSY = "GpuBusy"
     FOREIGN_INSTANCES = "ForeignInstances"
     NO_ROOM = "NoRoom"
