@@ -240,6 +240,31 @@ def test_an_instance_with_room_inside_is_filled_up() -> None:
     assert carry_out(view, decision.plan).node.gpus[0].instances[0].compute_instances[0] == begun.compute_instances[0]
 
 
+def test_of_two_ways_to_keep_the_same_number_the_one_that_makes_less_is_taken() -> None:
+    begun = instance(A100, "3g.20gb", 0, "1c.3g.20gb")
+    full = instance(A100, "3g.20gb", 4, "1c.3g.20gb", "1c.3g.20gb", "1c.3g.20gb")
+    view = view_of(gpu_on(A100, instances=[begun, full]))
+    assert actions(plan_layout(view, layout(*["1c.3g.20gb"] * 3))) == ["destroy 3g.20gb at 0:4"]
+
+
+def test_an_instance_that_is_used_without_a_slice_of_its_own_blocks() -> None:
+    profile = H100.profiles[0]
+    stray = instance_of(profile, Placement(3, 1), filled=False, stray=[PYTHON])
+    view = view_of(gpu_on(H100, instances=[stray]))
+    for wanted in (layout(), layout("3g.40gb"), layout("1g.10gb")):
+        assert [str(user) for user in plan_layout(view, wanted).blockers] == [
+            "1g.10gb at 3:1 of GPU 0 is in use by python (pid 4711)"
+        ]
+
+
+def test_a_gpu_that_is_about_to_be_granted_whole_is_not_cut_anew() -> None:
+    gpu = gpu_on(H100, instances=[instance(H100, "1g.10gb", 6)])
+    allocation = Allocation("a-1", Request(WholeGpus(1)), (Grant(gpu.uuid),), Phase.PREPARING, 0.0)
+    view = view_of(gpu, allocations=[allocation])
+    assert plan_layout(view, layout("3g.40gb")).blockers
+    assert not plan_layout(view, layout("1g.10gb")).blockers
+
+
 def test_a_gpu_that_the_layout_does_not_name_is_left_alone() -> None:
     view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4)]), gpu_on(H100, 1))
     decision = plan_layout(view, layout("1g.10gb", devices=(1,)))

@@ -117,8 +117,6 @@ def _cut_keeping(
     if any(count < 0 for count in rest.values()) or rest.total() > _most_slices(gpu):
         return None
     taken = [*fixed, *(Occupant(instance.profile, instance.placement) for instance in kept)]
-    if any(instance.placement.overlaps(spot.placement) for instance in kept for spot in fixed):
-        return None
     extended: list[tuple[GpuInstance, Contents]] = []
     new: list[tuple[GpuInstanceProfile, Contents]] = []
     started = [instance for instance in kept if sum(name.compute for name in instance.slices) < instance.profile.slices]

@@ -1,0 +1,71 @@
+"""Packing compute slices into GPU instances."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.board import GpuInstanceProfile, board_by_key
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.planning.packing import pack_slices
+
+
+def gi(name: str) -> GpuInstanceProfile:
+    board = board_by_key("A100-40GB")
+    assert board is not None
+    profile = board.profile(parse_profile(name))
+    assert profile is not None
+    return profile
+
+
+def slices(profile: str, *sizes: int) -> list[ProfileName]:
+    return [parse_profile(f"{size}c.{profile}") for size in sizes]
+
+
+def sizes(contents: tuple[tuple[ProfileName, ...], ...]) -> list[list[int]]:
+    return [[name.compute for name in inside] for inside in contents]
+
+
+@pytest.mark.parametrize(
+    ("profile", "wanted", "expected"),
+    [
+        ("3g.20gb", [1, 1, 2, 2], 2),
+        ("3g.20gb", [2, 2, 2], 3),
+        ("4g.20gb", [2, 1, 1, 4], 2),
+        ("7g.40gb", [3, 3, 2, 2, 2, 2], 2),
+        ("7g.40gb", [4, 3, 7], 2),
+        ("7g.40gb", [], 0),
+    ],
+)
+def test_as_few_instances_as_possible(profile: str, wanted: list[int], expected: int) -> None:
+    packing = pack_slices(gi(profile), slices(profile, *wanted))
+    assert packing is not None
+    assert packing.created == len(packing.contents) == expected
+    assert sorted(chain(*sizes(packing.contents))) == sorted(wanted)
+
+
+def test_begun_instances_are_continued_and_empty_ones_filled() -> None:
+    one = slices("3g.20gb", 1)
+    packing = pack_slices(gi("3g.20gb"), one, [tuple(one), ()])
+    assert packing is not None
+    assert (sizes(packing.contents), packing.created) == ([[1], [1]], 0)
+    more = pack_slices(gi("3g.20gb"), slices("3g.20gb", 2, 2), [tuple(one)])
+    assert more is not None
+    assert (sizes(more.contents), more.created) == ([[2, 1], [2]], 1)
+
+
+def test_a_slice_that_the_profile_lacks() -> None:
+    assert pack_slices(gi("3g.20gb"), [ProfileName(3, 20, 9)]) is None
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 7]), max_size=6))
+def test_every_slice_is_packed_once_and_no_instance_overflows(wanted: list[int]) -> None:
+    packing = pack_slices(gi("7g.40gb"), slices("7g.40gb", *wanted))
+    assert packing is not None
+    assert Counter(chain(*sizes(packing.contents))) == Counter(wanted)
+    assert all(sum(inside) <= 7 for inside in sizes(packing.contents))
+    assert len(packing.contents) >= -(-sum(wanted) // 7)
