@@ -6,7 +6,6 @@ instance that they name.
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from typing import Any
 
@@ -64,6 +63,8 @@ class NvmlDriver:
         with explained(f"find GPU {gpu_uuid}"):
             bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+        import subprocess  # resets are rare, and every command loads this module
+
         command = [self.reset_command, "--gpu-reset", "-i", bus_id]
         try:
             # It inherits what the caller lets it inherit: locks that must be held until the reset is through.

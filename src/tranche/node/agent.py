@@ -6,12 +6,13 @@ What was decided is protected by its allocation, or for a declared layout by its
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheError
@@ -24,8 +25,10 @@ from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.recovery import Recovery
 from tranche.node.session import Places, process_start_time
-from tranche.planning.allocate import Decision, Granted, Waiting
 from tranche.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from tranche.planning.allocate import Decision, Granted, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Held:
 
 def new_id() -> str:
     """A short random name for an allocation, waiter, plan or session."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 class Agent:
@@ -170,6 +173,9 @@ class Agent:
         When the plan fails it is undone, the waiter keeps its place, and the error is raised. `decided` is called after the
         decision and before the plan, with the decision lock free.
         """
+        # Commands that only look at the machine never come here, and start faster without the planner.
+        from tranche.planning.allocate import Waiting
+
         with self._deciding():
             view = self._current_view()
             queue = self.waiters()

@@ -11,7 +11,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -112,6 +111,9 @@ class Executor:
         gpu_uuids = list(dict.fromkeys(record.step.gpu_uuid for record in records))
         if len(gpu_uuids) <= 1:
             return [error for gpu_uuid in gpu_uuids if (error := work(gpu_uuid)) is not None]
+        # Most plans touch one GPU, and most commands carry out none: they start faster without this import.
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(max_workers=len(gpu_uuids), thread_name_prefix="gpu") as pool:
             try:
                 return [error for error in pool.map(work, gpu_uuids) if error is not None]

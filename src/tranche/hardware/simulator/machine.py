@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
@@ -159,6 +158,8 @@ class SimulatedMachine:
         Raises:
             SimulatorError: the folder cannot be removed.
         """
+        import shutil  # its compression modules cost more than all else here
+
         try:
             self.state.unlink(missing_ok=True)
             shutil.rmtree(self.directory)
