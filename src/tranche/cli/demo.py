@@ -1,0 +1,104 @@
+"""`tranche demo`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+
+import click
+
+from tranche.cli import demo_view
+from tranche.cli.output import hint, print_json, say
+from tranche.cli.runtime import child_environment, open_agent
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.local.demo import Demo, DemoResult
+from tranche.local.demo_clock import DemoClock
+from tranche.local.demo_jobs import Command
+from tranche.local.demo_machine import MACHINE_TYPE, demo_machine
+from tranche.local.demo_real import borrowed, first_product, job_command, mig_boards
+from tranche.local.demo_scene import Scene
+from tranche.local.demo_schedule import DEFAULT_SEED
+from tranche.local.run import Terminated
+from tranche.node.agent import Agent
+
+_SIMULATED_SPEED = 15.0
+_REAL_SPEED = 1.0
+
+
+@click.command(cls=TrancheCommand)
+@click.option("--real", is_flag=True, help="Use this machine's own GPUs. They must be idle and uncut; jobs only sleep.")
+@click.option("-y", "--yes", is_flag=True, help="With --real: do not ask before changing MIG mode.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0.1, max=10_000),
+    help="How many times as fast as a wall clock the demo runs.  [default: 15; 1 with --real]",
+)
+@click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Draws the mixed requests.")
+@output_option()
+@click.pass_obj
+def command(settings: Settings, /, real: bool, yes: bool, speed: float | None, seed: int, output: str) -> None:
+    """Show what slices are for: the same jobs on whole GPUs and in slices, then a mixture served on demand.
+
+    Without --real a simulated p4d.24xlarge is made for the demo and removed afterwards; no GPU is needed and no other
+    state is touched. Figures go to stdout.
+    """
+    with _terminable():
+        result = (
+            _real(settings, yes, speed or _REAL_SPEED, seed) if real else _simulated(speed or _SIMULATED_SPEED, seed)
+        )
+    machine = "machine" if real else MACHINE_TYPE
+    if output == "json":
+        print_json("DemoResult", **demo_view.result_json(result, machine, simulated=not real))
+    else:
+        demo_view.print_result(result, machine, simulated=not real)
+
+
+def _simulated(speed: float, seed: int) -> DemoResult:
+    boards = mig_boards()
+    if boards:
+        hint(
+            f"this machine has GPUs that can be cut ({', '.join(dict.fromkeys(boards))}): tranche demo --real uses them"
+        )
+    say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
+    with demo_machine(1 / speed) as machine:
+        return _play(machine.agent, machine.job_command, machine.environment, speed, seed)
+
+
+def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
+    with open_agent(settings) as agent:
+        gpus = first_product(agent.view().node)
+        say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really cut.")
+        if not yes:
+            question = "MIG mode will be changed on them (with resets where needed) and put back afterwards. Go on?"
+            click.confirm(question, abort=True, err=True)
+        with borrowed(agent, gpus):
+            return _play(agent, job_command, child_environment(settings), speed, seed)
+
+
+def _play(agent: Agent, job: Command, environment: Mapping[str, str], speed: float, seed: int) -> DemoResult:
+    clock = DemoClock(speed)
+    on_terminal = sys.stderr.isatty()
+    scene = Scene(clock) if on_terminal else Scene(clock, demo_view.plain_lines(clock.now))
+    gpus = first_product(agent.view().node)
+    with demo_view.live(scene) if on_terminal else nullcontext():
+        return Demo(agent, clock, job, environment, scene).play(gpus, seed)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does, so that nothing is left behind."""
+    previous = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except Terminated as stop:
+        sys.exit(stop.exit_code)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)

@@ -1,0 +1,189 @@
+"""Runs a batch of jobs: each asks the queue for a share, runs as a child process in it, and gives it back.
+
+Every job has a thread of this process where `tranche run` would have a process of its own; shares, plans and the ledger are the
+same. So what starting Python 56 times costs does not count, which on a fast clock would be more than the jobs themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tranche.core.allocation import Grant
+from tranche.core.errors import HardwareError
+from tranche.core.state import GpuState
+from tranche.local.demo_clock import DemoClock
+from tranche.local.demo_scene import Scene
+from tranche.local.demo_schedule import Job
+from tranche.local.doorbell import ring
+from tranche.local.queue import Patience, Queue
+from tranche.local.workload import share_environment
+from tranche.node.agent import Agent, Held
+from tranche.planning.allocate import Waiting
+from tranche.planning.plan import CreateInstance, DestroyInstance, Step
+
+Command = Callable[[float], Sequence[str]]
+"""From how many real seconds a job runs to the command that it is."""
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """How a job was served; times in seconds of the demo's clock. `created` and `destroyed` count instances."""
+
+    job: Job
+    grants: tuple[Grant, ...]
+    created: int
+    destroyed: int
+    asked: float
+    granted: float
+    ended: float
+
+
+class _Stopped(Exception):
+    """The batch is being stopped."""
+
+
+class JobRunner:
+    """Runs batches on one machine."""
+
+    def __init__(
+        self, agent: Agent, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
+    ) -> None:
+        self._agent = agent
+        self._queue = Queue(agent)
+        self._clock = clock
+        self._command = command
+        self._environment = environment
+        self._scene = scene
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._records: list[JobRecord] = []
+        self._errors: list[Exception] = []
+
+    def run(self, jobs: Sequence[Job], told: Callable[[JobRecord], None] = lambda record: None) -> list[JobRecord]:
+        """Run the jobs to their end; `told` is called by a job's thread when it has ended.
+
+        They ask in order, each no earlier than its arrival and when the one before has its answer: a share, or a place in the
+        queue. However this ends, no child of it is left. Raises the first error of a job.
+        """
+        self._records, self._errors = [], []
+        began = self._clock.now()
+        threads: list[threading.Thread] = []
+        try:
+            for job in jobs:
+                if self._stopping.wait(self._clock.real(began + job.arrival - self._clock.now())):
+                    break
+                answered = threading.Event()
+                threads.append(threading.Thread(target=self._serve, args=(job, answered.set, told), name=job.name))
+                threads[-1].start()
+                answered.wait()
+            for thread in threads:
+                while thread.is_alive() and not self._stopping.is_set():
+                    thread.join(_LOOK_SECONDS)
+        finally:
+            self._stopping.set()
+            self._end(threads)
+            self._stopping.clear()
+        if self._errors:
+            raise self._errors[0]
+        order = {job.name: position for position, job in enumerate(jobs)}
+        return sorted(self._records, key=lambda record: order[record.job.name])
+
+    def _end(self, threads: Sequence[threading.Thread]) -> None:
+        """End what still runs, and wake what still waits so that it sees that the batch is being stopped."""
+        while alive := [thread for thread in threads if thread.is_alive()]:
+            with self._lock:
+                for child in self._children:
+                    child.terminate()
+            for waiter in self._agent.waiters():
+                if waiter.pid == os.getpid():
+                    ring(self._agent.places.doorbell(waiter.id))
+            alive[0].join(_LOOK_SECONDS)
+
+    def _serve(self, job: Job, answered: Callable[[], None], told: Callable[[JobRecord], None]) -> None:
+        try:
+            record = self._run_job(job, answered)
+            with self._lock:
+                self._records.append(record)
+            told(record)
+        except _Stopped:
+            pass
+        except Exception as error:  # the batch's caller raises it
+            self._errors.append(error)
+            self._stopping.set()
+        finally:
+            answered()
+
+    def _run_job(self, job: Job, answered: Callable[[], None]) -> JobRecord:
+        asked = self._clock.now()
+        self._scene.asked()
+        steps: list[Step] = []
+
+        def waiting(outcome: Waiting, ahead: int) -> None:
+            answered()
+            self._check_not_stopping()
+
+        def progress(gpu: GpuState, step: Step) -> None:
+            steps.append(step)
+            self._scene.step(gpu, step)
+
+        held = self._queue.acquire(
+            job.request,
+            command=job.name,
+            pid=os.getpid(),
+            patience=Patience(),
+            waiting=waiting,
+            progress=progress,
+        )
+        answered()
+        grants = held.allocation.grants
+        try:
+            granted = self._clock.now()
+            self._run_child(job, held)
+            ended = self._clock.now()
+        finally:
+            self._queue.release(held.allocation.id, why=f"{job.name} ended")
+            held.lock.release()
+        created = sum(isinstance(step, CreateInstance) for step in steps)
+        destroyed = sum(isinstance(step, DestroyInstance) for step in steps)
+        return JobRecord(job, grants, created, destroyed, asked, granted, ended)
+
+    def _run_child(self, job: Job, held: Held) -> None:
+        share = share_environment(held, self._agent.driver.observe_gpu)
+        with self._lock:
+            self._check_not_stopping()
+            child = subprocess.Popen(
+                self._command(self._clock.real(job.seconds)),
+                env={**self._environment, **share},
+                pass_fds=(held.lock.descriptor,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            self._children.add(child)
+        self._scene.started(held.allocation.grants)
+        try:
+            self._agent.set_holder(held, child.pid)
+            _, said = child.communicate()
+        except BaseException:
+            child.kill()
+            child.communicate()
+            raise
+        finally:
+            with self._lock:
+                self._children.discard(child)
+            self._scene.ended(held.allocation.grants)
+        self._check_not_stopping()
+        if child.returncode != 0:
+            raise HardwareError(f"{job.name} ended with exit code {child.returncode}: {said.strip()}")
+
+    def _check_not_stopping(self) -> None:
+        if self._stopping.is_set():
+            raise _Stopped

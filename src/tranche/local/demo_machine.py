@@ -1,0 +1,74 @@
+"""The machine that the demo makes for itself: a simulated p4d.24xlarge and a job program, in a folder that goes away again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.errors import SimulatorError
+from tranche.hardware.nvml import NvmlDriver
+from tranche.hardware.simulator.build import NATIVE, ensure_built
+from tranche.hardware.simulator.machine import SimulatedMachine
+from tranche.node.agent import Agent
+
+MACHINE_TYPE = "p4d.24xlarge"
+JOB_MEMORY_MIB = 2048
+_JOB_SOURCE = Path(__file__).with_name("demo_job.c")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoMachine:
+    """The machine's agent, the environment of its jobs, and the program that they run."""
+
+    agent: Agent
+    environment: Mapping[str, str]
+    job_program: Path
+
+    def job_command(self, real_seconds: float) -> tuple[str, ...]:
+        """A job that uses its share for so many real seconds."""
+        return (str(self.job_program), f"{real_seconds:.6f}", str(JOB_MEMORY_MIB))
+
+
+@contextmanager
+def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
+    """A machine whose operations take `time_scale` of the time that they take on hardware, gone when the block ends.
+
+    From then on this process sees no other driver. Raises SimulatorError when it cannot be built.
+    """
+    with tempfile.TemporaryDirectory(prefix="tranche-demo-") as folder:
+        root = Path(folder)
+        machine = SimulatedMachine.create(machine_type=MACHINE_TYPE, root=root, time_scale=time_scale)
+        machine.preload()
+        program = _compile_job(root)
+        driver = NvmlDriver(reset_command=str(ensure_built().nvidia_smi))
+        try:
+            agent = Agent(driver, root / "tranche")
+            try:
+                yield DemoMachine(agent, {**os.environ, **machine.environment()}, program)
+            finally:
+                agent.close()
+        finally:
+            driver.close()
+
+
+def _compile_job(folder: Path) -> Path:
+    program = folder / "demo-job"
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    library = ensure_built().library
+    command = [*compiler, "-std=c11", "-O2", f"-I{NATIVE}", "-o", str(program), str(_JOB_SOURCE), str(library)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SimulatorError(
+            f"there is no C compiler: cannot run {compiler[0]!r} ({error.strerror})",
+            hint="install gcc or clang with the C library's headers, or name a compiler in CC",
+        ) from error
+    if done.returncode != 0:
+        raise SimulatorError(f"the C compiler could not build the demo's job: {done.stderr.strip()}")
+    return program

@@ -1,0 +1,79 @@
+"""The demo on real GPUs: which ones there are, whether they may be used, and how they are put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tranche.core.allocation import NodeView
+from tranche.core.board import board_by_pci_id
+from tranche.core.checkpoint import take_checkpoint
+from tranche.core.errors import GpuBusy, MigNotSupported
+from tranche.core.state import GpuState, NodeState
+from tranche.node.agent import Agent
+from tranche.planning.gpu_users import busy_error, gpu_users
+from tranche.planning.plan import Plan
+from tranche.planning.restore import plan_restore
+
+_NVIDIA = "0x10de"
+
+
+def mig_boards(system: Path = Path("/sys")) -> tuple[str, ...]:
+    """The catalogue names of the MIG-capable GPUs on this machine's PCI bus; the driver is not asked, nor need it be there."""
+    found = []
+    for device in sorted((system / "bus/pci/devices").glob("*")):
+        if _read(device / "vendor") == _NVIDIA:
+            number = int(_read(device / "device") or "0", 16)
+            board = board_by_pci_id(f"0x{number:04X}10DE")
+            found += [] if board is None else [board.key]
+    return tuple(found)
+
+
+def job_command(real_seconds: float) -> tuple[str, ...]:
+    """A job that takes its time and does nothing."""
+    return ("sleep", f"{real_seconds:.6f}")
+
+
+def first_product(node: NodeState) -> tuple[GpuState, ...]:
+    """The GPUs of the first product that can be cut; MigNotSupported when there is none."""
+    capable = [gpu for gpu in node if gpu.mig_capable and not gpu.lost]
+    if not capable:
+        raise MigNotSupported("no GPU of this machine can be cut into MIG slices", hint="run the demo without --real")
+    return tuple(gpu for gpu in capable if gpu.name == capable[0].name)
+
+
+@contextmanager
+def borrowed(agent: Agent, gpus: tuple[GpuState, ...]) -> Iterator[None]:
+    """Use the GPUs while the block runs, and put their MIG mode back however it ends.
+
+    Raises GpuBusy when anything uses one of them, has it cut, or waits for a share: nothing was changed then.
+    """
+    view = agent.view()
+    users = tuple(user for gpu in gpus for user in gpu_users(view, gpu).users)
+    if users:
+        raise busy_error("the demo", users)
+    for gpu in gpus:
+        if gpu.instances:
+            raise GpuBusy(
+                f"{gpu.label} has {len(gpu.instances)} GPU instances, and the demo cuts GPUs that have none",
+                hint="remove them with: tranche layout apply -c all-disabled",
+            )
+    if agent.waiters():
+        raise GpuBusy("other requests wait for a share of this machine", hint="see them with: tranche ps")
+    before = take_checkpoint(NodeState(gpus))
+
+    def put_back(view: NodeView) -> Plan:
+        return plan_restore(view, before).plan
+
+    try:
+        yield
+    finally:
+        agent.change(put_back)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
