@@ -78,7 +78,7 @@ def test_only_what_differs_is_touched(bench: MakeBench) -> None:
         "    mig-devices: {1g.10gb: 4, 3g.40gb: 1}\n"
     )
     outcome = b.apply("-f", path)
-    assert "destroyed 1 instance, created 2 instances, 3 instances kept" in outcome.stderr
+    assert "destroyed 1 instance, created 2 instances, kept 3 instances" in outcome.stderr
     after = cuts(b.observe())
     assert [i for i in range(8) if after[i] != before[i]] == [3]
     made = Counter(b.machine.change_calls()) - Counter(calls)

@@ -62,7 +62,7 @@ def plan(
     skip_reset: bool,
     output: str,
 ) -> None:
-    """Print the steps that would give the layout, and change nothing.
+    """Print the steps that a layout takes; change nothing.
 
     With -o json the output is a plan that `apply --plan` carries out later, provided that the GPUs are still as they
     were.
@@ -97,9 +97,9 @@ def apply(
     debug: bool,
     output: str,
 ) -> None:
-    """Cut the GPUs as the layout declares, touching the fewest instances.
+    """Cut the GPUs as a layout declares.
 
-    Instances that are right already stay, with their UUIDs. Instances in use are never touched: where one stands in the
+    The fewest instances are touched. Instances that are right already stay, with their UUIDs. Instances in use are never touched: where one stands in the
     way, nothing is changed and the error says who uses it. Idle instances that the layout does not have are destroyed,
     whoever made them. Only GPUs whose mode change needs it are reset. A failure is undone.
     """
@@ -159,7 +159,10 @@ def restore(
     debug: bool,
     output: str,
 ) -> None:
-    """Put modes and instances back where a checkpoint recorded them, keeping what is there already."""
+    """Put back what a checkpoint recorded.
+
+    Instances that are at their recorded place already stay; others are destroyed and made as apply does it.
+    """
     path = required_checkpoint_file(checkpoint_file)
     environment: dict[str, object] = {
         "MIG_PARTED_CHECKPOINT_FILE": checkpoint_file,

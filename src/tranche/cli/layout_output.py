@@ -52,10 +52,12 @@ def decision_data(decision: LayoutDecision) -> dict[str, Any]:
 
 
 def sum_up(decision: LayoutDecision) -> str:
-    """One line on what a change did: `created 56, destroyed 0, kept 3`."""
+    """One line on what a change did: `destroyed 1 instance, created 2 instances, kept 3 instances`."""
     words = _step_counts(decision.plan.steps)
     kept = sum(len(change.cut.kept) for change in decision.changes)
-    return ", ".join([*words, f"{_count(kept, 'instance')} kept"])
+    if not words:
+        return "nothing to do: the GPUs are as declared"
+    return ", ".join([*words, *([f"kept {_count(kept, 'instance')}"] if kept else [])])
 
 
 class Narrator:

@@ -51,7 +51,10 @@ def assert_layout(
     valid_config: bool,
     output: str,
 ) -> None:
-    """Check that the GPUs show the layout; GPUs that it does not name do not matter."""
+    """Check that the GPUs show a layout.
+
+    GPUs that the layout does not name do not matter.
+    """
     if valid_config:
         file = read_layouts(config_file) if config_file else generate_layouts(_observe(settings))
         layout = file.select(selected_config)
@@ -90,7 +93,7 @@ def assert_layout(
 @_format
 @click.pass_obj
 def export(settings: Settings, config_label: str, output_format: str) -> None:
-    """Print the layout that the GPUs have now, as a layout file."""
+    """Print the layout that the GPUs have now."""
     node = _observe(settings)
     for gpu in node:
         if gpu.lost:
@@ -132,7 +135,10 @@ def generate(settings: Settings, output_file: str, output_format: str) -> None:
 )
 @click.pass_obj
 def checkpoint(settings: Settings, checkpoint_file: str | None) -> None:
-    """Record MIG modes and instances with their placements, for `restore`."""
+    """Record modes and instances in a file.
+
+    The file has every instance with its placement; `restore` puts them back.
+    """
     path = required_checkpoint_file(checkpoint_file)
     data = checkpoint_to_data(take_checkpoint(_observe(settings)))
     write_text(path, json.dumps(data, separators=(",", ":")))
