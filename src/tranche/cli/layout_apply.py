@@ -99,9 +99,10 @@ def apply(
 ) -> None:
     """Cut the GPUs as a layout declares.
 
-    The fewest instances are touched. Instances that are right already stay, with their UUIDs. Instances in use are never touched: where one stands in the
-    way, nothing is changed and the error says who uses it. Idle instances that the layout does not have are destroyed,
-    whoever made them. Only GPUs whose mode change needs it are reset. A failure is undone.
+    The fewest instances are touched: those that are right already stay, with their UUIDs. Instances in use are never
+    touched; where one stands in the way, nothing is changed and the error says who uses it. Idle instances that the
+    layout does not have are destroyed, whoever made them. Only GPUs whose mode change needs it are reset. A failure is
+    undone.
     """
     environment: dict[str, object] = {
         "MIG_PARTED_CONFIG_FILE": config_file,
