@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tranche.planning.tables import Geometry, fragmentation, worth
+from tranche.planning.tables import Geometry, fragmentation, potential
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ def _fragmentation_gradient(geometry: Geometry, before: int, after: int) -> floa
     return fragmentation(geometry, after) - fragmentation(geometry, before)
 
 
-def _worth(geometry: Geometry, before: int, after: int) -> float:
-    return worth(geometry, before) - worth(geometry, after)
+def _potential(geometry: Geometry, before: int, after: int) -> float:
+    return potential(geometry, before) - potential(geometry, after)
 
 
 FIRST_FIT = Policy("first-fit", _first_fit)
 BEST_FIT = Policy("best-fit", _best_fit)
 FRAGMENTATION_GRADIENT = Policy("fragmentation-gradient", _fragmentation_gradient)
-TABLE = Policy("table", _worth)
+TABLE = Policy("table", _potential)
 DEFAULT = TABLE
 POLICIES = {policy.name: policy for policy in (FIRST_FIT, BEST_FIT, FRAGMENTATION_GRADIENT, TABLE)}

@@ -1,4 +1,4 @@
-"""What a half-filled GPU is still good for: a number for each occupancy mask of a board's memory-slice grid.
+"""What a half-filled GPU is still good for: numbers for each occupancy mask of a board's memory-slice grid.
 
 Whether an instance can be made depends only on which memory slices are taken (the compute-slice limit is implied by the
 placements on every board with a published geometry), so a mask says all. A board with seven compute slices has 192 of them.
@@ -77,12 +77,12 @@ def fragmentation(geometry: Geometry, mask: int) -> float:
 
 
 @cache
-def worth(geometry: Geometry, mask: int) -> float:
-    """What the free part of a grid is good for, relative to other masks of the same geometry; higher is better.
+def potential(geometry: Geometry, mask: int) -> float:
+    """A score of an occupancy, of which only differences mean something: the more a place lowers it, the worse the place.
 
-    Fragmentation in which the smallest footprint and the whole GPU count twice, because they are what workloads ask for most,
-    plus a small reward for free slices being together on one GPU. The weights were found by searching, on other seeds than
-    those of `bench/acceptance.py`, for the least loss over its seven mixes and six random ones; nothing depends on the mix.
+    It falls with fragmentation, in which the smallest footprint and the whole GPU count twice, because they are what workloads
+    ask for most, and rises a little with free slices being together on one GPU. The weights were found by a search on other
+    arrivals than those of `bench/acceptance.py`, over its seven mixes and six random ones; nothing depends on the mix.
     """
     unusable = _unusable(geometry, mask)
     weighed = (sum(unusable) + unusable[0] + unusable[-1]) / (len(unusable) + 2)
