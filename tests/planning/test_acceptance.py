@@ -1,0 +1,61 @@
+"""The acceptance study in small: its baselines are what they say, and the default policy earns its place."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import pytest
+from bench.acceptance import GPUS, MIXES, ByIndex, Repack, accepted, arrivals
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.board import board_by_key
+from tranche.planning.fleet import MigFleet, Spot
+from tranche.planning.optimum import fluid_optimum
+from tranche.planning.tables import Geometry, geometry_of
+
+
+def a100() -> Geometry:
+    board = board_by_key("A100-40GB")
+    assert board is not None
+    return geometry_of(8, board.profiles)
+
+
+@given(st.integers(0, 10_000), st.booleans())
+def test_the_indexed_baselines_choose_what_a_scan_chooses(seed: int, tightest: bool) -> None:
+    random, geometry, gpus = Random(seed), a100(), 4
+    placer = ByIndex(geometry, gpus, tightest=tightest)
+    masks = [0] * gpus
+    live: list[Spot] = []
+    for _ in range(40):
+        if live and random.random() < 0.4:
+            spot = live.pop(random.randrange(len(live)))
+            placer.release(spot)
+            masks[spot.gpu] ^= spot.slices
+            continue
+        places = geometry.shapes[random.randrange(6)].masks
+        free = [(gpu, mask) for gpu, taken in enumerate(masks) for mask in places if not mask & taken]
+        if tightest:
+            free.sort(key=lambda place: -masks[place[0]].bit_count())
+        shape = next(index for index, each in enumerate(geometry.shapes) if each.masks == places)
+        assert placer.place(shape) == (Spot(*free[0]) if free else None)
+        if free:
+            masks[free[0][0]] |= free[0][1]
+            live.append(Spot(*free[0]))
+
+
+@pytest.mark.parametrize("mix", ["uniform6", "skew-small", "skew-big", "openb-map"])
+def test_the_default_accepts_more_than_first_fit_and_best_fit(mix: str) -> None:
+    """The same arrivals for all, at 95 % load: a fixed sample path, so the result is the same on every machine."""
+    geometry, weights = a100(), MIXES[mix]
+    most = fluid_optimum(geometry, [Fraction(weight, sum(weights)) for weight in weights]).population
+    path = arrivals(weights, float(most) * GPUS * 0.95, 6000, seed=1)
+    default = accepted(MigFleet(geometry, GPUS), path)
+    first = accepted(ByIndex(geometry, GPUS, tightest=False), path)
+    best = accepted(ByIndex(geometry, GPUS, tightest=True), path)
+    assert default.count > best.count
+    assert default.count > first.count
+    assert default.slices > best.slices
+    assert default.slices > first.slices
+    assert accepted(Repack(GPUS), path).slices > default.slices
