@@ -18,7 +18,7 @@ from tranche.local.demo_jobs import JobRecord
 from tranche.local.demo_scene import Block, BlockState, GpuPicture, Picture, Scene
 
 _UNIT_WIDTH = 8
-_PROGRESS_WIDTH = 40
+_PROGRESS_WIDTH = 32
 _STYLES = {BlockState.MAKING: "black on yellow", BlockState.IDLE: "white on grey23", BlockState.BUSY: "black on green"}
 _MARKS = {BlockState.MAKING: "+", BlockState.IDLE: "○", BlockState.BUSY: "●"}
 _FAR_FROM_THEORY = 0.1

@@ -1,12 +1,12 @@
 /* A job of the demo on a simulated machine: for SECONDS it uses the GPUs or slices that CUDA_VISIBLE_DEVICES names, as a CUDA
- * program would, and holds MEMORY_MIB of each. */
+ * program would, and holds MEMORY_MIB of each. Its standard input is a pipe from the demo: when that closes, the demo is gone,
+ * and the job ends too. */
 #define _GNU_SOURCE
-#include <signal.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
+#include <unistd.h>
 
 #include "tranche_sim.h"
 
@@ -15,11 +15,9 @@ static int fail(const char *what, nvmlReturn_t code) {
     return 1;
 }
 
-static void use_for(double seconds) {
-    struct timespec left = {.tv_sec = (time_t)seconds};
-    left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
-    while (nanosleep(&left, &left) != 0) {
-    }
+static int use_for(double seconds) {
+    struct pollfd demo = {.fd = STDIN_FILENO, .events = 0};
+    return poll(&demo, 1, (int)(seconds * 1000.0 + 0.5)) == 0 ? 0 : 3;
 }
 
 int main(int argc, char **argv) {
@@ -29,8 +27,6 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: demo-job SECONDS MEMORY_MIB, with CUDA_VISIBLE_DEVICES and TRANCHE_SIM_STATE\n");
         return 2;
     }
-    /* The demo may be killed: its jobs must not outlive it. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     trancheSimMachine_t machine;
     nvmlReturn_t code = trancheSimOpen(path, &machine);
     if (code != NVML_SUCCESS) {
@@ -49,6 +45,5 @@ int main(int argc, char **argv) {
         }
     }
     free(devices);
-    use_for(strtod(argv[1], NULL));
-    return 0;
+    return use_for(strtod(argv[1], NULL));
 }

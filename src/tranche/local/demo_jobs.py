@@ -162,7 +162,7 @@ class JobRunner:
                 self._command(self._clock.real(job.seconds)),
                 env={**self._environment, **share},
                 pass_fds=(held.lock.descriptor,),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # closes when this process dies, and a simulated job then ends
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -170,12 +170,8 @@ class JobRunner:
             self._children.add(child)
         self._scene.started(held.allocation.grants)
         try:
-            self._agent.set_holder(held, child.pid)
-            _, said = child.communicate()
-        except BaseException:
-            child.kill()
-            child.communicate()
-            raise
+            with child:
+                said = self._attend(child, held)
         finally:
             with self._lock:
                 self._children.discard(child)
@@ -183,6 +179,18 @@ class JobRunner:
         self._check_not_stopping()
         if child.returncode != 0:
             raise HardwareError(f"{job.name} ended with exit code {child.returncode}: {said.strip()}")
+
+    def _attend(self, child: subprocess.Popen[str], held: Held) -> str:
+        """Wait for the child's end; what it wrote to its standard error."""
+        assert child.stderr is not None, "the child was started with a pipe"
+        try:
+            self._agent.set_holder(held, child.pid)
+            said = child.stderr.read()
+        except BaseException:
+            child.kill()
+            raise
+        child.wait()
+        return said
 
     def _check_not_stopping(self) -> None:
         if self._stopping.is_set():

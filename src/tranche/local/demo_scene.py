@@ -77,7 +77,7 @@ class Scene:
     def begin(self, title: str, gpus: Sequence[GpuState]) -> None:
         """A new part begins, with the GPUs as they are; nothing runs on them."""
         with self._lock:
-            self._title, self._note, self._began = title, "", self._clock.now()
+            self._title, self._began = title, self._clock.now()
             self._waiting = self._running = self._done = 0
         self.show(gpus)
         self.announce(title)
@@ -85,17 +85,13 @@ class Scene:
     def show(self, gpus: Sequence[GpuState]) -> None:
         """The GPUs as they are; nothing runs on them."""
         with self._lock:
+            self._note = ""
             self._gpus = {gpu.uuid: gpu for gpu in gpus}
             self._modes = {gpu.uuid: "MIG" if gpu.mig_enabled else "whole" for gpu in gpus}
             self._blocks = {
                 gpu.uuid: {i.placement: Block(i.placement, i.profile, BlockState.IDLE) for i in gpu.instances}
                 for gpu in gpus
             }
-
-    def note(self, text: str) -> None:
-        """What happens now, in a line."""
-        with self._lock:
-            self._note = text
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """A step of a plan begins."""
