@@ -61,7 +61,7 @@ def _findings(settings: Settings) -> list[Finding]:
         with open_driver(settings) as driver:
             node = driver.observe()
             found += check_node(node)
-            if ledger.status is Status.PASS and places.ledger.exists():
+            if ledger.status is Status.PASS and os.path.exists(places.ledger):
                 found += _leftovers(driver, node, places)
             found.append(check_reset_command(driver.reset_command, node))
     except TrancheError as error:

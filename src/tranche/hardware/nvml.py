@@ -7,6 +7,7 @@ instance that they name.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pynvml
@@ -133,8 +134,9 @@ class NvmlDriver:
         raise LayoutImpossible(f"GPU {gpu_uuid} has no profile {name}", hint="see what it has with: tranche profiles")
 
     def _observe_index(self, index: int) -> GpuState:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = None
         try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             return self._read(handle, index)
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
@@ -224,10 +226,10 @@ def _hex_id(value: int) -> str:
 
 def _lost(handle: Any, index: int) -> GpuState:
     """A GPU that fell off the bus: still listed, usable for nothing."""
-    try:
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-    except pynvml.NVMLError:
-        uuid = f"lost-{index}"
+    uuid = f"lost-{index}"
+    if handle is not None:
+        with suppress(pynvml.NVMLError):
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
     return GpuState(
         index=index,
         uuid=uuid,

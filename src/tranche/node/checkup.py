@@ -84,9 +84,9 @@ def check_reset_command(command: str, node: NodeState | None) -> Finding:
 
 def check_state_folder(folder: Path) -> Finding:
     """Whether the state folder can be written, or made."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not os.path.isdir(folder):
         return Finding("state-folder", Status.FAIL, f"{folder} is not a folder", "choose another with --state-dir")
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not os.access(nearest, os.W_OK | os.X_OK):
         return Finding(
             "state-folder",
@@ -102,7 +102,10 @@ def check_state_folder(folder: Path) -> Finding:
 
 def check_ledger(places: Places) -> Finding:
     """Whether the ledger opens and is whole."""
-    if not places.ledger.exists():
+    if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
+        text = f"no permission to look into the state folder {places.state_dir}"
+        return Finding("ledger", Status.FAIL, text, "run as root, or choose another folder with --state-dir")
+    if not os.path.exists(places.ledger):
         return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")
     try:
         ledger = Ledger(places.ledger)

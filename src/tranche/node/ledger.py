@@ -7,6 +7,7 @@ instances that they describe as well; a killed process loses nothing.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -179,6 +180,8 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         text = str(error)
         if "readonly" in text or "unable to open" in text:
+            if not os.access(path.parent, os.X_OK):
+                raise _no_permission(path) from error
             if path.is_dir():
                 raise LedgerUnavailable(f"the ledger {path} is a folder, not a file") from error
             raise LedgerUnavailable(

@@ -1,0 +1,88 @@
+"""`tranche gpus`: GPUs, their slices, who holds them, what there is room for."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.cli.conftest import MakeMachine
+from tests.conftest import Golden
+from tests.machines import TestMachine, needs_root, scrub
+
+
+def test_every_kind_of_gpu_and_slice_is_shown(make_machine: MakeMachine, golden: Golden) -> None:
+    machine = make_machine("A100-40GB", "A100-40GB", "T4", "A30-24GB", "A100-40GB")
+    machine.cut_by_hand(0, "9", "19")
+    machine.smi("-i", "4", "-mig", "1")
+    busy = machine.json("gpus")["gpus"][0]["slices"][1]["devices"][0]["uuid"]
+    machine.machine.inject_busy(busy, pid=4242, name="notebook")
+    machine.hold("--mig-profile", "2g.10gb")
+    machine.hold("--gpus", "1", "--gpu-model", "A30")
+    ids = [each["id"] for each in machine.json("ps")["allocations"]]
+    golden("gpus.txt", scrub(machine.tranche("gpus").stdout, ids))
+    golden("gpus-wide.txt", scrub(machine.tranche("gpus", "-o", "wide").stdout, ids))
+
+
+def test_json_tells_what_the_driver_and_the_ledger_know(two_a100: TestMachine) -> None:
+    two_a100.cut_by_hand(0, "9")
+    workload = two_a100.hold("--mig-profile", "1g.5gb")
+    document = two_a100.json("gpus")
+    assert document["kind"] == "GpuList"
+    assert document["ledgerRead"] is True
+    gpu = document["gpus"][0]
+    held, foreign = gpu["slices"]
+    allocation = two_a100.json("ps")["allocations"][0]
+    assert (foreign["profile"], foreign["state"], foreign["owned"], foreign["allocationId"]) == (
+        "3g.20gb",
+        "idle",
+        False,
+        None,
+    )
+    assert (held["profile"], held["state"], held["owned"], held["allocationId"]) == (
+        "1g.5gb",
+        "held",
+        True,
+        allocation["id"],
+    )
+    assert held["memoryBytes"] == 4864 * 1024**2
+    assert held["placement"] == allocation["grants"][0]["placement"]
+    listed = re.findall(r"MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)]+)\)", two_a100.smi("-L"))
+    shown = [(d["name"], str(d["migIndex"]), d["uuid"]) for s in gpu["slices"] for d in s["devices"]]
+    assert sorted(shown) == sorted(listed)
+    assert gpu["mig"] == {"mode": "enabled", "pendingMode": "enabled", "changeNeedsReset": True}
+    assert document["gpus"][1]["slices"] == []
+    assert allocation["pid"] == workload.pid
+
+
+def test_a_slice_that_vanished_under_its_allocation_is_missing(two_a100: TestMachine) -> None:
+    two_a100.hold("--mig-profile", "1g.5gb")
+    two_a100.machine.reboot()
+    gpu = two_a100.json("gpus")["gpus"][0]
+    assert [(each["state"], each["gpuInstanceId"]) for each in gpu["slices"]] == [("missing", None)]
+    assert "instance missing" in two_a100.tranche("ps").stdout
+
+
+def test_a_lost_gpu_is_shown_and_stops_nothing(two_a100: TestMachine) -> None:
+    two_a100.machine.inject_lost(1)
+    lines = two_a100.tranche("gpus").stdout.splitlines()
+    assert len(lines) == 3
+    assert " lost " in lines[2]
+    assert two_a100.json("gpus")["gpus"][1]["lost"] is True
+
+
+def test_a_pending_mode_change_is_shown(two_a100: TestMachine) -> None:
+    two_a100.smi("-i", "1", "-mig", "1")
+    assert "disabled (enabled after a reset)" in two_a100.tranche("gpus").stdout
+
+
+@needs_root
+def test_without_permission_for_the_ledger_the_hardware_is_shown(readable_a100: TestMachine) -> None:
+    readable_a100.hold("--mig-profile", "1g.5gb")
+    readable_a100.state_dir.chmod(0o700)
+    done = readable_a100.tranche("gpus", as_nobody=True)
+    assert "who holds which slice is not shown" in done.stderr
+    assert "1g.5gb at" in done.stdout
+    assert "held" not in done.stdout
+    document = json.loads(readable_a100.tranche("gpus", "-o", "json", as_nobody=True).stdout)
+    assert document["ledgerRead"] is False
+    assert [(each["owned"], each["state"]) for each in document["gpus"][0]["slices"]] == [(None, "idle")]

@@ -1,0 +1,209 @@
+"""A simulated machine under a test's own folder, and the real `tranche` command on it, as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tranche.hardware.simulator.build import cache_directory, ensure_built
+from tranche.hardware.simulator.machine import SimulatedMachine
+
+TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
+# The interpreter may lie where nobody may not read: everything is imported before root is given up.
+_TRANCHE_AS_NOBODY = (
+    sys.executable,
+    "-c",
+    (
+        "import os, sys, concurrent.futures, difflib, tranche.cli.main, tranche.cli.doctor, tranche.cli.gpus, tranche.cli.run, "
+        "tranche.hardware.nvml, tranche.hardware.simulator.machine, tranche.planning.allocate; "
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534); tranche.cli.main.main(sys.argv[1:])"
+    ),
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
+_DEADLINE_SECONDS = 120.0
+_LEFT_OUT = ("TRANCHE_SIMULATE", "TRANCHE_SIM_STATE", "TRANCHE_STATE_DIR", "NVIDIA_VISIBLE_DEVICES", "NO_COLOR")
+
+Completed = subprocess.CompletedProcess[str]
+
+
+@dataclass(slots=True)
+class Workload:
+    """A command that `tranche run` holds a share for; `pid` is the workload's own."""
+
+    process: subprocess.Popen[str]
+    pid: int
+
+
+@dataclass(slots=True)
+class TestMachine:
+    """One simulated machine with its state folder. Every command runs in a process of its own."""
+
+    __test__ = False
+
+    machine: SimulatedMachine
+    folder: Path
+    cache: Path = field(default_factory=cache_directory)
+    _started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the ledger is."""
+        return self.folder / "state"
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger's file."""
+        return self.state_dir / "ledger.db"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes `tranche` and every NVML program meet this machine."""
+        kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+        built = ensure_built(self.cache)
+        return {
+            **kept,
+            "LD_LIBRARY_PATH": str(built.library.parent),
+            "PATH": f"{built.nvidia_smi.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "TRANCHE_SIM_STATE": str(self.machine.state),
+            "TRANCHE_STATE_DIR": str(self.state_dir),
+            "TRANCHE_CACHE_DIR": str(self.cache),
+        }
+
+    def tranche(self, *arguments: str, code: int | None = 0, as_nobody: bool = False, **variables: str) -> Completed:
+        """Run `tranche`; its exit code must be `code` (None: any)."""
+        done = subprocess.run(
+            [*(_TRANCHE_AS_NOBODY if as_nobody else TRANCHE), *arguments],
+            env={**self.environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert code is None or done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """The JSON document that `tranche ... -o json` prints."""
+        document: dict[str, Any] = json.loads(self.tranche(*arguments, "-o", "json", code=code).stdout)
+        assert document["apiVersion"] == "tranche.dev/v1"
+        return document
+
+    def smi(self, *arguments: str) -> str:
+        """What nvidia-smi says; it must succeed."""
+        done = subprocess.run(
+            [str(ensure_built().nvidia_smi), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def cut_by_hand(self, gpu: int, *profiles: str) -> None:
+        """Cut a GPU as another tool would: instances that Tranche did not make."""
+        self.smi("-i", str(gpu), "-mig", "1")
+        if not self.machine.gpus()[gpu].mig_current:
+            self.smi("-i", str(gpu), "--gpu-reset")
+        if profiles:
+            self.smi("mig", "-i", str(gpu), "-cgi", ",".join(profiles), "-C")
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `tranche`, to be ended with the test at the latest."""
+        process = subprocess.Popen(
+            [*TRANCHE, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def hold(self, *request: str, script: str = "exec sleep 600") -> Workload:
+        """Run a workload in a share, and return when it runs."""
+        ready = self.folder / f"ready-{len(self._started)}"
+        tell = f'echo $$ > "{ready}.tmp"; mv "{ready}.tmp" "{ready}"'
+        process = self.start("run", *request, "-q", "--", "sh", "-c", f"{tell}; {script}")
+        wait_until(ready.exists, process)
+        return Workload(process, int(ready.read_text()))
+
+    def wait_in_queue(self, *request: str) -> subprocess.Popen[str]:
+        """Start a request that has to wait, and return when it is in the queue."""
+        before = len(self.json("ps")["waiters"])
+        process = self.start("run", *request, "-q", "--", "sleep", "600")
+        wait_until(lambda: len(self.json("ps")["waiters"]) > before, process)
+        return process
+
+    def changes(self) -> tuple[object, ...]:
+        """A digest of the machine: equal before and after when, and only when, nobody even tried to change it."""
+        return (self.machine.gpus(), tuple(self.machine.change_calls().items()))
+
+    def end(self) -> None:
+        """End what start() started."""
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for process in self._started:
+            try:
+                process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Return when the condition holds; fail when the process ends first, or after two minutes."""
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not condition():
+        if process is not None and process.poll() is not None and not condition():
+            pytest.fail(f"the process ended with {process.returncode}: {process.communicate()[1]}")
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+@contextmanager
+def readable_folder() -> Iterator[Path]:
+    """A folder that other users may read, which pytest's own are not; with a copy of the compiled simulator as its cache."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        built = ensure_built().directory
+        shutil.copytree(built, folder / "cache" / "simulator" / built.name)
+        yield folder
+
+
+@contextmanager
+def machine_in(folder: Path, *boards: str, machine_type: str = "") -> Iterator[TestMachine]:
+    """A new machine of those boards, or of that type, in the folder; operations take no time."""
+    made = SimulatedMachine.create("machine", machine_type=machine_type, boards=boards, root=folder, time_scale=0)
+    machine = TestMachine(made, folder)
+    try:
+        yield machine
+    finally:
+        machine.end()
+
+
+def scrub(text: str, ids: Sequence[str]) -> str:
+    """The text with allocation ids replaced by names of the same length, in the order given, and ages by `0s`."""
+    for number, each in enumerate(ids):
+        text = text.replace(each, f"{'abcdefgh'[number] * len(each)}")
+    return re.sub(r"\b\d+s\b", "0s", text)
