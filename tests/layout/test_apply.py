@@ -21,6 +21,12 @@ def names(gpu_cut: dict[str, str]) -> Counter[str]:
     return Counter(place.split(" ")[0] for place in gpu_cut.values())
 
 
+def saved_plan(b: Bench, layout: str) -> str:
+    planned = b.layout("plan", "-c", layout, "-o", "json")
+    assert planned.code == 0, planned.stderr
+    return b.file(planned.stdout, "plan.json")
+
+
 def test_all_balanced_on_a_p5_twice(bench: MakeBench) -> None:
     b = bench("p5.48xlarge")
     first = b.apply("-c", "all-balanced")
@@ -179,7 +185,7 @@ def test_a_saved_plan_is_carried_out_once_and_refused_when_the_state_moved(bench
 def test_a_saved_plan_does_not_take_what_has_come_into_use(bench: MakeBench) -> None:
     b = bench(boards=("H100-80GB-SXM",))
     b.apply("-c", "all-balanced")
-    saved = b.file(b.layout("plan", "-c", "all-3g.40gb", "-o", "json").stdout, "plan.json")
+    saved = saved_plan(b, "all-3g.40gb")
     busy = next(iter(cut_of(b.observe().gpus[0])))
     for uuid in cut_of(b.observe().gpus[0]):
         b.machine.inject_busy(uuid, pid=4711, name="trainer")
@@ -190,6 +196,66 @@ def test_a_saved_plan_does_not_take_what_has_come_into_use(bench: MakeBench) -> 
     assert b.machine.change_calls() == calls
 
 
+def test_a_saved_plan_whose_state_moved_is_not_waited_for(bench: MakeBench) -> None:
+    b = bench(boards=("H100-80GB-SXM",))
+    b.apply("-c", "all-balanced")
+    saved = saved_plan(b, "all-disabled")
+    b.apply("-c", "all-7g.80gb")
+    (uuid,) = cut_of(b.observe().gpus[0])
+    b.machine.inject_busy(uuid, pid=4711, name="trainer")
+    assert b.layout("apply", "--plan", saved, "--wait").code == 51
+
+
+def test_two_changes_of_one_gpu_do_not_mix(bench: MakeBench) -> None:
+    b = bench(boards=("H100-80GB-SXM",))
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 0.4)
+    first = subprocess.Popen(
+        b.command("apply", "-c", "all-1g.10gb"),
+        env=b.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert first.stderr is not None
+        assert first.stderr.readline().startswith("step "), "it is at work"
+        refused = b.layout("apply", "-c", "all-balanced")
+        assert refused.code == 80
+        assert "another change of layout" in refused.stderr
+        waited = b.layout("apply", "-c", "all-balanced", "--wait")
+        assert waited.code == 0, waited.stderr
+        assert first.wait(timeout=60) == 0
+    finally:
+        if first.poll() is None:
+            first.kill()
+            first.wait()
+        if first.stderr is not None:
+            first.stderr.close()
+    assert names(cut_of(b.observe().gpus[0])) == Counter({"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1})
+
+
+def test_a_killed_change_is_undone_by_the_next_command(bench: MakeBench) -> None:
+    b = bench(boards=("H100-80GB-SXM",))
+    b.apply("-c", "all-balanced")
+    before = cuts(b.observe())
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 0.4)
+    killed = subprocess.Popen(
+        b.command("apply", "-c", "all-1g.10gb"),
+        env=b.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert killed.stderr is not None
+    assert killed.stderr.readline().startswith("step ")
+    killed.kill()
+    killed.wait()
+    killed.stderr.close()
+    b.machine.clear_injections()
+    assert b.layout("plan", "-c", "all-balanced").stdout == ""
+    assert cuts(b.observe()) == before
+
+
 @pytest.mark.parametrize("text", ["{}", "nonsense: [", '{"apiVersion": "tranche.dev/v1", "kind": "Plan"}'])
 def test_what_is_no_plan_is_refused(bench: MakeBench, text: str) -> None:
     b = bench(boards=("H100-80GB-SXM",))
@@ -198,7 +264,7 @@ def test_what_is_no_plan_is_refused(bench: MakeBench, text: str) -> None:
 
 def test_plan_and_layout_options_exclude_each_other_but_not_by_environment(bench: MakeBench) -> None:
     b = bench(boards=("H100-80GB-SXM",))
-    saved = b.file(b.layout("plan", "-c", "all-balanced", "-o", "json").stdout, "plan.json")
+    saved = saved_plan(b, "all-balanced")
     assert b.layout("apply", "--plan", saved, "-c", "all-balanced").code == 2
     assert b.layout("apply", "--plan", saved, MIG_PARTED_SELECTED_CONFIG="all-disabled").code == 0
     assert names(cut_of(b.observe().gpus[0]))["3g.40gb"] == 1

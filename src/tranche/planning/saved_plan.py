@@ -8,10 +8,16 @@ from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, Step
 
 
 def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
-    """Every user of something that a step of the plan would take; GpuNotFound when the plan names a GPU that is not here."""
+    """Every user of something that a step of the plan would take; GpuNotFound when the plan names a GPU that is not here.
+
+    GPUs that are no longer as the plan expects them are passed over: the plan is refused because of them.
+    """
     hit: dict[int, User] = {}
     for gpu_uuid in plan.gpu_uuids:
-        users = gpu_users(view, view.node.gpu(gpu_uuid)).users
+        gpu = view.node.gpu(gpu_uuid)
+        if gpu.fingerprint != plan.fingerprints.get(gpu_uuid):
+            continue
+        users = gpu_users(view, gpu).users
         for step in plan.steps_on(gpu_uuid):
             hit.update({id(user): user for user in users if _takes(step, user)})
     return tuple(hit.values())
