@@ -1,0 +1,196 @@
+"""The documents say what is true: links lead somewhere, names exist, command lines parse, shown output is what is printed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.console_blocks import Session, console_sessions, matches, run_sessions
+from tests.strategies import gpu_on, view_of
+from tranche.cli.main import root
+from tranche.core.board import board_by_key
+from tranche.core.errors import TrancheError
+from tranche.core.request import parse_request
+from tranche.core.state import MigMode
+from tranche.node import ledger
+from tranche.node.session import Places
+from tranche.planning.allocate import Granted, decide
+
+REPOSITORY = Path(__file__).parent.parent
+PAGES = tuple(sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]))
+ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+GUIDED_PAGES = ("README.md", "docs/guides/getting-started.md")
+OUTSIDE = re.compile(r"^[a-z]+:")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@ALL_PAGES
+def test_relative_links_lead_to_a_page_and_a_heading(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if OUTSIDE.match(target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked), target
+
+
+@ALL_PAGES
+def test_modules_and_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in set(re.findall(r"`(tranche(?:\.[a-z_]+)+)`", text)) - {"tranche.dev"}:
+        importlib.import_module(name)
+    for path in set(re.findall(r"`((?:src|tests|docs|bench)/[\w./-]+)`", text)):
+        assert (REPOSITORY / path).exists(), path
+
+
+@ALL_PAGES
+def test_make_targets_that_a_page_names_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets
+
+
+def test_the_picture_of_the_layers_is_the_contract() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    section = (REPOSITORY / "docs/architecture.md").read_text().split("\n## The layers\n")[1].split("\n## ")[0]
+    (picture,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^(tranche\.\w+)", picture, re.MULTILINE) == layers
+
+
+def tranche_calls(command: str) -> list[list[str]]:
+    """The arguments of each call of tranche in a line for the shell."""
+    without_redirections = re.sub(r"\s\d?>{1,2} ?(&\d|[\w./-]+)", "", command.replace("\\\n", " "))
+    lexer = shlex.shlex(without_redirections, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    calls: list[list[str]] = []
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set(";|&()"):
+            while words and (words[0] == "sudo" or re.match(r"\w+=", words[0])):
+                words.pop(0)
+            if words and words[0] == "tranche":
+                calls.append(words[1:])
+            words = []
+        else:
+            words.append(word)
+    return calls
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse a command line as tranche does, without doing anything; click's or Tranche's error otherwise."""
+    command: click.Command = root
+    context: click.Context | None = None
+    while True:
+        context = command.make_context(command.name or "tranche", list(arguments), parent=context)
+        if not isinstance(command, click.Group):
+            return
+        name, found, arguments = command.resolve_command(context, context._protected_args + context.args)
+        assert found is not None, name
+        command = found
+
+
+@ALL_PAGES
+def test_command_lines_parse(page: Path) -> None:
+    for session in console_sessions(page.read_text()):
+        for call in tranche_calls(session.command):
+            if not {"--help", "-h", "--version"} & set(call):
+                parse(call)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["gpus", "--no-such-option"], ["layout", "no-such-command"]]
+)
+def test_a_command_line_that_does_not_parse_is_noticed(arguments: list[str]) -> None:
+    with pytest.raises((click.UsageError, TrancheError)):
+        parse(arguments)
+
+
+def test_calls_are_found_in_lines_for_the_shell() -> None:
+    assert tranche_calls("A=1 tranche gpus -o json 2>&1 | head -3 && sudo tranche ps; echo tranche top") == [
+        ["gpus", "-o", "json"],
+        ["ps"],
+    ]
+
+
+@pytest.mark.parametrize("name", GUIDED_PAGES)
+def test_a_guide_prints_what_it_says(name: str, tmp_path: Path) -> None:
+    sessions = [
+        s for s in console_sessions((REPOSITORY / name).read_text()) if not s.command.startswith(("make ", "git "))
+    ]
+    assert sessions
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "LC_ALL": "C.UTF-8",
+        "COLUMNS": "160",
+        "NO_COLOR": "1",
+        "TRANCHE_SIM_ROOT": str(tmp_path / "machines"),
+        "TRANCHE_SIM_TIME_SCALE": "0",
+        "TRANCHE_CACHE_DIR": os.environ.get("TRANCHE_CACHE_DIR", str(Path.home() / ".cache" / "tranche")),
+    }
+    for session, printed in zip(
+        sessions, run_sessions(sessions, folder=tmp_path, environment=environment), strict=True
+    ):
+        shown = "\n".join(printed)
+        assert matches(session.output, printed), f"$ {session.command}\nprints:\n{shown}"
+
+
+def test_a_guide_that_shows_something_else_is_noticed(tmp_path: Path) -> None:
+    sessions = [
+        Session("echo 0123abcd; false", ("deadbee1",)),
+        Session("echo $?", ("…", "1")),
+        Session("echo a", ("b",)),
+    ]
+    printed = run_sessions(sessions, folder=tmp_path, environment={"PATH": os.environ["PATH"]})
+    assert [matches(session.output, lines) for session, lines in zip(sessions, printed, strict=True)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_the_requests_that_are_explained_get_what_is_said() -> None:
+    board = board_by_key("A100-40GB")
+    assert board is not None
+    rows = re.findall(
+        r"^\| `(--[\w-]+) (\S+)` \| (.+?) \|", (REPOSITORY / "docs/concepts/requests.md").read_text(), re.MULTILINE
+    )
+    examples = [(option, value, given) for option, value, given in rows if re.match(r"[\d.]+(Gi|G)?$", value)]
+    assert len(examples) == 6
+    for option, value, given in examples:
+        request = parse_request(**{option.removeprefix("--").replace("-", "_"): value})
+        decision = decide(view_of(gpu_on(board, mode=MigMode.DISABLED)), request)
+        assert isinstance(decision, Granted)
+        (grant,) = decision.grants
+        assert given == ("whole GPU" if grant.whole_gpu else f"`{grant.profile}`"), f"{option} {value}"
+
+
+def test_the_page_of_the_state_folder_names_everything_in_it() -> None:
+    page = (REPOSITORY / "docs/reference/state-folder.md").read_text()
+    places = Places(Path())
+    for path in (places.ledger, places.decision_lock, places.gpu_locks / "UUID.lock"):
+        assert f"`{path}`" in page
+    for path in (places.session("NAME"), places.allocation("ID"), places.waiter("ID"), places.doorbell("ID")):
+        assert f"`{path}`" in page
+    for table in re.findall(r"CREATE TABLE (\w+)", ledger._SCHEMA):
+        assert f"`{table}`" in page
+    assert f"format {ledger.SCHEMA_VERSION}" in page
