@@ -19,6 +19,7 @@ from tranche.node.agent import Agent
 
 MACHINE_TYPE = "p4d.24xlarge"
 JOB_MEMORY_MIB = 2048
+_LIMITING_VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "TRANCHE_SIM_TIME_SCALE", "TRANCHE_SIM_UNPRIVILEGED")
 _JOB_SOURCE = Path(__file__).with_name("demo_job.c")
 
 
@@ -39,11 +40,16 @@ class DemoMachine:
 def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
     """A machine whose operations take `time_scale` of the time that they take on hardware, gone when the block ends.
 
-    From then on this process sees no other driver. Raises SimulatorError when it cannot be built.
+    From then on this process sees no other driver, and all of this machine whatever its environment said.
+
+    Raises:
+        SimulatorError: it cannot be built.
     """
     with tempfile.TemporaryDirectory(prefix="tranche-demo-") as folder:
         root = Path(folder)
         machine = SimulatedMachine.create(machine_type=MACHINE_TYPE, root=root, time_scale=time_scale)
+        for variable in _LIMITING_VARIABLES:
+            os.environ.pop(variable, None)
         machine.preload()
         program = _compile_job(root)
         driver = NvmlDriver(reset_command=str(ensure_built().nvidia_smi))
