@@ -170,6 +170,17 @@ class TestMachine:
                 process.communicate()
 
 
+def run_without_driver(*arguments: str, code: int = 0) -> Completed:
+    """Run `tranche` where the dynamic linker finds no NVML, which is so unless the host itself has a driver."""
+    kept = {name: value for name, value in os.environ.items() if name not in (*_LEFT_OUT, "LD_LIBRARY_PATH")}
+    done = subprocess.run(
+        [*TRANCHE, *arguments], env=kept, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
     """Return when the condition holds; fail when the process ends first, or after two minutes."""
     deadline = time.monotonic() + _DEADLINE_SECONDS
@@ -206,4 +217,4 @@ def scrub(text: str, ids: Sequence[str]) -> str:
     """The text with allocation ids replaced by names of the same length, in the order given, and ages by `0s`."""
     for number, each in enumerate(ids):
         text = text.replace(each, f"{'abcdefgh'[number] * len(each)}")
-    return re.sub(r"\b\d+s\b", "0s", text)
+    return re.sub(r"\b(?:\d+m)?\d+s\b", "0s", text)

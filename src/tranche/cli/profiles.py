@@ -83,6 +83,10 @@ class _Sheet:
         assert self.board is not None
         return f"{self.board.key}: {names}{size}, {self.board.architecture}"
 
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        return () if self.board is None or self.source == "driver" else self.board.unverified
+
     def document(self) -> dict[str, Any]:
         return {
             "board": None if self.board is None else self.board.key,
@@ -90,7 +94,7 @@ class _Sheet:
             "memoryBytes": self.memory,
             "source": self.source,
             "gpus": list(self.gpus),
-            "unverified": [] if self.board is None or self.source == "driver" else list(self.board.unverified),
+            "unverified": list(self.unverified),
             "profiles": [
                 {**profile_document(p), "free": None if self.free is None else self.free[p.enum]} for p in self.profiles
             ],
@@ -172,6 +176,8 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
         note = unverified_note(sheet.profiles)
         if note:
             click.echo(note)
+        if sheet.unverified:
+            click.echo(f"? of the board: {'; '.join(sheet.unverified)}")
 
 
 def _show_catalogue(output: str) -> None:

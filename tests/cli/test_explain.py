@@ -1,0 +1,70 @@
+"""`tranche explain`: the answer, its exit code, and that asking changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+from tests.conftest import Golden
+from tests.machines import TestMachine, scrub
+
+
+def test_a_request_that_would_start(two_a100: TestMachine, golden: Golden) -> None:
+    two_a100.tranche("ps")
+    before = two_a100.changes()
+    golden("explain-startable.txt", two_a100.tranche("explain", "--mig-profile", "3g.20gb").stdout)
+    document = two_a100.json("explain", "--mig-profile", "3g.20gb")
+    assert (document["kind"], document["status"], document["exitCode"]) == ("Explanation", "Startable", 0)
+    assert document["grants"][0]["profile"] == "3g.20gb"
+    assert document["steps"][0]["action"] == "enable MIG mode"
+    assert all(each["fits"] for each in document["gpus"])
+    assert two_a100.changes() == before
+    assert two_a100.json("ps")["allocations"] == []
+
+
+def test_a_request_that_waits_names_what_is_missing_and_what_would_help(
+    make_machine: MakeMachine, golden: Golden
+) -> None:
+    machine = make_machine("A100-40GB", "A100-40GB", "T4")
+    machine.hold("--mig-profile", "4g.20gb")
+    machine.cut_by_hand(1, "0")
+    ids = [each["id"] for each in machine.json("ps")["allocations"]]
+    golden("explain-waiting.txt", scrub(machine.tranche("explain", "--mig-profile", "4g.20gb").stdout, ids))
+    document = machine.json("explain", "--mig-profile", "4g.20gb")
+    assert (document["status"], document["exitCode"]) == ("Waiting", 0)
+    held, foreign, plain = (each["obstacle"] for each in document["gpus"])
+    assert (held["reason"], held["allocationIds"]) == ("NoRoom", ids)
+    assert (foreign["reason"], foreign["instances"][0]["profile"]) == ("ForeignInstances", "7g.40gb")
+    assert plain["reason"] == "ProfileNotSupported"
+    kinds = [each["kind"] for each in document["remedies"]]
+    assert kinds == sorted(kinds, key=["OtherSlice", "Wait", "DestroyForeign", "Recut", "OtherModel"].index)
+    assert "DestroyForeign" in kinds
+    assert machine.json("explain", "--mig-profile", "4g.20gb", "--adopt-foreign", "destroy")["status"] == "Startable"
+
+
+@pytest.mark.parametrize(
+    ("request_options", "code", "status"),
+    [
+        (("--mig-profile", "1g.6gb"), 30, "ProfileNotSupported"),
+        (("--gpu-memory", "500G"), 31, "MemoryTooSmall"),
+        (("--gpus", "3"), 31, "MemoryTooSmall"),
+        (("--gpus", "1", "--gpu-model", "B200"), 23, "GpuNotFound"),
+    ],
+)
+def test_a_request_that_can_never_be_served_has_its_errors_code(
+    two_a100: TestMachine, request_options: tuple[str, ...], code: int, status: str
+) -> None:
+    document = two_a100.json("explain", *request_options, code=code)
+    assert (document["status"], document["exitCode"]) == (status, code)
+    assert two_a100.tranche("explain", *request_options, code=code).stdout.startswith(f"{status}: ")
+
+
+def test_a_part_of_a_gpu_without_mig_needs_what_is_not_served_yet(make_machine: MakeMachine) -> None:
+    assert make_machine("T4").json("explain", "--gpu", "0.5", code=33)["status"] == "SharingUnavailable"
+
+
+@pytest.mark.parametrize("request_options", [(), ("--gpu", "0"), ("--gpus", "1", "--gpu", "0.5"), ("--gpus", "x")])
+def test_a_request_that_is_none_is_refused(two_a100: TestMachine, request_options: tuple[str, ...]) -> None:
+    done = two_a100.tranche("explain", *request_options, code=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")

@@ -1,0 +1,53 @@
+"""`tranche ps`: allocations and waiters."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.cli.conftest import MakeMachine
+from tests.machines import TestMachine, wait_until
+
+
+def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine) -> None:
+    machine = make_machine("A30-24GB")
+    first = machine.hold("--gpus", "1")
+    second = machine.wait_in_queue("--mig-profile", "1g.6gb")
+    third = machine.wait_in_queue("--gpu-memory", "20Gi", "--isolation", "any")
+    document = machine.json("ps")
+    assert document["kind"] == "AllocationList"
+    (allocation,) = document["allocations"]
+    assert allocation["request"] == {"gpus": 1, "isolation": "hard", "gpuModel": ""}
+    assert allocation["phase"] == "active"
+    assert allocation["pid"] == first.pid
+    assert allocation["command"].startswith("sh -c")
+    assert allocation["missingInstances"] == []
+    assert [(each["position"], each["pid"]) for each in document["waiters"]] == [(1, second.pid), (2, third.pid)]
+    assert document["waiters"][0]["request"]["migProfile"] == "1g.6gb"
+    assert document["waiters"][0]["why"] == f"GPU 0: held whole by {allocation['id']}"
+    assert document["waiters"][0]["obstacles"][0]["reason"] == "GpuBusy"
+    assert document["waiters"][0]["obstacles"][0]["allocationIds"] == [allocation["id"]]
+    assert document["waiters"][1]["obstacles"][0]["reason"] == "QueuedBehind"
+
+    lines = machine.tranche("ps").stdout.splitlines()
+    assert lines[0].split() == ["ID", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND"]
+    assert lines[1].startswith(f"{allocation['id']}  --gpus 1  GPU 0 whole  hard       active ")
+    assert f"  {first.pid}  sh -c" in lines[1]
+    assert lines[3].split()[:2] == ["#", "WAITING"]
+    assert [line.split()[:2] for line in lines[4:]] == [[str(w["position"]), w["id"]] for w in document["waiters"]]
+
+
+def test_a_share_that_is_being_prepared_is_said_so(two_a100: TestMachine) -> None:
+    two_a100.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 3.0)
+    two_a100.start("run", "--mig-profile", "2g.10gb", "-q", "--", "true")
+    wait_until(lambda: [each["phase"] for each in two_a100.json("ps")["allocations"]] == ["preparing"])
+
+
+def test_what_a_killed_command_left_is_gone_from_the_list(two_a100: TestMachine) -> None:
+    workload = two_a100.hold("--mig-profile", "1g.5gb")
+    workload.process.kill()
+    workload.process.wait()
+    assert [each["pid"] for each in two_a100.json("ps")["allocations"]] == [workload.pid], "the workload still lives"
+    os.kill(workload.pid, signal.SIGKILL)
+    wait_until(lambda: two_a100.json("ps")["allocations"] == [])
+    assert [each["type"] for each in two_a100.json("events", "--last", "1")["events"]] == ["Released"]

@@ -1,0 +1,100 @@
+"""`tranche release`: taking shares back from workloads that live, and cancelling requests that wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+from tests.machines import TestMachine, wait_until
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_share_in_use_is_not_taken(two_a100: TestMachine) -> None:
+    workload = two_a100.hold("--mig-profile", "1g.5gb")
+    (allocation,) = two_a100.json("ps")["allocations"]
+    done = two_a100.tranche("release", allocation["id"], code=80)
+    assert f"pid {workload.pid}" in done.stderr
+    assert f"tranche release {allocation['id']} --terminate" in done.stderr
+    assert two_a100.json("ps")["allocations"] == [allocation]
+    assert _lives(workload.pid)
+
+
+def test_terminate_ends_the_workload_and_lets_its_command_return_the_code(two_a100: TestMachine) -> None:
+    workload = two_a100.hold("--mig-profile", "1g.5gb")
+    (allocation,) = two_a100.json("ps")["allocations"]
+    done = two_a100.tranche("release", allocation["id"], "--terminate")
+    assert "SIGTERM" in done.stderr
+    assert two_a100.json("ps")["allocations"] == []
+    assert workload.process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert [each["state"] for each in two_a100.json("gpus")["gpus"][0]["slices"]] == ["idle"]
+
+
+def test_a_workload_that_ignores_sigterm_is_killed_after_the_grace_time(two_a100: TestMachine) -> None:
+    script = "trap '' TERM; while :; do sleep 0.05; done"
+    workload = two_a100.hold("--mig-profile", "1g.5gb", script=script)
+    (allocation,) = two_a100.json("ps")["allocations"]
+    done = two_a100.tranche("release", allocation["id"], "--terminate", "--grace", "0.2")
+    assert "SIGKILL" in done.stderr
+    assert two_a100.json("ps")["allocations"] == []
+    assert workload.process.wait(timeout=60) == 128 + signal.SIGKILL
+
+
+def test_a_share_whose_command_was_killed_is_taken_from_the_workload(two_a100: TestMachine) -> None:
+    workload = two_a100.hold("--mig-profile", "1g.5gb")
+    workload.process.kill()
+    workload.process.wait()
+    (allocation,) = two_a100.json("ps")["allocations"]
+    two_a100.tranche("release", allocation["id"], code=80)
+    two_a100.tranche("release", allocation["id"], "--terminate")
+    wait_until(lambda: not _lives(workload.pid))
+    assert two_a100.json("ps")["allocations"] == []
+
+
+def test_the_share_goes_to_who_waits(make_machine: MakeMachine) -> None:
+    machine = make_machine("A30-24GB")
+    machine.hold("--gpus", "1")
+    (allocation,) = machine.json("ps")["allocations"]
+    waiter = machine.wait_in_queue("--gpus", "1")
+    machine.tranche("release", allocation["id"], "--terminate")
+
+    def served() -> bool:
+        return [each["phase"] for each in machine.json("ps")["allocations"]] == ["active"]
+
+    wait_until(served, waiter)
+    assert machine.json("ps")["waiters"] == []
+
+
+def test_a_waiting_request_is_cancelled(make_machine: MakeMachine) -> None:
+    machine = make_machine("A30-24GB")
+    machine.hold("--gpus", "1")
+    waiter = machine.wait_in_queue("--gpus", "1")
+    (waiting,) = machine.json("ps")["waiters"]
+    done = machine.tranche("release", waiting["id"])
+    assert f"cancelled the waiting request {waiting['id']} (pid {waiter.pid})" in done.stderr
+    assert waiter.wait(timeout=60) == 128 + signal.SIGTERM
+    assert machine.json("ps")["waiters"] == []
+    assert len(machine.json("ps")["allocations"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("ffffffff",), 34, "no allocation and no waiting request ffffffff"),
+        ((), 2, "ID"),
+        (("a", "--grace", "-1"), 2, "--grace"),
+    ],
+)
+def test_bad_input_is_refused(two_a100: TestMachine, arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = two_a100.tranche("release", *arguments, code=code)
+    assert message in done.stderr
+    assert done.stdout == ""

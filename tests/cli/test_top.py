@@ -1,0 +1,96 @@
+"""`tranche top`: the picture once, as data, and live on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+from tests.conftest import Golden
+from tests.machines import TRANCHE, TestMachine, scrub
+
+
+def test_the_picture_of_every_kind_of_use(make_machine: MakeMachine, golden: Golden) -> None:
+    machine = make_machine("A100-40GB", "A30-24GB", "T4")
+    machine.cut_by_hand(0, "9", "19")
+    device = machine.json("gpus")["gpus"][0]["slices"][1]["devices"][0]["uuid"]
+    machine.machine.inject_busy(device, pid=4242, name="notebook", memory=2 * 1024**3)
+    machine.hold("--mig-profile", "2g.10gb")
+    machine.hold("--gpus", "1", "--gpu-model", "A30")
+    machine.wait_in_queue("--gpus", "1", "--gpu-model", "A30")
+    document = machine.json("top", "--once")
+    ids = [each["id"] for each in (*document["allocations"], *document["waiters"])]
+    assert len(ids) == 3
+    text = re.sub(r" +sh -c .*", "  COMMAND", machine.tranche("top", "--once").stdout)
+    golden("top.txt", re.sub(r" +0s ", "  0s ", scrub(text, ids)))
+
+
+def test_json_has_what_the_picture_shows(two_a100: TestMachine) -> None:
+    two_a100.hold("--mig-profile", "1g.5gb")
+    document = two_a100.json("top")
+    assert document["kind"] == "Overview"
+    assert document["gpus"] == two_a100.json("gpus")["gpus"]
+    assert document["allocations"] == two_a100.json("ps")["allocations"]
+
+
+def test_without_a_terminal_it_is_printed_once(two_a100: TestMachine) -> None:
+    assert two_a100.tranche("top").stdout == two_a100.tranche("top", "--once").stdout
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "ctrl-c"])
+def test_the_live_view_ends_with_a_key_and_restores_the_terminal(two_a100: TestMachine, key: bytes, code: int) -> None:
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [*TRANCHE, "top", "--interval", "0.1"],
+        env={**two_a100.environment, "TERM": "xterm"},
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        preexec_fn=_own_terminal,
+    ) as process:
+        os.close(child)
+        try:
+            screen = _read_until(parent, b"GPU 1")
+            os.write(parent, key)
+            screen += _read_until(parent, b"\x1b[?1049l")
+            assert process.wait(timeout=60) == code
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            os.close(parent)
+    assert b"\x1b[?1049h" in screen, "the alternate screen was not used"
+
+
+@pytest.mark.parametrize("arguments", [("--interval", "0"), ("--interval", "x"), ("-o", "wide")])
+def test_bad_input_is_refused(two_a100: TestMachine, arguments: tuple[str, ...]) -> None:
+    assert two_a100.tranche("top", *arguments, code=2).stdout == ""
+
+
+def _own_terminal() -> None:
+    """Make the pseudo-terminal on stdin the new session's own, so that Ctrl-C reaches the process."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_until(descriptor: int, mark: bytes) -> bytes:
+    """What the terminal shows until the mark has come."""
+    seen = b""
+    deadline = time.monotonic() + 60
+    while mark not in seen:
+        assert time.monotonic() < deadline, seen
+        if select.select([descriptor], [], [], 1.0)[0]:
+            try:
+                seen += os.read(descriptor, 65536)
+            except OSError:  # the other end is closed
+                assert mark in seen, seen
+    return seen
