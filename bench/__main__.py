@@ -1,0 +1,55 @@
+"""`python -m bench [NAME...]`: run the benchmarks of those names, or all of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench import acceptance, cold_start, cutting, placement
+from bench.report import Report
+
+BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
+    "cutting": cutting.run,
+    "placement": placement.run,
+    "acceptance": acceptance.run,
+    "cold_start": cold_start.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Figures beside baselines of the same run.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which benchmarks: {', '.join(BENCHMARKS)}; all by default"
+    )
+    parser.add_argument("--long", action="store_true", help="the full, slow form of those that have one")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark is called {unknown[0]}; there are: {', '.join(BENCHMARKS)}")
+    report = Report(long=options.long)
+    print(
+        f"{_processor()}, {os.cpu_count()} cores; {platform.system()} {platform.release()}; Python {sys.version.split()[0]}"
+    )
+    for name in options.names or BENCHMARKS:
+        began = time.monotonic()
+        BENCHMARKS[name](report)
+        print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)
+
+
+def _processor() -> str:
+    """The processor's name as the kernel gives it, else the machine type."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""How long it takes to cut eight GPUs into 56 slices: Tranche's plan, against clearing and creating one after the other.
+
+The simulator's operations take as long as on hardware. The baseline does what mig-parted does once MIG mode is on: GPU by GPU,
+destroy every instance that is there, then create each GPU instance where the driver puts it and its compute instance. It
+makes the same NVML calls through the same binding, and keeps no record of what it did.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import pynvml
+
+from bench.report import Report
+from tranche.core.allocation import NodeView
+from tranche.core.layout import Layout
+from tranche.core.state import NodeState
+from tranche.hardware.nvml import NvmlDriver
+from tranche.hardware.simulator.build import ensure_built
+from tranche.hardware.simulator.machine import SimulatedMachine
+from tranche.node.agent import Agent
+from tranche.planning.generate import generate_layouts
+from tranche.planning.plan import Plan
+from tranche.planning.reconfigure import plan_layout
+
+MACHINE = "p4d.24xlarge"
+TARGET_LAYOUT = "all-1g.5gb"
+STARTS = {"MIG mode on, nothing cut": "all-enabled", "cut all-balanced": "all-balanced"}
+OUR_RUNS = 5
+BASELINE_RUNS = 2
+TARGET = 6.0
+_SLICES_PER_GPU = 7
+_CHANGING = (
+    "nvmlDeviceCreateGpuInstance",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlGpuInstanceDestroy",
+    "nvmlComputeInstanceDestroy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One cut: seconds in all, seconds in NVML's changing calls on the busiest GPU, and how many such calls there were."""
+
+    seconds: float
+    nvml: float
+    calls: int
+
+
+def run(report: Report) -> None:
+    """Measure both from a machine without instances and from one that is cut all-balanced."""
+    report.section(
+        "Cutting 8 A100 40 GB into 56 slices of 1g.5gb",
+        f"simulated {MACHINE}, operations as long as on hardware; medians of {OUR_RUNS} and {BASELINE_RUNS} runs.",
+        "In NVML: inside the calls that change something, where GPUs are worked on at once those of the busiest GPU.",
+        "Ours: everything beside them: looking, planning, journaling, verifying. A step makes or destroys one instance.",
+    )
+    ratios = []
+    with _machine() as (machine, agent):
+        layouts = generate_layouts(agent.view().node)
+        for title, name in STARTS.items():
+            start, target = layouts.select(name), layouts.select(TARGET_LAYOUT)
+            steps = _most_steps(_prepared(machine, agent, start), target)
+            ours = [_measured(machine, agent, start, partial(_apply, agent, target)) for _ in range(OUR_RUNS)]
+            theirs = [_measured(machine, agent, start, _clear_then_create) for _ in range(BASELINE_RUNS)]
+            ratio = median(r.seconds for r in theirs) / median(r.seconds for r in ours)
+            ratios.append(ratio)
+            overhead = 1000 * median(r.seconds - r.nvml for r in ours)
+            rows = [
+                ["tranche", *_figures(ours), f"{overhead:.0f} ms", f"{overhead / steps:.1f} ms", f"{ratio:.2f} times"],
+                ["one after the other", *_figures(theirs), "", "", ""],
+            ]
+            report.table([title, "seconds", "in NVML", "calls", "ours", "ours, a step", "better by"], rows)
+    report.verdict(
+        f"a full cut at least {TARGET:g} times as fast as one after the other (worst of {len(ratios)}: {min(ratios):.2f})",
+        min(ratios) >= TARGET,
+    )
+
+
+def _figures(runs: list[Run]) -> list[str]:
+    return [f"{median(r.seconds for r in runs):.3f}", f"{median(r.nvml for r in runs):.3f}", f"{runs[0].calls}"]
+
+
+@contextmanager
+def _machine() -> Iterator[tuple[SimulatedMachine, Agent]]:
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        machine = SimulatedMachine.create(machine_type=MACHINE, root=Path(folder), time_scale=0.0)
+        machine.preload()
+        driver = NvmlDriver(reset_command=str(ensure_built().nvidia_smi))
+        agent = Agent(driver, Path(folder) / "tranche")
+        try:
+            yield machine, agent
+        finally:
+            agent.close()
+            driver.close()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _prepared(machine: SimulatedMachine, agent: Agent, start: Layout) -> NodeView:
+    """Cut the machine as the layout says, in no time; the machine as it is then."""
+    machine.set_time_scale(0.0)
+    _apply(agent, start)
+    return agent.view()
+
+
+def _most_steps(view: NodeView, target: Layout) -> int:
+    """How many steps the GPU with the most of them needs."""
+    plan = plan_layout(view, target).plan
+    return max(len(plan.steps_on(gpu_uuid)) for gpu_uuid in plan.gpu_uuids)
+
+
+def _apply(agent: Agent, layout: Layout) -> None:
+    def decide(view: NodeView) -> Plan:
+        decision = plan_layout(view, layout)
+        decision.refuse_if_blocked()
+        return decision.plan
+
+    agent.change(decide)
+
+
+def _measured(machine: SimulatedMachine, agent: Agent, start: Layout, cut: Callable[[], None]) -> Run:
+    """Cut from the start layout with operations as long as on hardware, and check that the slices are there."""
+    _prepared(machine, agent, start)
+    machine.set_time_scale(1.0)
+    with _timed_calls() as spent:
+        begun = perf_counter()
+        cut()
+        seconds = perf_counter() - begun
+    _check(agent.view().node)
+    by_thread = [sum(times) for times in spent.values()]
+    return Run(seconds, max(by_thread), sum(map(len, spent.values())))
+
+
+def _check(node: NodeState) -> None:
+    for gpu in node:
+        slices = [str(name) for instance in gpu.instances for name in instance.slices]
+        if slices != ["1g.5gb"] * _SLICES_PER_GPU:
+            raise AssertionError(f"{gpu.label} was not cut as asked: {slices}")
+
+
+@contextmanager
+def _timed_calls() -> Iterator[dict[int, list[float]]]:
+    """The seconds of each changing NVML call while the block runs, by thread; Tranche has one thread for each GPU."""
+    spent: dict[int, list[float]] = {}
+    originals: dict[str, Any] = {name: getattr(pynvml, name) for name in _CHANGING}
+
+    def timed(original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            begun = perf_counter()
+            try:
+                return original(*arguments)
+            finally:
+                spent.setdefault(threading.get_ident(), []).append(perf_counter() - begun)
+
+        return call
+
+    for name, original in originals.items():
+        setattr(pynvml, name, timed(original))
+    try:
+        yield spent
+    finally:
+        for name, original in originals.items():
+            setattr(pynvml, name, original)
+
+
+def _clear_then_create() -> None:
+    """The baseline."""
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        device = pynvml.nvmlDeviceGetHandleByIndex(index)
+        _clear(device)
+        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE, version=2)
+        for _ in range(info.instanceCount):
+            instance = pynvml.nvmlDeviceCreateGpuInstance(device, info.id)
+            whole = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                instance,
+                pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
+                pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+            )
+            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, whole.id)
+
+
+def _clear(device: Any) -> None:
+    for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version=2)
+        except pynvml.NVMLError:
+            continue  # this GPU has no such profile
+        for instance in _listed(pynvml.nvmlDeviceGetGpuInstances, device, info, pynvml.c_nvmlGpuInstance_t):
+            for compute_profile in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+                try:
+                    inside = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                        instance, compute_profile, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+                    )
+                except pynvml.NVMLError:
+                    continue
+                listed = pynvml.nvmlGpuInstanceGetComputeInstances
+                for compute in _listed(listed, instance, inside, pynvml.c_nvmlComputeInstance_t):
+                    pynvml.nvmlComputeInstanceDestroy(compute)
+            pynvml.nvmlGpuInstanceDestroy(instance)
+
+
+def _listed(query: Any, parent: Any, info: Any, handle_type: Any) -> list[Any]:
+    found = (handle_type * max(1, info.instanceCount))()
+    count = pynvml.c_uint(len(found))
+    query(parent, info.id, found, pynvml.byref(count))
+    return [found[position] for position in range(count.value)]
