@@ -7,10 +7,10 @@ import json
 from hypothesis import given
 
 from tests.strategies import node_views
-from tranche.core.allocation import Grant, NodeView
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
-from tranche.core.request import Isolation
+from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.state import InstanceKey, NodeState
 from tranche.core.wire import grant_to_dict
 
@@ -60,6 +60,13 @@ def test_promised_places_are_the_slices_granted(view: NodeView) -> None:
         assert [(o.profile, o.placement) for o in view.promised_on(gpu.uuid)] == [
             (grant.profile, grant.placement) for grant in slices
         ]
+
+
+def test_each_slot_of_a_share_of_several_is_held() -> None:
+    allocation = Allocation("a-1", Request(WholeGpus(2)), (WHOLE, SLICE), Phase.ACTIVE, 0.0)
+    view = NodeView(NodeState(()), (allocation,))
+    assert SLICE.key is not None
+    assert view.holder_of(SLICE.key) is allocation
 
 
 def test_nobody_holds_a_slot_that_was_not_granted() -> None:

@@ -49,7 +49,7 @@ def placements(profile: GpuInstanceProfile) -> tuple[Placement, ...]:
 
 def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
     """Whether the two may not live on one GPU, wherever they are placed."""
-    if _owns_media_extensions(one) and _owns_media_extensions(other):
+    if "me" in one.added and "me" in other.added:
         return True
     return _takes_all_media(one, other) or _takes_all_media(other, one)
 
@@ -110,10 +110,6 @@ def _search(
         if found is not None:
             return [spot, *found]
     return None
-
-
-def _owns_media_extensions(name: ProfileName) -> bool:
-    return "me" in name.added or "me.all" in name.added
 
 
 def _takes_all_media(one: ProfileName, other: ProfileName) -> bool:
