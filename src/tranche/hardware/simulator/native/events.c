@@ -72,8 +72,9 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 static bool next_of_gpu(struct gpu_record *record, struct subscription *subscription, struct event_record *event) {
     for (;;) {
         uint64_t count = atomic_load_explicit(&record->event_count, memory_order_acquire);
-        if (count - subscription->next > STATE_EVENT_RING) {
-            subscription->next = count - STATE_EVENT_RING; /* slower than the ring: the oldest are lost */
+        if (count - subscription->next >= STATE_EVENT_RING) {
+            /* Slower than the ring: the oldest are lost, and the place written next is not safe to read. */
+            subscription->next = count - STATE_EVENT_RING + 1;
         }
         if (subscription->next == count) {
             return false;
