@@ -1,0 +1,90 @@
+"""The parts of the reference pages that are made from the code: every command with its options, every error with its code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+
+from tranche.cli.main import root
+from tranche.core.errors import all_errors
+
+MARK = "<!-- Made from the code by `make goldens`: change it there. -->\n"
+
+
+def errors_part() -> str:
+    """A table of all errors, by exit code."""
+    rows = [
+        f"| {error.exit_code} | `{error.reason}` | `{error.__name__}` | {_first_sentence(error)} |"
+        for error in all_errors()
+    ]
+    return "\n".join(["| code | reason | class | when |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def commands_part() -> str:
+    """A section for each command."""
+    return "\n".join(_command_section(name, command) for name, command in all_commands()) + "\n"
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command that is not a group, with its full name, in alphabetical order."""
+    yield from _below(root, click.Context(root, info_name="tranche"), "tranche")
+
+
+def _below(group: click.Group, context: click.Context, name: str) -> Iterator[tuple[str, click.Command]]:
+    for word in sorted(group.list_commands(context)):
+        command = group.get_command(context, word)
+        assert command is not None, f"{name} {word}"
+        if isinstance(command, click.Group):
+            yield from _below(command, click.Context(command, parent=context, info_name=word), f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def _command_section(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name)
+    usage = " ".join(command.collect_usage_pieces(context))
+    lines = [f"### {name}", "", f"`{name} {usage}`", "", _prose(command.help or "")]
+    options = [
+        f"| {', '.join(f'`{each}`' for each in _spellings(option))} | {_option_text(option)} |"
+        for option in command.get_params(context)
+        if isinstance(option, click.Option) and not option.hidden and "--help" not in option.opts
+    ]
+    if options:
+        lines += ["", "| option | meaning |", "|---|---|", *options]
+    return "\n".join([*lines, ""])
+
+
+def _spellings(option: click.Option) -> list[str]:
+    value = "" if option.is_flag else f" {option.metavar or option.make_metavar(click.Context(root))}"
+    return [f"{each}{value}".replace("|", "\\|") for each in (*option.opts, *option.secondary_opts)]
+
+
+def _option_text(option: click.Option) -> str:
+    text = (option.help or "").replace("|", "\\|")
+    shown = option.show_default and option.default not in (None, "")
+    if not shown:
+        return text
+    default = option.default
+    if option.secondary_opts:
+        default = (option.opts if option.default else option.secondary_opts)[0]
+    return f"{text} Default: `{default}`."
+
+
+def _prose(text: str) -> str:
+    """A command's help as Markdown: paragraphs, and its examples as a block."""
+    parts = []
+    for part in inspect.cleandoc(text).split("\n\n"):
+        if part.startswith("\b"):
+            lines = part.removeprefix("\b").strip("\n")
+            fence = "console" if lines.startswith("$ ") else "text"
+            parts.append(f"```{fence}\n{lines}\n```")
+        else:
+            parts.append(part)
+    return "\n\n".join(parts)
+
+
+def _first_sentence(error: type) -> str:
+    return re.sub(r"\s+", " ", inspect.getdoc(error) or "").replace("|", "\\|")

@@ -1,0 +1,103 @@
+"""The reference pages say what the code does: errors, commands, JSON documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+from tests.cli.reference_pages import MARK, commands_part, errors_part
+from tranche.core.errors import all_errors
+
+REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("errors.md", errors_part), ("cli.md", commands_part)], ids=["errors", "commands"]
+)
+def test_a_page_has_what_the_code_has(name: str, part: Callable[[], str], request: pytest.FixtureRequest) -> None:
+    page = REFERENCE / name
+    intro, mark, made = page.read_text().partition(MARK)
+    assert mark, f"{page} has lost the line that says where it is made from the code"
+    if request.config.getoption("--update-goldens"):
+        page.write_text(f"{intro}{MARK}\n{part()}")
+    else:
+        assert made == f"\n{part()}", "run make goldens"
+
+
+def test_codes_and_reasons_are_unique_and_leave_the_shells_own_alone() -> None:
+    errors = all_errors()
+    assert len({error.exit_code for error in errors}) == len(errors)
+    assert len({error.reason for error in errors}) == len(errors)
+    assert all(2 <= error.exit_code < 100 or error.exit_code == 127 for error in errors)
+    page = (REFERENCE / "errors.md").read_text()
+    ranges = [(int(low), int(high)) for low, high in re.findall(r"^\| (\d+) to (\d+) \|", page, re.MULTILINE)]
+    single = {int(code) for code in re.findall(r"^\| (\d+) \| [^`]", page, re.MULTILINE)}
+    for error in errors:
+        assert error.exit_code in single or any(low <= error.exit_code <= high for low, high in ranges), error
+
+
+def described_objects() -> dict[str, set[str]]:
+    """The objects that json.md describes, each a heading with a table of fields."""
+    objects: dict[str, set[str]] = {}
+    for section in re.split(r"^##+ ", (REFERENCE / "json.md").read_text(), flags=re.MULTILINE)[1:]:
+        fields = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+        if fields:
+            objects[section.split("\n", 1)[0].strip()] = fields
+    return objects
+
+
+def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine) -> None:
+    machine = make_machine("A100-40GB", "A30-24GB")
+    machine.cut_by_hand(0, "9")
+    device = machine.json("gpus")["gpus"][0]["slices"][0]["devices"][0]["uuid"]
+    machine.machine.inject_busy(device, pid=4242, name="notebook")
+    machine.hold("--mig-profile", "1g.5gb")
+    machine.hold("--gpus", "1", "--gpu-model", "A30")
+    machine.wait_in_queue("--gpus", "1", "--gpu-model", "A30")
+    gpus, ps = machine.json("gpus"), machine.json("ps")
+    explained = machine.json("explain", "--mig-profile", "4g.24gb")
+    startable = machine.json("explain", "--mig-profile", "2g.10gb")
+    profiles, boards = machine.json("profiles", "--gpu", "0"), machine.json("profiles", "--boards")
+    checkup, events = machine.json("doctor"), machine.json("events")
+    gpu = gpus["gpus"][0]
+    used = next(each for each in gpu["slices"] if each["processes"])
+    printed: dict[str, dict[str, Any]] = {
+        "GpuList": gpus,
+        "Gpu": gpu,
+        "Slice": used,
+        "Device": used["devices"][0],
+        "Process": used["processes"][0],
+        "AllocationList": ps,
+        "Allocation": ps["allocations"][0],
+        "Grant": ps["allocations"][0]["grants"][0],
+        "Waiter": ps["waiters"][0],
+        "Obstacle": ps["waiters"][0]["obstacles"][0],
+        "Overview": machine.json("top"),
+        "Explanation": explained,
+        "ExplainedGpu": explained["gpus"][0],
+        "Remedy": explained["remedies"][0],
+        "ExplainedStep": startable["steps"][0],
+        "EventList": events,
+        "Event": events["events"][0],
+        "Checkup": checkup,
+        "Finding": checkup["findings"][0],
+        "ProfileList": profiles,
+        "Sheet": profiles["boards"][0],
+        "Profile": profiles["boards"][0]["profiles"][0],
+        "ComputeProfile": profiles["boards"][0]["profiles"][0]["computeProfiles"][0],
+        "BoardList": boards,
+        "Board": boards["boards"][0],
+    }
+    described = described_objects()
+    for name, document in printed.items():
+        common = {"apiVersion", "kind"} if "apiVersion" in document else set()
+        assert described[name] == document.keys() - common, name
+    assert described.keys() - printed.keys() == {"Request"}
+    asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
+    for fields in asked:
+        assert fields.keys() <= described["Request"]
