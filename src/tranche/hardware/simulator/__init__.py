@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from tranche.hardware.simulator.build import BuiltSimulator, ensure_built
-from tranche.hardware.simulator.library import preload
-from tranche.hardware.simulator.machine import Client, SimulatedGpu, SimulatedMachine, machines_directory
-from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, MachineType
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tranche.hardware.simulator.build import BuiltSimulator, ensure_built
+    from tranche.hardware.simulator.library import preload
+    from tranche.hardware.simulator.machine import Client, SimulatedGpu, SimulatedMachine, machines_directory
+    from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, MachineType
 
 __all__ = [
     "MACHINE_TYPES",
@@ -22,3 +26,18 @@ __all__ = [
     "machines_directory",
     "preload",
 ]
+
+_MODULES = {
+    "build": ("BuiltSimulator", "ensure_built"),
+    "library": ("preload",),
+    "machine": ("Client", "SimulatedGpu", "SimulatedMachine", "machines_directory"),
+    "machines": ("MACHINE_TYPES", "GpuSpec", "MachineType"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: a command on a simulated machine needs little of this package, and must start fast."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
