@@ -29,7 +29,8 @@ _TRANCHE_AS_NOBODY = (
     "-c",
     (
         "import os, sys, concurrent.futures, difflib, tranche.cli.main, tranche.cli.doctor, tranche.cli.gpus, tranche.cli.run, "
-        "tranche.hardware.nvml, tranche.hardware.simulator.machine, tranche.planning.allocate; "
+        "tranche.cli.release, tranche.hardware.nvml, tranche.hardware.simulator.machine_specs, "
+        "tranche.hardware.simulator.machine, tranche.planning.allocate; "
         "os.setgroups([]); os.setgid(65534); os.setuid(65534); tranche.cli.main.main(sys.argv[1:])"
     ),
 )

@@ -168,6 +168,26 @@ def test_who_may_not_cut_gets_nothing_and_leaves_nothing(readable_a100: TestMach
     assert whole.stderr == "", "a whole GPU needs no cutting"
 
 
+@needs_root
+def test_a_workload_of_another_user_is_not_ended(readable_a100: TestMachine) -> None:
+    workload = readable_a100.hold("--mig-profile", "1g.5gb")
+    allocations = readable_a100.json("ps")["allocations"]
+    arguments = ("release", allocations[0]["id"], "--terminate")
+    says(readable_a100.tranche(*arguments, as_nobody=True, code=22), f"no permission to end pid {workload.pid}")
+    assert readable_a100.json("ps")["allocations"] == allocations
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["machine", "p4d.24xlarge"])
+def test_simulated_machines_that_may_not_be_read(readable_a100: TestMachine, name: str) -> None:
+    closed = readable_a100.folder / "closed"
+    closed.mkdir(mode=0o700)
+    done = readable_a100.tranche(
+        "--simulate", name, "gpus", as_nobody=True, code=27, TRANCHE_SIM_ROOT=str(closed / "in")
+    )
+    says(done, str(closed / "in"))
+
+
 def test_the_error_is_one_json_document_where_json_is_asked(two_a100: TestMachine) -> None:
     done = two_a100.tranche("explain", "--gpu", "0", "-o", "json", code=2)
     assert done.stdout == ""

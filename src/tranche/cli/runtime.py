@@ -58,15 +58,18 @@ def simulated_machine(settings: Settings) -> SimulatedMachine | None:
     if name is None:
         return None
     from tranche.hardware.simulator.machine import SimulatedMachine, machines_directory
-    from tranche.hardware.simulator.machines import MACHINE_TYPES
 
-    if name in MACHINE_TYPES and not (machines_directory() / name / "state").exists():
-        try:
-            return SimulatedMachine.create(name, machine_type=name)
-        except SimulatorError:
-            # Another command may have made it meanwhile; if that is not the reason, open() says what is wrong.
-            if not (machines_directory() / name / "state").exists():
-                raise
+    state = machines_directory() / name / "state"
+    if not os.path.exists(state):
+        from tranche.hardware.simulator.machines import MACHINE_TYPES
+
+        if name in MACHINE_TYPES:
+            try:
+                return SimulatedMachine.create(name, machine_type=name)
+            except SimulatorError:
+                # Another command may have made it meanwhile; if that is not the reason, open() says what is wrong.
+                if not os.path.exists(state):
+                    raise
     return SimulatedMachine.open(name)
 
 

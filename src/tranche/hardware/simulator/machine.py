@@ -24,7 +24,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGpu:
-    """What one simulated GPU is and shows now."""
+    """What one simulated GPU is and shows now.
+
+    `unverified`: some numbers of its board are derived from the family, because no public source shows them.
+    """
 
     index: int
     board: str
@@ -41,6 +44,7 @@ class SimulatedGpu:
     clients: int
     lost: bool
     stuck_mode: bool
+    unverified: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class SimulatedMachine:
             SimulatorError: no machine of that name.
         """
         machine = cls((root or machines_directory()) / name)
-        if not NAME.fullmatch(name) or not machine.state.is_file():
+        if not NAME.fullmatch(name) or not os.path.isfile(machine.state):
             raise SimulatorError(
                 f"there is no simulated machine {name!r} in {machine.directory.parent}",
                 hint="`tranche sim list` shows the machines; `tranche sim create` makes one",
@@ -148,7 +152,7 @@ class SimulatedMachine:
     def list(root: Path | None = None) -> list[SimulatedMachine]:
         """Every machine in the folder, by name."""
         directory = root or machines_directory()
-        if not directory.is_dir():
+        if not os.path.isdir(directory):
             return []
         return [SimulatedMachine(path) for path in sorted(directory.iterdir()) if (path / "state").is_file()]
 
@@ -331,6 +335,7 @@ class SimulatedMachine:
             clients=struct.clients,
             lost=bool(struct.lost),
             stuck_mode=bool(struct.stuck_mode),
+            unverified=bool(struct.unverified),
         )
 
     def _describe(self, name: str, machine_type: str, time_scale: float, seed: int) -> None:
