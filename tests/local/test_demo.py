@@ -95,6 +95,19 @@ def test_jobs_end_when_the_demo_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: job_processes(tmp_path) == [])
 
 
+def test_nvidia_smi_lists_the_jobs(tmp_path: Path) -> None:
+    demo = start_slow_demo(tmp_path)
+    try:
+        assert demo.stderr is not None
+        look = next(line for line in demo.stderr if line.startswith("to look at it from another terminal: "))
+        shown = subprocess.run(look.partition(": ")[2], shell=True, capture_output=True, text=True, check=True).stdout
+        assert "NVIDIA A100-SXM4-40GB" in shown
+        assert shown.count("demo-job") == 8
+    finally:
+        demo.terminate()
+        demo.communicate()
+
+
 def start_slow_demo(folder: Path) -> subprocess.Popen[str]:
     """A demo whose jobs would run for minutes, when its first eight run."""
     demo = subprocess.Popen(

@@ -49,7 +49,7 @@ def command(settings: Settings, /, real: bool, yes: bool, speed: float | None, s
         result = (
             _real(settings, yes, speed or _REAL_SPEED, seed) if real else _simulated(speed or _SIMULATED_SPEED, seed)
         )
-    machine = "machine" if real else MACHINE_TYPE
+    machine = f"{len(result.gpus)} x {result.gpus[0].name}" if real else MACHINE_TYPE
     if output == "json":
         print_json("DemoResult", **demo_view.result_json(result, machine, simulated=not real))
     else:
@@ -64,6 +64,7 @@ def _simulated(speed: float, seed: int) -> DemoResult:
         )
     say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
     with demo_machine(1 / speed) as machine:
+        say(f"to look at it from another terminal: {machine.look}")
         return _play(machine.agent, machine.job_command, machine.environment, speed, seed)
 
 

@@ -30,6 +30,13 @@ class DemoMachine:
     agent: Agent
     environment: Mapping[str, str]
     job_program: Path
+    nvidia_smi: Path
+
+    @property
+    def look(self) -> str:
+        """The shell command that shows the machine from another terminal."""
+        state = self.environment["TRANCHE_SIM_STATE"]
+        return f"TRANCHE_SIM_STATE={shlex.quote(state)} {shlex.quote(str(self.nvidia_smi))}"
 
     def job_command(self, real_seconds: float) -> tuple[str, ...]:
         """A job that uses its share for so many real seconds."""
@@ -52,11 +59,12 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
             os.environ.pop(variable, None)
         machine.preload()
         program = _compile_job(root)
-        driver = NvmlDriver(reset_command=str(ensure_built().nvidia_smi))
+        nvidia_smi = ensure_built().nvidia_smi
+        driver = NvmlDriver(reset_command=str(nvidia_smi))
         try:
             agent = Agent(driver, root / "tranche")
             try:
-                yield DemoMachine(agent, {**os.environ, **machine.environment()}, program)
+                yield DemoMachine(agent, {**os.environ, **machine.environment()}, program, nvidia_smi)
             finally:
                 agent.close()
         finally:

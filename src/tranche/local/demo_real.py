@@ -12,7 +12,7 @@ from tranche.core.checkpoint import take_checkpoint
 from tranche.core.errors import GpuBusy, MigNotSupported
 from tranche.core.state import GpuState, NodeState
 from tranche.node.agent import Agent
-from tranche.planning.gpu_users import busy_error, gpu_users
+from tranche.planning.gpu_users import User, busy_error, gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.restore import plan_restore
 
@@ -47,7 +47,8 @@ def first_product(node: NodeState) -> tuple[GpuState, ...]:
 def borrowed(agent: Agent, gpus: tuple[GpuState, ...]) -> Iterator[None]:
     """Use the GPUs while the block runs, and put their MIG mode back however it ends.
 
-    Raises GpuBusy when anything uses one of them, has it cut, or waits for a share: nothing was changed then.
+    Raises GpuBusy before the block, with nothing changed, when anything uses one of them, has it cut, or waits for a share; and
+    after it when somebody else has come to use one, which then stays as it is.
     """
     view = agent.view()
     users = tuple(user for gpu in gpus for user in gpu_users(view, gpu).users)
@@ -63,13 +64,19 @@ def borrowed(agent: Agent, gpus: tuple[GpuState, ...]) -> Iterator[None]:
         raise GpuBusy("other requests wait for a share of this machine", hint="see them with: tranche ps")
     before = take_checkpoint(NodeState(gpus))
 
+    newcomers: list[User] = []
+
     def put_back(view: NodeView) -> Plan:
-        return plan_restore(view, before).plan
+        decision = plan_restore(view, before)
+        newcomers.extend(decision.blockers)
+        return decision.plan
 
     try:
         yield
     finally:
         agent.change(put_back)
+        if newcomers:
+            raise busy_error("putting MIG mode back", tuple(newcomers))
 
 
 def _read(path: Path) -> str:
