@@ -172,6 +172,16 @@ def test_only_the_owner_detaches(machine: SimulatedMachine) -> None:
         machine.detach(client)
 
 
+def test_one_process_is_a_client_of_two_machines(tmp_path: Path) -> None:
+    first, second = (make_machine(tmp_path, name=name) for name in ("first", "second"))
+    held = first.attach(first.gpus()[0].uuid)
+    other = second.attach(second.gpus()[0].uuid)
+    first.detach(held)
+    assert (len(first.clients()), len(second.clients())) == (0, 1)
+    second.detach(other)
+    assert second.clients() == ()
+
+
 def test_places_are_used_again(tmp_path: Path) -> None:
     machine = make_machine(tmp_path)
     uuid = machine.gpus()[0].uuid

@@ -77,12 +77,15 @@ SEVEN_SLICE_SWAPPED = {0: (0, 8), 1: (4, 4), 2: (0, 4), 3: (4, 2), 4: (6, 2), 5:
     13: (2, 1),
     14: (3, 1),
 }
+FOUR_SLICE = {0: (0, 4), 1: (0, 2), 2: (2, 2), 3: (0, 1), 4: (1, 1), 5: (2, 1), 6: (3, 1)}
+TWELVE_UNITS = {0: (0, 12), 1: (0, 6), 2: (6, 6), 3: (0, 3), 4: (3, 3), 5: (6, 3), 6: (9, 3)}
+TWO_SLICE = {0: (0, 2), 1: (0, 1), 2: (1, 1)}
 GI_SLOTS: Mapping[int, tuple[Mapping[int, tuple[int, int]], Mapping[int, tuple[int, int]]]] = {
     # Placement units of the board -> GI id -> (start, size), for both orientations of the die.
     8: (SEVEN_SLICE_NORMAL, SEVEN_SLICE_SWAPPED),
-    4: (slots4 := {0: (0, 4), 1: (0, 2), 2: (2, 2), 3: (0, 1), 4: (1, 1), 5: (2, 1), 6: (3, 1)}, slots4),
-    12: (slots12 := {0: (0, 12), 1: (0, 6), 2: (6, 6), 3: (0, 3), 4: (3, 3), 5: (6, 3), 6: (9, 3)}, slots12),
-    2: (slots2 := {0: (0, 2), 1: (0, 1), 2: (1, 1)}, slots2),
+    4: (FOUR_SLICE, FOUR_SLICE),
+    12: (TWELVE_UNITS, TWELVE_UNITS),
+    2: (TWO_SLICE, TWO_SLICE),
 }
 ID_BY_ENUM = {0: 14, 7: 21, 10: 47, 15: 65, 13: 67, 1: 5, 11: 35, 16: 64, 14: 66}  # as on RTX PRO 6000
 RESERVED_SHARE = 0.006  # of the memory, between what H100 and A100 reserve

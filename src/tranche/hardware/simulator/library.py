@@ -67,6 +67,7 @@ class GpuDescriptionStruct(ctypes.Structure):
         ("clients", c_uint),
         ("lost", c_uint),
         ("stuck_mode", c_uint),
+        ("unverified", c_uint),
         ("generation", c_ulonglong),
     ]
 

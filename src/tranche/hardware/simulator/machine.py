@@ -350,7 +350,10 @@ class SimulatedMachine:
                 for gpu in self.gpus()
             ],
         }
-        (self.directory / "machine.json").write_text(json.dumps(description, indent=2) + "\n")
+        try:
+            (self.directory / "machine.json").write_text(json.dumps(description, indent=2) + "\n")
+        except OSError as error:
+            raise SimulatorError(f"cannot describe the machine in {self.directory}: {error.strerror}") from error
 
 
 def _client(struct: library.ClientStruct) -> Client:

@@ -10,16 +10,15 @@
 
 #include "mig_devices.h"
 
-enum { NOT_OURS = -1 };
+enum { NO_LOCK = -1 };
 
-/* Lock descriptors of the slots that this process holds, by slot. One process works with one machine's clients at a
- * time in practice, but the machine is kept beside so that two never mix. */
+/* The slots that this process holds, of whichever machines: each with the lock that keeps it alive. */
 static pthread_mutex_t own_guard = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    const struct machine_state *state;
+    const struct machine_state *state; /* NULL: this entry is free */
+    unsigned int slot;
     int lock;
 } own[STATE_MAX_CLIENTS];
-static bool own_ready;
 
 static bool slot_is_live(int reader, unsigned int slot, uint32_t kind) {
     return kind == CLIENT_PHANTOM || (kind == CLIENT_LIVE && state_is_locked(reader, LOCK_CLIENT + slot));
@@ -109,13 +108,33 @@ unsigned int whole_gpu_clients(const machine *m, unsigned int gpu) {
     return all.clients - in_instances;
 }
 
-static void prepare_own(void) {
-    if (!own_ready) {
-        for (unsigned int slot = 0; slot < STATE_MAX_CLIENTS; slot++) {
-            own[slot].lock = NOT_OURS;
+static bool remember_own(const machine *m, unsigned int slot, int lock) {
+    bool found = false;
+    pthread_mutex_lock(&own_guard);
+    for (unsigned int i = 0; i < STATE_MAX_CLIENTS && !found; i++) {
+        if (own[i].state == NULL) {
+            own[i].state = m->state;
+            own[i].slot = slot;
+            own[i].lock = lock;
+            found = true;
         }
-        own_ready = true;
     }
+    pthread_mutex_unlock(&own_guard);
+    return found;
+}
+
+/* The lock of a slot that this process holds, which is the caller's from then on; NO_LOCK when it holds none. */
+static int forget_own(const machine *m, unsigned int slot) {
+    int lock = NO_LOCK;
+    pthread_mutex_lock(&own_guard);
+    for (unsigned int i = 0; i < STATE_MAX_CLIENTS && lock == NO_LOCK; i++) {
+        if (own[i].state == m->state && own[i].slot == slot) {
+            lock = own[i].lock;
+            own[i].state = NULL;
+        }
+    }
+    pthread_mutex_unlock(&own_guard);
+    return lock;
 }
 
 static void fill(struct client_record *record, const machine *m, const struct device_place *place, uint32_t pid,
@@ -130,7 +149,7 @@ static void fill(struct client_record *record, const machine *m, const struct de
     snprintf(record->name, sizeof record->name, "%s", name);
 }
 
-/* The caller holds LOCK_TABLES. A live slot's lock is returned in `lock` (NOT_OURS for a phantom). */
+/* The caller holds LOCK_TABLES. A live slot's lock is returned in `lock` (NO_LOCK for a phantom). */
 static nvmlReturn_t take_slot(machine *m, uint32_t kind, unsigned int *taken, int *lock) {
     int reader;
     nvmlReturn_t result = state_lock_reader(m, &reader);
@@ -147,7 +166,7 @@ static nvmlReturn_t take_slot(machine *m, uint32_t kind, unsigned int *taken, in
         }
         atomic_store(&record->kind, CLIENT_FREE);
         atomic_fetch_add(&record->turn, 1);
-        *lock = NOT_OURS;
+        *lock = NO_LOCK;
         if (kind == CLIENT_LIVE && state_try_lock(m, LOCK_CLIENT + slot, lock) != NVML_SUCCESS) {
             continue;
         }
@@ -169,19 +188,16 @@ static nvmlReturn_t add_client(machine *m, uint32_t kind, const struct device_pl
     unsigned int slot;
     int lock;
     result = take_slot(m, kind, &slot, &lock);
+    if (result == NVML_SUCCESS && kind == CLIENT_LIVE && !remember_own(m, slot, lock)) {
+        state_unlock(lock);
+        result = NVML_ERROR_INSUFFICIENT_RESOURCES;
+    }
     if (result == NVML_SUCCESS) {
         fill(&m->state->clients[slot], m, place, pid, name, memory_bytes, utilization);
         if (atomic_load(&m->state->clients_in_use) <= slot) {
             atomic_store(&m->state->clients_in_use, slot + 1);
         }
         atomic_store_explicit(&m->state->clients[slot].kind, kind, memory_order_release);
-        if (kind == CLIENT_LIVE) {
-            pthread_mutex_lock(&own_guard);
-            prepare_own();
-            own[slot].state = m->state;
-            own[slot].lock = lock;
-            pthread_mutex_unlock(&own_guard);
-        }
         if (taken != NULL) {
             *taken = slot;
         }
@@ -244,12 +260,8 @@ nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
     if (m == NULL || client >= STATE_MAX_CLIENTS) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
-    pthread_mutex_lock(&own_guard);
-    prepare_own();
-    int lock = own[client].state == m->state ? own[client].lock : NOT_OURS;
-    own[client].lock = NOT_OURS;
-    pthread_mutex_unlock(&own_guard);
-    if (lock == NOT_OURS) {
+    int lock = forget_own(m, client);
+    if (lock == NO_LOCK) {
         return NVML_ERROR_NOT_FOUND;
     }
     state_unlock(lock); /* without its lock the slot counts as free */

@@ -18,6 +18,14 @@ nvmlReturn_t trancheSimDescribe(trancheSimMachine_t m, trancheSimDescription_t *
     return NVML_SUCCESS;
 }
 
+static bool has_derived_numbers(const struct board *board) {
+    bool derived = board->unverified;
+    for (unsigned int i = 0; i < board->gi_count; i++) {
+        derived = derived || board->gis[i].unverified;
+    }
+    return derived;
+}
+
 static void count_instances(const struct gpu_state *state, trancheSimGpuDescription_t *description) {
     for (unsigned int gi = 0; gi < BOARD_MAX_GI_IDS; gi++) {
         description->gpuInstances += state->gis[gi].live;
@@ -51,6 +59,7 @@ nvmlReturn_t trancheSimDescribeGpu(trancheSimMachine_t m, unsigned int gpu, tran
     description->clients = usage.clients;
     description->lost = atomic_load(&record->lost);
     description->stuckMode = atomic_load(&record->stuck_mode);
+    description->unverified = has_derived_numbers(m->boards[gpu]);
     description->generation = atomic_load(&record->generation);
     return NVML_SUCCESS;
 }

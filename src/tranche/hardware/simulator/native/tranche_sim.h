@@ -52,6 +52,7 @@ typedef struct {
     unsigned int clients;
     unsigned int lost;
     unsigned int stuckMode;
+    unsigned int unverified; /* 1: some numbers of the board are derived from its family, no source shows them */
     unsigned long long generation; /* rises with every committed change of this GPU */
 } trancheSimGpuDescription_t;
 
@@ -71,6 +72,7 @@ NVML_API nvmlReturn_t trancheSimCreate(const char *path, const char *name, const
                                        unsigned int count, double timeScale, unsigned long long seed);
 /* DRIVER_NOT_LOADED: no such file. LIB_RM_VERSION_MISMATCH: not a state file, or of another layout version. */
 NVML_API nvmlReturn_t trancheSimOpen(const char *path, trancheSimMachine_t *machine);
+/* No client of this process may be attached through the handle any more, and no call may be under way. */
 NVML_API nvmlReturn_t trancheSimClose(trancheSimMachine_t machine);
 /* The machine that nvmlInit would open in this process; NULL path result when there is none. */
 NVML_API const char *trancheSimDefaultStatePath(void);
