@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -108,12 +109,35 @@ def parse(arguments: list[str]) -> None:
         command = found
 
 
+def shell_lines(page: str) -> Iterator[str]:
+    """Every command of a page's console blocks, and every line of its other shell blocks."""
+    for session in console_sessions(page):
+        yield session.command
+    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        yield from (line.split("  #")[0] for line in block.splitlines() if line.startswith("tranche "))
+
+
 @ALL_PAGES
 def test_command_lines_parse(page: Path) -> None:
-    for session in console_sessions(page.read_text()):
-        for call in tranche_calls(session.command):
+    for line in shell_lines(page.read_text()):
+        for call in tranche_calls(line):
             if not {"--help", "-h", "--version"} & set(call):
                 parse(call)
+
+
+@ALL_PAGES
+def test_commands_and_options_that_a_sentence_names_exist(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for mentioned in re.findall(r"`tranche ([^`]+)`", prose):
+        command: click.Command = root
+        words = mentioned.split(" -- ")[0].split()
+        while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z]+", words[0]):
+            found = command.get_command(click.Context(command), words.pop(0))
+            assert found is not None, mentioned
+            command = found
+        options = {name for parameter in [*command.params, *root.params] for name in parameter.opts}
+        for option in re.findall(r"--[\w-]+", " ".join(words)):
+            assert option in options | {"--help"}, mentioned
 
 
 @pytest.mark.parametrize(
