@@ -44,6 +44,27 @@ def test_following_prints_each_event_once_as_a_json_line(two_a100: TestMachine) 
     assert later[0]["position"] == first["position"] + 1
 
 
+def test_following_from_now_on_repeats_nothing(two_a100: TestMachine) -> None:
+    two_a100.tranche("run", "--mig-profile", "1g.5gb", "-q", "--", "true")
+    with subprocess.Popen(
+        [*TRANCHE, "events", "--follow", "--last", "0"],
+        env={**two_a100.environment, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as follower:
+        assert follower.stdout is not None
+        try:
+            allocation_ids: set[str] = set()
+            while len(allocation_ids) < 2:  # until the follower has begun to look
+                two_a100.tranche("run", "--mig-profile", "1g.5gb", "-q", "--", "true")
+                allocation_ids = {each["allocationId"] for each in two_a100.json("events")["events"]}
+            first = follower.stdout.readline().split()
+        finally:
+            follower.terminate()
+    old = two_a100.json("events")["events"][0]["allocationId"]
+    assert first[3] != old
+
+
 def test_events_need_no_driver(two_a100: TestMachine) -> None:
     two_a100.tranche("run", "--mig-profile", "1g.5gb", "-q", "--", "true")
     done = two_a100.tranche("events", "--last", "1", LD_LIBRARY_PATH="")

@@ -68,6 +68,8 @@ def test_a_lost_gpu_is_shown_and_stops_nothing(two_a100: TestMachine) -> None:
     assert len(lines) == 3
     assert " lost " in lines[2]
     assert two_a100.json("gpus")["gpus"][1]["lost"] is True
+    assert "the driver has lost GPU 1" in two_a100.tranche("profiles").stderr
+    assert "the driver has lost GPU 1" in two_a100.tranche("profiles", "--gpu", "1", code=21).stderr
 
 
 def test_a_pending_mode_change_is_shown(two_a100: TestMachine) -> None:

@@ -51,3 +51,12 @@ def test_what_a_killed_command_left_is_gone_from_the_list(two_a100: TestMachine)
     os.kill(workload.pid, signal.SIGKILL)
     wait_until(lambda: two_a100.json("ps")["allocations"] == [])
     assert [each["type"] for each in two_a100.json("events", "--last", "1")["events"]] == ["Released"]
+
+
+def test_a_command_of_several_lines_stays_on_its_row(two_a100: TestMachine) -> None:
+    two_a100.hold("--mig-profile", "1g.5gb", script="echo '\x1b[2J'\nexec sleep 600")
+    for listing in ("ps", "top"):
+        text = two_a100.tranche(listing).stdout
+        assert "\x1b" not in text
+        (line,) = [line for line in text.splitlines() if "sh -c" in line]
+        assert line.endswith("exec sleep 600'")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,16 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def test_a_share_in_use_is_not_taken(two_a100: TestMachine) -> None:
@@ -58,6 +70,34 @@ def test_a_share_whose_command_was_killed_is_taken_from_the_workload(two_a100: T
     two_a100.tranche("release", allocation["id"], "--terminate")
     wait_until(lambda: not _lives(workload.pid))
     assert two_a100.json("ps")["allocations"] == []
+
+
+def test_what_the_workload_left_running_is_ended_too(two_a100: TestMachine) -> None:
+    workload = two_a100.hold("--mig-profile", "1g.5gb", script="sleep 600 & wait")
+    wait_until(lambda: [_name(pid) for pid in _children(workload.pid)] == ["sleep"])
+    (child,) = _children(workload.pid)
+    workload.process.kill()
+    workload.process.wait()
+    os.kill(workload.pid, signal.SIGKILL)
+    (allocation,) = two_a100.json("ps")["allocations"]
+    done = two_a100.tranche("release", allocation["id"], code=80)
+    assert f"pid {child}" in done.stderr
+    two_a100.tranche("release", allocation["id"], "--terminate")
+    wait_until(lambda: not _lives(child))
+    assert two_a100.json("ps")["allocations"] == []
+
+
+def test_a_share_that_is_being_prepared_is_taken_back_with_its_command(two_a100: TestMachine) -> None:
+    cut = two_a100.machine.gpus()
+    two_a100.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 3.0)
+    command = two_a100.start("run", "--mig-profile", "2g.10gb", "-q", "--", "sleep", "600")
+    wait_until(lambda: [each["phase"] for each in two_a100.json("ps")["allocations"]] == ["preparing"], command)
+    (allocation,) = two_a100.json("ps")["allocations"]
+    assert f"pid {command.pid}" in two_a100.tranche("release", allocation["id"], code=80).stderr
+    two_a100.tranche("release", allocation["id"], "--terminate", "--grace", "60")
+    assert command.wait(timeout=60) == 128 + signal.SIGTERM
+    assert (two_a100.json("ps")["allocations"], two_a100.json("ps")["waiters"]) == ([], [])
+    assert two_a100.machine.gpus() == cut
 
 
 def test_the_share_goes_to_who_waits(make_machine: MakeMachine) -> None:

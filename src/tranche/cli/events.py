@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tranche.cli import describe
-from tranche.cli.output import print_json
+from tranche.cli.output import one_line, print_json
 from tranche.cli.runtime import state_dir
 from tranche.cli.settings import API_VERSION, Settings, TrancheCommand, output_option
 from tranche.node import records
@@ -35,11 +35,12 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
     try:
         with ledger.read() as db:
             found = records.events(db, last=last)
+            newest = records.events(db, last=1)
         if output == "json" and not follow:
             print_json("EventList", events=[_document(event) for event in found])
             return
         _print(found, output)
-        position = found[-1].position if found else 0
+        position = newest[-1].position if newest else 0
         while follow:
             time.sleep(_FOLLOW_SECONDS)
             with ledger.read() as db:
@@ -60,7 +61,7 @@ def _print(found: tuple[records.Event, ...], output: str) -> None:
 
 def _line(event: records.Event) -> str:
     about = event.allocation_id or event.gpu_uuid or "-"
-    return f"{describe.local_time(event.time)}  {event.kind:<15}  {about:<8}  {event.message}"
+    return f"{describe.local_time(event.time)}  {event.kind:<15}  {about:<8}  {one_line(event.message)}"
 
 
 def _document(event: records.Event) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import click
 
 from tranche.cli import describe
 from tranche.cli.inventory import Slice, slices_on, whole_holder
+from tranche.cli.output import one_line
 from tranche.core.allocation import NodeView
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
@@ -35,10 +36,10 @@ def overview(view: NodeView, queue: Sequence[Waiter], now: float) -> list[str]:
     lines += ["", f"{len(view.allocations)} allocations, {len(queue)} waiting"]
     for each in view.allocations:
         what = f"{each.id}  {describe.age(now - each.created):>6}  {describe.grants(each, view.node)}"
-        lines.append(f"  {what}  {each.command}".rstrip())
+        lines.append(f"  {what}  {one_line(each.command)}".rstrip())
     for position, waiter in enumerate(queue, start=1):
         what = f"{waiter.id}  {describe.age(now - waiter.created):>6}  {waiter.request}"
-        lines.append(f"  {position}. {what}  {waiter.command}".rstrip())
+        lines.append(f"  {position}. {what}  {one_line(waiter.command)}".rstrip())
     return lines
 
 
@@ -69,6 +70,6 @@ def _memory(gpu: GpuState) -> str:
 
 def _process_lines(gpu: GpuState) -> list[str]:
     return [
-        f"{process}" + ("" if process.memory is None else f"  {format_memory(process.memory)}")
+        one_line(str(process)) + ("" if process.memory is None else f"  {format_memory(process.memory)}")
         for process in gpu.all_processes
     ]

@@ -15,7 +15,7 @@ from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unveri
 from tranche.cli.runtime import open_driver
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_by_pci_id, catalogue
-from tranche.core.errors import DriverNotFound, MigNotSupported, UsageError
+from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, UsageError
 from tranche.core.grid import remaining_capacity
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState, NodeState
@@ -132,6 +132,8 @@ def _observe(settings: Settings) -> NodeState:
 
 def _find_gpu(node: NodeState, name: str) -> GpuState:
     gpu = node.by_index(int(name)) if name.isascii() and name.isdigit() else node.gpu(name)
+    if gpu.lost:
+        raise HardwareError(f"the driver has lost {gpu.label}", hint="see what is wrong with: tranche doctor")
     if not gpu.mig_capable:
         raise MigNotSupported(
             f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG", hint="it is given whole: tranche run --gpus 1"
@@ -146,7 +148,11 @@ def _machine_sheets(node: NodeState) -> list[_Sheet]:
         if gpu.mig_capable:
             kinds.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
         else:
-            say(f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG")
+            say(
+                f"the driver has lost {gpu.label}"
+                if gpu.lost
+                else f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG"
+            )
     return [
         _Sheet.of_gpu(
             next((gpu for gpu in alike if gpu.profiles_source == "driver"), alike[0]), alike=[g.index for g in alike]

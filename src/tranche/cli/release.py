@@ -36,5 +36,5 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
             say(f"cancelled the waiting request {allocation_id} (pid {pid})")
             return
         ended = take_back(agent, allocation_id, terminate=terminate, grace=grace)
-    how = f" after {signal.Signals(ended.signal).name} to pid {ended.pid}" if ended.signal else ""
+    how = f" after {signal.Signals(ended.signal).name} to pid {', '.join(map(str, ended.pids))}" if ended.signal else ""
     say(f"took back {allocation_id}{how}")

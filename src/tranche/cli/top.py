@@ -72,7 +72,8 @@ def _redraw(agent: Agent, interval: float) -> None:
     console = Console()
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(Text.from_ansi("\n".join([*_picture(agent), "", "q ends"])), refresh=True)
+            lines = [*_picture(agent), "", "q ends"]
+            live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if _key_within(interval) in ("q", "Q", ""):
                 return
 

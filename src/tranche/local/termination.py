@@ -6,8 +6,10 @@ import os
 import select
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied
@@ -23,39 +25,55 @@ _OWNER_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a share came back: `signal` is the last signal that its workload was sent, 0 for none."""
+    """How a share came back: `signal` is the last signal that was sent, 0 for none."""
 
     allocation_id: str
-    pid: int
+    pids: tuple[int, ...]
     signal: int
 
 
 def take_back(agent: Agent, allocation_id: str, *, terminate: bool, grace: float) -> Ended:
     """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
 
-    Raises GpuBusy while the workload lives without `terminate`, AllocationUnknown when there is none of that id, PermissionDenied
-    when the workload is another user's.
+    Raises GpuBusy while somebody holds the share without `terminate`, AllocationUnknown when there is none of that id,
+    PermissionDenied when the workload is another user's.
     """
     with agent.ledger.read() as db:
         allocation = next((each for each in records.allocations(db) if each.id == allocation_id), None)
-        pid, started = records.holders(db).get(allocation_id, (0, 0))
+        workload, started = records.holders(db).get(allocation_id, (0, 0))
     if allocation is None:
         raise AllocationUnknown(
             f"there is no allocation and no waiting request {allocation_id}",
             hint="list them with: tranche ps",
         )
-    sent = 0
-    if process_lives(pid, started):
-        if not terminate:
-            raise _busy(allocation, f"pid {pid} ({allocation.command})")
-        sent = _end(pid, started, grace)
-        _await_owner(agent, allocation_id)
-    elif is_held(agent.places.allocation(allocation_id)):
-        raise _busy(allocation, "a process that has not said which workload it runs")
-    # `tranche run` may have seen its workload end, and given the share back itself.
+    lock = agent.places.allocation(allocation_id)
+    pids = [workload] if process_lives(workload, started) else holders_of(lock)
+    if not terminate and (pids or is_held(lock)):
+        raise _busy(allocation, pids)
+    sent = _end_all(pids, grace)
+    _await_owner(lock)
+    # What the workload started may have outlived it, and keeps the share for as long as it lives.
+    left = holders_of(lock)
+    sent = _end_all(left, grace) or sent
+    if is_held(lock):
+        raise _busy(allocation, [])
+    # `tranche run` may have given the share back itself, when it saw its workload end.
     with suppress(AllocationUnknown):
         Queue(agent).release(allocation_id, why="taken back with tranche release")
-    return Ended(allocation_id, pid, sent)
+    return Ended(allocation_id, (*pids, *left), sent)
+
+
+def holders_of(lock: Path) -> list[int]:
+    """The processes that have the lock's file open, as far as this user may see: root sees all."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        # A process may end meanwhile, or be another user's.
+        with suppress(OSError):
+            if any(os.readlink(descriptor) == str(lock.absolute()) for descriptor in os.scandir(f"{entry.path}/fd")):
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def cancel_waiter(agent: Agent, waiter_id: str) -> int | None:
@@ -68,30 +86,36 @@ def cancel_waiter(agent: Agent, waiter_id: str) -> int | None:
     return waiter.pid
 
 
-def _busy(allocation: Allocation, who: str) -> GpuBusy:
+def _busy(allocation: Allocation, pids: Sequence[int]) -> GpuBusy:
+    who = f"pid {', '.join(map(str, pids))}" if pids else "a process that only root can see"
+    hint = f"end it and take the share back with: tranche release {allocation.id} --terminate"
     return GpuBusy(
-        f"allocation {allocation.id} ({allocation.request}) is in use by {who}",
-        hint=f"end it and take the share back with: tranche release {allocation.id} --terminate",
+        f"allocation {allocation.id} ({allocation.request}) is in use by {who}: {allocation.command}",
+        hint=hint if pids else "run the command as root",
     )
 
 
-def _end(pid: int, started: int, grace: float) -> int:
-    """End a process; the last signal that it was sent."""
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return 0
-    try:
-        if not process_lives(pid, started):
+def _end_all(pids: Sequence[int], grace: float) -> int:
+    """End the processes; the last signal that was sent, 0 when none lives."""
+    with ExitStack() as stack:
+        watched: list[tuple[int, int]] = []
+        for pid in pids:
+            # A process that ended before it could be watched needs no signal.
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                stack.callback(os.close, descriptor)
+                watched.append((pid, descriptor))
+        if not watched:
             return 0
-        _signal(pid, signal.SIGTERM)
-        if _ended(watched, grace):
-            return signal.SIGTERM
-        _signal(pid, signal.SIGKILL)
-        _ended(watched, None)
-        return signal.SIGKILL
-    finally:
-        os.close(watched)
+        for pid, _ in watched:
+            _signal(pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        stubborn = [(pid, each) for pid, each in watched if not _ended(each, max(0.0, deadline - time.monotonic()))]
+        for pid, _ in stubborn:
+            _signal(pid, signal.SIGKILL)
+        for _, each in stubborn:
+            _ended(each, None)
+        return signal.SIGKILL if stubborn else signal.SIGTERM
 
 
 def _ended(watched: int, seconds: float | None) -> bool:
@@ -110,9 +134,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         ) from error
 
 
-def _await_owner(agent: Agent, allocation_id: str) -> None:
+def _await_owner(lock: Path) -> None:
     """Let the `tranche run` above the workload give the share back itself, so that it can return the exit code."""
-    path = agent.places.allocation(allocation_id)
     deadline = time.monotonic() + _OWNER_SECONDS
-    while is_held(path) and time.monotonic() < deadline:
+    while is_held(lock) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
