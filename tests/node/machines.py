@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,12 +51,22 @@ class WatchedDriver(NvmlDriver):
         if gpu_instance_id is not None:
             instance = next(i for i in self.observe_gpu(gpu_uuid).instances if i.id == gpu_instance_id)
             slot = [str(instance.profile), instance.placement.start, instance.placement.size]
-        line = json.dumps([what, gpu_uuid, slot]) + "\n"
+        line = json.dumps([time.time(), what, gpu_uuid, slot]) + "\n"
         descriptor = os.open(self._watch, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A call that takes something away: `what` is mode, reset or destroy; `when` is seconds since the epoch."""
+
+    when: float
+    what: str
+    gpu_uuid: str
+    key: InstanceKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +106,17 @@ class Node:
         finally:
             driver.close()
 
-    def taken(self) -> list[tuple[str, str, InstanceKey | None]]:
-        """What every agent so far was about to take away: (mode, reset or destroy; GPU; the instance)."""
+    def taken(self) -> list[Taken]:
+        """What every agent so far was about to take away, in order."""
         if not self.watch.exists():
             return []
         found = []
         for line in self.watch.read_text().splitlines():
-            what, gpu_uuid, slot = json.loads(line)
+            when, what, gpu_uuid, slot = json.loads(line)
             key = None
             if slot is not None:
                 key = InstanceKey(gpu_uuid, parse_profile(slot[0]), Placement(slot[1], slot[2]))
-            found.append((what, gpu_uuid, key))
+            found.append(Taken(when, what, gpu_uuid, key))
         return found
 
 

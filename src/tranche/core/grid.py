@@ -41,6 +41,10 @@ class Occupant:
     profile: ProfileName
     placement: Placement
 
+    def conflicts(self, other: Occupant) -> bool:
+        """Whether the two cannot be on one GPU together."""
+        return self.placement.overlaps(other.placement) or profiles_exclude(self.profile, other.profile)
+
 
 def placements(profile: GpuInstanceProfile) -> tuple[Placement, ...]:
     """Every legal placement of the profile on an empty GPU, lowest start first."""
@@ -57,8 +61,9 @@ def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
 def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[Occupant]) -> bool:
     """Whether an instance of the profile could be created there beside the occupants."""
     same = 0
+    wanted = Occupant(profile.name, placement)
     for occupant in occupants:
-        if occupant.placement.overlaps(placement) or profiles_exclude(profile.name, occupant.profile):
+        if occupant.conflicts(wanted):
             return False
         same += occupant.profile == profile.name
     return same < profile.max_instances

@@ -112,10 +112,13 @@ def gpu_users(view: NodeView, gpu: GpuState) -> GpuUsers:
 
 
 def _promised_across(view: NodeView, gpu: GpuState, instance: GpuInstance) -> Allocation | None:
-    """The allocation whose promised slot, not made yet, lies across the instance: the instance is about to go for it."""
+    """The allocation whose promised slot, not made yet, cannot be beside the instance: the instance is about to go for it."""
+    occupant = Occupant(instance.profile, instance.placement)
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if grant.gpu_uuid == gpu.uuid and grant.placement and grant.placement.overlaps(instance.placement):
+            if grant.gpu_uuid != gpu.uuid or grant.profile is None or grant.placement is None:
+                continue
+            if occupant.conflicts(Occupant(grant.profile, grant.placement)):
                 return allocation
     return None
 

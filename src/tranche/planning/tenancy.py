@@ -15,8 +15,8 @@ class Tenancy:
     """One GPU with its instances sorted.
 
     `whole` is the allocation that holds the uncut GPU; `promised` maps the slots that allocations hold, made or not, to their
-    allocation. Instances without an allocation are `in_use` (they have a process, or lie on a promised slot that is not
-    theirs), `idle_owned` (made by Tranche) or `idle_foreign`.
+    allocation. Instances without an allocation are `in_use` (they have a process, or are about to go because they cannot be
+    there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`.
     """
 
     gpu: GpuState
@@ -77,7 +77,7 @@ def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
         key = gpu.key(instance)
         if key in promised:
             continue
-        if instance.processes or any(instance.placement.overlaps(slot.placement) for slot in promised):
+        if instance.processes or any(occupant(instance).conflicts(_occupant_of(slot)) for slot in promised):
             in_use.append(instance)
         elif key in view.owned:
             owned.append(instance)
@@ -89,6 +89,10 @@ def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
 def occupant(instance: GpuInstance) -> Occupant:
     """The instance as the grid sees it."""
     return Occupant(instance.profile, instance.placement)
+
+
+def _occupant_of(slot: InstanceKey) -> Occupant:
+    return Occupant(slot.profile, slot.placement)
 
 
 def _mask(occupants: Iterable[Occupant]) -> int:
