@@ -44,6 +44,8 @@ def ring(path: Path) -> bool:
         os.write(descriptor, b"!")
     except BlockingIOError:
         pass
+    except BrokenPipeError:
+        return False  # the waiter left between the two calls
     finally:
         os.close(descriptor)
     return True
