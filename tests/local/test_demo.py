@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,16 @@ def test_jobs_end_when_the_demo_is_killed(tmp_path: Path) -> None:
     demo.kill()
     demo.communicate()
     wait_until(lambda: job_processes(tmp_path) == [])
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    denied = "import tempfile; tempfile.tempdir = '/proc'; from tranche.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", denied, "demo"], env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 27
+    assert "cannot make a folder for the demo" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_nvidia_smi_lists_the_jobs(tmp_path: Path) -> None:

@@ -52,8 +52,7 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
     Raises:
         SimulatorError: it cannot be built.
     """
-    with tempfile.TemporaryDirectory(prefix="tranche-demo-") as folder:
-        root = Path(folder)
+    with _folder() as root:
         machine = SimulatedMachine.create(machine_type=MACHINE_TYPE, root=root, time_scale=time_scale)
         for variable in _LIMITING_VARIABLES:
             os.environ.pop(variable, None)
@@ -71,6 +70,18 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
             driver.close()
 
 
+@contextmanager
+def _folder() -> Iterator[Path]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="tranche-demo-")
+    except OSError as error:
+        raise SimulatorError(
+            f"cannot make a folder for the demo: {error.strerror}", hint="set TMPDIR to a folder that you may write"
+        ) from error
+    with made as folder:
+        yield Path(folder)
+
+
 def _compile_job(folder: Path) -> Path:
     program = folder / "demo-job"
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
@@ -85,4 +96,9 @@ def _compile_job(folder: Path) -> Path:
         ) from error
     if done.returncode != 0:
         raise SimulatorError(f"the C compiler could not build the demo's job: {done.stderr.strip()}")
+    if not os.access(program, os.X_OK):
+        raise SimulatorError(
+            f"no program can be run from {folder}: its file system is mounted noexec",
+            hint="set TMPDIR to a folder from which programs can be run",
+        )
     return program
