@@ -24,7 +24,7 @@ def run(report: Report) -> None:
     """Measure cold starts; the byte code and the simulator are there already, as after any first command."""
     report.section(
         "Cold start of the command line",
-        f"simulated {_MACHINE}, {_RUNS} runs each, one after the other in turn; milliseconds of a new process, and its median processor time",
+        f"simulated {_MACHINE}, {_RUNS} runs each, one after the other in turn; milliseconds of a new process",
     )
     with tempfile.TemporaryDirectory() as folder:
         environment = _environment(Path(folder))
@@ -42,8 +42,8 @@ def run(report: Report) -> None:
                 if turn:  # the first turn only warms the file cache
                     times[name].append(spent)
     rows = []
-    for name, spent in times.items():
-        wall, processor = zip(*spent, strict=True)
+    for name, measured in times.items():
+        wall, processor = [each[0] for each in measured], [each[1] for each in measured]
         rows.append((name, f"{median(wall):.0f}", f"{min(wall):.0f}", f"{max(wall):.0f}", f"{median(processor):.0f}"))
     report.table(("command", "median ms", "min", "max", "processor ms"), rows)
     met = median(wall for wall, _ in times["tranche gpus -o json"]) <= _TARGET_MS
