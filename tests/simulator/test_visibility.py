@@ -110,3 +110,17 @@ def test_a_slice_is_seen_again_after_it_was_made_anew(three: SimulatedMachine) -
     with talking_to(three):
         span(create(gpu(1), 19))
     assert devices_seen(three, uuid) == ["1g.5gb"]
+
+
+def test_a_folder_names_devices_by_its_files(three: SimulatedMachine, tmp_path: Path) -> None:
+    with talking_to(three):
+        uuids = [nvml.nvmlDeviceGetUUID(device) for device in mig_devices(gpu(1))]
+    folder = tmp_path / "devices"
+    assert seen(three, str(folder)) == [], "a folder that is not there names nothing"
+    folder.mkdir()
+    assert seen(three, str(folder)) == []
+    for name in (uuids[2], "1:0", "README"):
+        (folder / name).touch()
+    assert devices_seen(three, str(folder)) == ["3g.20gb", "1g.5gb"]
+    (folder / "2").touch()
+    assert seen(three, str(folder)) == [1, 2]

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,26 @@ static void show_by_uuid(const machine *m, struct view *view, const char *entry)
     }
 }
 
+static void show_entry(const machine *m, struct view *view, const char *entry) {
+    if (entry[0] >= '0' && entry[0] <= '9') {
+        show_by_index(m, view, entry);
+    } else {
+        show_by_uuid(m, view, entry);
+    }
+}
+
+/* A folder with one file for each device, named as the device: how devices are given to a container by mounts. */
+static void show_by_folder(const machine *m, struct view *view, const char *path) {
+    DIR *folder = opendir(path);
+    if (folder == NULL) {
+        return;
+    }
+    for (struct dirent *file = readdir(folder); file != NULL; file = readdir(folder)) {
+        show_entry(m, view, file->d_name);
+    }
+    closedir(folder);
+}
+
 nvmlReturn_t view_from_environment(const machine *m, struct view *view) {
     memset(view, 0, sizeof *view);
     const char *value = getenv("NVIDIA_VISIBLE_DEVICES");
@@ -77,6 +98,8 @@ nvmlReturn_t view_from_environment(const machine *m, struct view *view) {
         }
     } else if (value[0] == '\0' || strcmp(value, "void") == 0) {
         return NVML_ERROR_DRIVER_NOT_LOADED;
+    } else if (value[0] == '/') {
+        show_by_folder(m, view, value);
     } else if (strcmp(value, "none") != 0) {
         char *entries = strdup(value);
         if (entries == NULL) {
@@ -84,11 +107,7 @@ nvmlReturn_t view_from_environment(const machine *m, struct view *view) {
         }
         char *rest = NULL;
         for (char *entry = strtok_r(entries, ",", &rest); entry != NULL; entry = strtok_r(NULL, ",", &rest)) {
-            if (entry[0] >= '0' && entry[0] <= '9') {
-                show_by_index(m, view, entry);
-            } else {
-                show_by_uuid(m, view, entry);
-            }
+            show_entry(m, view, entry);
         }
         free(entries);
     }

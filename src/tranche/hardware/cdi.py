@@ -1,0 +1,103 @@
+"""CDI specifications: what a container runtime adds to a container that asks for a device by name.
+
+The format is that of the Container Device Interface, version 0.5.0: the oldest that has all the fields used here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tranche.hardware.nodes import ContainerEdits
+
+_VERSION = "0.5.0"
+
+
+@dataclass(frozen=True, slots=True)
+class CdiDevice:
+    """One device of a specification; `name` is unique in it."""
+
+    name: str
+    edits: ContainerEdits
+
+
+@dataclass(frozen=True, slots=True)
+class CdiSpec:
+    """Devices of one kind (`vendor/class`), and what every container with any of them is given."""
+
+    kind: str
+    devices: tuple[CdiDevice, ...]
+    edits: ContainerEdits
+
+    def qualified(self, name: str) -> str:
+        """How a container asks for one of the devices."""
+        return f"{self.kind}={name}"
+
+    @property
+    def file_name(self) -> str:
+        """The specification's file in a CDI folder."""
+        return self.kind.replace("/", "-") + ".json"
+
+
+def spec_to_data(spec: CdiSpec) -> dict[str, Any]:
+    """The specification as the format has it; a part that is empty is left out, as the format wants."""
+    data: dict[str, Any] = {
+        "cdiVersion": _VERSION,
+        "kind": spec.kind,
+        "devices": [{"name": device.name, "containerEdits": _edits(device.edits)} for device in spec.devices],
+    }
+    common = _edits(spec.edits)
+    if common:
+        data["containerEdits"] = common
+    return data
+
+
+def write_spec(spec: CdiSpec, folder: Path) -> None:
+    """Put the specification into the folder in one step, so that a runtime never reads half of it.
+
+    A specification without devices is not valid CDI: its file is removed instead. A file that is right already is not touched:
+    runtimes read the whole folder anew at every change.
+    """
+    path = folder / spec.file_name
+    if not spec.devices:
+        path.unlink(missing_ok=True)
+        return
+    text = json.dumps(spec_to_data(spec), indent=1, sort_keys=True) + "\n"
+    if path.exists() and path.read_text() == text:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    # Runtimes read every .json and .yaml file of the folder, so the unfinished file has another suffix.
+    unfinished = folder / f".{spec.file_name}.{os.getpid()}.tmp"
+    with open(unfinished, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def _edits(edits: ContainerEdits) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    if edits.environment:
+        data["env"] = [f"{name}={value}" for name, value in edits.environment]
+    if edits.device_nodes:
+        data["deviceNodes"] = [
+            {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+            for node in edits.device_nodes
+        ]
+    if edits.mounts:
+        data["mounts"] = [
+            {
+                "hostPath": mount.host_path,
+                "containerPath": mount.container_path,
+                "options": ["ro" if mount.read_only else "rw", "nosuid", "nodev", "rbind", "rprivate"],
+            }
+            for mount in edits.mounts
+        ]
+    if edits.hooks:
+        data["hooks"] = [
+            {"hookName": hook.name, "path": hook.path, "args": list(hook.arguments)} for hook in edits.hooks
+        ]
+    return data

@@ -1,0 +1,197 @@
+"""What a container must be given to use a GPU or a slice: device nodes, mounts, environment.
+
+`DeviceFiles` is the seam: `DriverFiles` reads what the NVIDIA driver has put on the host, and the simulator has an
+implementation of its own for machines without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState
+from tranche.hardware.driver_libraries import driver_files, library_folders
+
+_CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+_MIG_MINORS = "proc/driver/nvidia-caps/mig-minors"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A character device of the host and where the container finds it; `permissions` of r, w, m."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder of the host and where the container finds it."""
+
+    host_path: str
+    container_path: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A command that the container runtime runs while it creates the container (an OCI hook)."""
+
+    path: str
+    arguments: tuple[str, ...]
+    name: str = "createContainer"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEdits:
+    """Additions to a container."""
+
+    device_nodes: tuple[DeviceNode, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    hooks: tuple[Hook, ...] = ()
+
+
+class DeviceFiles(Protocol):
+    """What containers of this machine need. Methods read files and may be called from several threads."""
+
+    def control_nodes(self) -> tuple[DeviceNode, ...]:
+        """The device nodes that every GPU container needs, those that exist."""
+        ...
+
+    def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
+        """The device nodes of one whole GPU."""
+        ...
+
+    def slice_nodes(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[DeviceNode, ...]:
+        """The device nodes of one slice: its GPU's and its capability files."""
+        ...
+
+    def beside_runtime(self) -> ContainerEdits:
+        """What a container needs beyond what the NVIDIA container runtime adds because of NVIDIA_VISIBLE_DEVICES."""
+        ...
+
+    def by_cdi(self, driver_version: str) -> ContainerEdits:
+        """What a CDI specification adds to every container: all that the NVIDIA container runtime would have added."""
+        ...
+
+    def device_by_cdi(self, uuid: str) -> ContainerEdits:
+        """What a CDI specification adds for one device beside its device nodes."""
+        ...
+
+    def numa_node(self, gpu: GpuState) -> int | None:
+        """The NUMA node that the GPU is attached to; None when there is none or it is not known."""
+        ...
+
+
+class DriverFiles:
+    """The files of the NVIDIA driver on this host.
+
+    `driver_root` and `dev_root` are host paths under which the driver's files and its device nodes lie; `seen_at` is where this
+    process sees `driver_root`, and `host` where it sees the host's `/` for `/proc`, `/sys` and `/dev`. `hook_path` is the host
+    path of nvidia-ctk or nvidia-cdi-hook.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver_root: str = "/",
+        dev_root: str = "/",
+        seen_at: str = "/",
+        hook_path: str = "/usr/bin/nvidia-ctk",
+        host: Path = Path("/"),
+    ) -> None:
+        self._driver_root = driver_root
+        self._dev_root = dev_root
+        self._seen_at = seen_at
+        self._hook_path = hook_path
+        self._host = host
+
+    def control_nodes(self) -> tuple[DeviceNode, ...]:
+        """The control, memory-management and mode-setting nodes that exist."""
+        return tuple(self._existing(_CONTROL_NODES))
+
+    def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
+        """`/dev/nvidia<minor>`."""
+        return (self._node(f"/dev/nvidia{_minor(gpu)}"),)
+
+    def slice_nodes(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[DeviceNode, ...]:
+        """The GPU's node and the capability files of the GPU instance and of the compute instance."""
+        minors = parse_mig_minors(_read(self._host / _MIG_MINORS))
+        place = f"gpu{_minor(gpu)}/gi{instance.id}"
+        wanted = (f"{place}/access", f"{place}/ci{piece.id}/access")
+        caps = tuple(self._node(f"/dev/nvidia-caps/nvidia-cap{minors[name]}") for name in wanted if name in minors)
+        return (*self.gpu_nodes(gpu), *caps)
+
+    def beside_runtime(self) -> ContainerEdits:
+        """Nothing: the NVIDIA container runtime adds all."""
+        return ContainerEdits()
+
+    def by_cdi(self, driver_version: str) -> ContainerEdits:
+        """Control nodes, the driver's libraries and programs of that version, and the hooks that make them found.
+
+        NVIDIA_VISIBLE_DEVICES=void keeps an NVIDIA container runtime, where there is one too, from adding devices of its own.
+        """
+        files = driver_files(Path(self._seen_at), driver_version)
+        return ContainerEdits(
+            device_nodes=self.control_nodes(),
+            mounts=tuple(Mount(self._driver_root.rstrip("/") + path, path) for path in files),
+            environment=(("NVIDIA_VISIBLE_DEVICES", "void"),),
+            hooks=tuple(self._hooks(files)),
+        )
+
+    def device_by_cdi(self, uuid: str) -> ContainerEdits:
+        """Nothing beside the device nodes."""
+        return ContainerEdits()
+
+    def numa_node(self, gpu: GpuState) -> int | None:
+        """From sysfs; the kernel writes -1 where there is no NUMA."""
+        text = _read(self._host / "sys/bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node").strip()
+        return int(text) if text.isdecimal() else None
+
+    def _hooks(self, files: Iterable[str]) -> Iterable[Hook]:
+        """Programs ask the dynamic linker for libcuda.so.1, and compilers for libcuda.so: both have to be made inside."""
+        name = Path(self._hook_path).name
+        program = (name,) if name == "nvidia-cdi-hook" else (name, "hook")
+        for folder in library_folders(files):
+            if any(path.startswith(f"{folder}/libcuda.so.") for path in files):
+                link = f"libcuda.so.1::{folder}/libcuda.so"
+                yield Hook(self._hook_path, (*program, "create-symlinks", "--link", link))
+            yield Hook(self._hook_path, (*program, "update-ldcache", "--folder", folder))
+
+    def _existing(self, paths: Iterable[str]) -> Iterable[DeviceNode]:
+        for path in paths:
+            if (self._host / path.lstrip("/")).exists():
+                yield self._node(path)
+
+    def _node(self, path: str) -> DeviceNode:
+        return DeviceNode(self._dev_root.rstrip("/") + path, path)
+
+
+def parse_mig_minors(text: str) -> Mapping[str, int]:
+    """Capability path -> minor number of its device node, from `/proc/driver/nvidia-caps/mig-minors`.
+
+    Lines read `gpu0/gi1/ci0/access 13`; the number after `gpu` is the GPU's minor number. The driver lists every possible path.
+    """
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def sysfs_address(pci_bus_id: str) -> str:
+    """The name of a PCI device in sysfs: NVML writes `00000000:10:1C.0`, sysfs `0000:10:1c.0`."""
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _minor(gpu: GpuState) -> int:
+    return gpu.index if gpu.minor is None else gpu.minor
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

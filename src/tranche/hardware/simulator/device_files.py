@@ -1,0 +1,63 @@
+"""What a container needs to meet a simulated machine and only the part of it that the container was given.
+
+There are no device nodes. A container gets the library, a statically linked nvidia-smi and the machine's state, which
+the library looks for at the same place in every container; NVIDIA_VISIBLE_DEVICES tells the library what to show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState
+from tranche.hardware.nodes import ContainerEdits, DeviceNode, Mount
+from tranche.hardware.simulator.build import BuiltSimulator
+
+STATE_IN_CONTAINER = "/run/tranche/simulator/state"
+LIBRARIES_IN_CONTAINER = "/usr/local/nvidia/lib64"
+PROGRAM_IN_CONTAINER = "/usr/bin/nvidia-smi"
+VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"
+
+
+class SimulatedDeviceFiles:
+    """DeviceFiles of a simulated machine; `state` is its state file and `built` the compiled simulator, both on the host."""
+
+    def __init__(self, state: Path, built: BuiltSimulator) -> None:
+        self._state = state
+        self._built = built
+
+    def control_nodes(self) -> tuple[DeviceNode, ...]:
+        """None."""
+        return ()
+
+    def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
+        """None."""
+        return ()
+
+    def slice_nodes(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[DeviceNode, ...]:
+        """None."""
+        return ()
+
+    def beside_runtime(self) -> ContainerEdits:
+        """Library, program and state: no container runtime knows of them. The state is written by every client of a GPU."""
+        return ContainerEdits(
+            mounts=(
+                Mount(str(self._state), STATE_IN_CONTAINER, read_only=False),
+                Mount(str(self._built.library.parent), LIBRARIES_IN_CONTAINER),
+                Mount(str(self._built.nvidia_smi), PROGRAM_IN_CONTAINER),
+            ),
+            environment=(("LD_LIBRARY_PATH", LIBRARIES_IN_CONTAINER),),
+        )
+
+    def by_cdi(self, driver_version: str) -> ContainerEdits:
+        """The same, and where the names of the given devices are found: one file for each."""
+        edits = self.beside_runtime()
+        visible = ("NVIDIA_VISIBLE_DEVICES", VISIBLE_DEVICES_FOLDER)
+        return ContainerEdits(mounts=edits.mounts, environment=(*edits.environment, visible))
+
+    def device_by_cdi(self, uuid: str) -> ContainerEdits:
+        """The file that names the device."""
+        return ContainerEdits(mounts=(Mount("/dev/null", f"{VISIBLE_DEVICES_FOLDER}/{uuid}"),))
+
+    def numa_node(self, gpu: GpuState) -> int | None:
+        """As the simulated machine says: its bus addresses mean nothing to this host's sysfs."""
+        return gpu.numa_node
