@@ -17,6 +17,7 @@ RANGES = {
     "hardware": range(20, 30),
     "placement": range(30, 40),
     "drift": range(50, 60),
+    "kubernetes": range(40, 50),
     "ledger": range(60, 70),
     "safety": range(80, 90),
 }

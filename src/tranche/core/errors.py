@@ -25,6 +25,13 @@
     │   ├── NoRoom                   32        it would fit, but not now
     │   ├── SharingUnavailable       33
     │   └── AllocationUnknown        34
+    ├── kubernetes               40 to 49      the API server or the kubelet said no
+    │   ├── KubernetesUnavailable    40
+    │   ├── KubernetesForbidden      41
+    │   ├── KubernetesNotFound       42
+    │   ├── KubernetesRejected       43
+    │   ├── KubeconfigInvalid        44
+    │   └── KubeletUnavailable       45
     ├── drift                    50 to 59
     │   ├── LayoutMismatch           50
     │   └── StateMoved               51
@@ -205,6 +212,48 @@ class AllocationUnknown(TrancheError):
 
     reason = "AllocationUnknown"
     exit_code = 34
+
+
+class KubernetesUnavailable(TrancheError):
+    """The Kubernetes API server cannot be reached, fails, or asks for patience."""
+
+    reason = "KubernetesUnavailable"
+    exit_code = 40
+
+
+class KubernetesForbidden(TrancheError):
+    """The Kubernetes API server does not know the caller, or does not allow it this."""
+
+    reason = "KubernetesForbidden"
+    exit_code = 41
+
+
+class KubernetesNotFound(TrancheError):
+    """The Kubernetes object does not exist."""
+
+    reason = "KubernetesNotFound"
+    exit_code = 42
+
+
+class KubernetesRejected(TrancheError):
+    """The Kubernetes API server refuses the request itself: invalid, or in conflict with what is there."""
+
+    reason = "KubernetesRejected"
+    exit_code = 43
+
+
+class KubeconfigInvalid(TrancheError):
+    """There is no usable way to a Kubernetes API server: no kubeconfig and not in a pod, or one that cannot be used."""
+
+    reason = "KubeconfigInvalid"
+    exit_code = 44
+
+
+class KubeletUnavailable(TrancheError):
+    """The kubelet of this node cannot be reached, or does not say what was asked."""
+
+    reason = "KubeletUnavailable"
+    exit_code = 45
 
 
 class LayoutMismatch(TrancheError):

@@ -1,0 +1,31 @@
+"""What the agent's parts look like from outside: each runs, and says whether it does its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a component does its work; `why` says what is missing, "" when ready."""
+
+    ready: bool
+    why: str = ""
+
+
+class Component(Protocol):
+    """A part of the agent that runs for as long as the agent does."""
+
+    @property
+    def name(self) -> str:
+        """One lower-case word or two with a hyphen; logs and /readyz use it."""
+        ...
+
+    async def run(self) -> None:
+        """Work until cancelled. When it ends otherwise it is started again after a pause, so it must start from nothing."""
+        ...
+
+    def ready(self) -> Readiness:
+        """How it is now; called often, must not block."""
+        ...

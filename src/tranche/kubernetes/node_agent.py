@@ -1,0 +1,72 @@
+"""The process that serves one node: it hosts the components, keeps them running, and says truly how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.component import Component, Readiness
+
+_FIRST_RESTART_SECONDS = 1.0
+_LAST_RESTART_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class NodeAgent:
+    """Runs components side by side until cancelled. One that fails is started again, and the others run on."""
+
+    def __init__(
+        self,
+        components: Sequence[Component],
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`clock` is monotonic, in seconds."""
+        self._components = tuple(components)
+        self._clock = clock
+        self._sleep = sleep
+        self._failures: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Keep every component running until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for component in self._components:
+                group.create_task(self._keep(component), name=component.name)
+
+    def readiness(self) -> Mapping[str, Readiness]:
+        """How each component is now; one that failed and was not ready since is not ready because of that failure."""
+        found = {}
+        for component in self._components:
+            readiness = component.ready()
+            if readiness.ready:
+                self._failures.pop(component.name, None)
+            elif failure := self._failures.get(component.name):
+                readiness = Readiness(False, failure)
+            found[component.name] = readiness
+        return found
+
+    async def _keep(self, component: Component) -> None:
+        pause = _FIRST_RESTART_SECONDS
+        while True:
+            begun = self._clock()
+            try:
+                await component.run()
+                failure = "it ended without being asked to"
+                _log.error("component ended", extra={"component": component.name})
+            except TrancheError as error:
+                failure = str(error)
+                _log.error(
+                    "component failed", extra={"component": component.name, "error": failure, "hint": error.hint}
+                )
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+                _log.exception("component failed", extra={"component": component.name})
+            self._failures[component.name] = failure
+            if self._clock() - begun > _LAST_RESTART_SECONDS:
+                pause = _FIRST_RESTART_SECONDS
+            await self._sleep(pause)
+            pause = min(2 * pause, _LAST_RESTART_SECONDS)

@@ -1,0 +1,26 @@
+"""What the agent's parts share, made once when the agent starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.kubernetes.api import KubeApi, KubeNode
+from tranche.kubernetes.inventory import Inventory
+from tranche.kubernetes.live import Live
+from tranche.node.agent import Agent
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """What components share.
+
+    `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for. `agent`
+    blocks: call it through `asyncio.to_thread`.
+    """
+
+    node_name: str
+    namespace: str
+    api: KubeApi
+    node: Live[KubeNode | None]
+    inventory: Inventory
+    agent: Agent
