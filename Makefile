@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+PROTO  := src/tranche/kubernetes/proto
 
-.PHONY: help setup demo test check bench goldens lock clean
+.PHONY: help setup demo test check bench goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,7 +38,10 @@ goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 
 lock: $(STAMP)   ## resolve the dependencies anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-	  --group dev pyproject.toml -o requirements.lock
+	  --group dev --extra kubernetes pyproject.toml -o requirements.lock
+
+stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto
 
 clean:           ## remove what was made in the checkout
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

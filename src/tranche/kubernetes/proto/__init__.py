@@ -1,0 +1,1 @@
+"""The kubelet's protocols, and the Python made from them by `make stubs`."""
