@@ -205,7 +205,7 @@ class TestOnGpusTakenForReal:
         assert machine.changes()[1] == before[1]
 
     def test_a_signal_puts_them_back_too(self, machine: TestMachine) -> None:
-        demo = machine.start("demo", "--real", "--yes", "--speed", "30")
+        demo = machine.start("demo", "--real", "--yes", "--speed", "60")
         wait_until(lambda: machine.machine.gpus()[0].gpu_instances == 7, demo)
         demo.send_signal(signal.SIGINT)
         _, said = demo.communicate()
