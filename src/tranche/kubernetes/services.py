@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.kubernetes.api import KubeApi, KubeNode
+from tranche.kubernetes.gpu_events import GpuEvents
 from tranche.kubernetes.inventory import Inventory
 from tranche.kubernetes.live import Live
 from tranche.node.agent import Agent
@@ -23,4 +24,5 @@ class NodeServices:
     api: KubeApi
     node: Live[KubeNode | None]
     inventory: Inventory
+    gpu_events: GpuEvents
     agent: Agent

@@ -1,0 +1,100 @@
+"""What the driver reports by itself: XID errors, and changes of the cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pynvml
+
+from tranche.hardware.nvml_errors import explained
+
+_WHOLE_GPU = 0xFFFFFFFF
+_WANTED = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventMigConfigChange
+
+
+class GpuEventKind(StrEnum):
+    """XID: the driver met an error. CUT_CHANGED: instances were made or destroyed, or the MIG mode changed."""
+
+    XID = "xid"
+    CUT_CHANGED = "cut-changed"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """One report. `xid` is the error's number (NVIDIA's catalogue of XIDs), 0 for other kinds.
+
+    The instance ids are None where the report is about the whole GPU; `gpu_uuid` is "" when the driver cannot say which GPU.
+    """
+
+    kind: GpuEventKind
+    gpu_uuid: str
+    xid: int = 0
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+
+class GpuEventStream:
+    """Reports about some GPUs, from its making on. One thread at a time may wait."""
+
+    def __init__(self, gpu_uuids: Iterable[str]) -> None:
+        """Register for what each GPU can report; GPUs that report nothing or are lost are left out."""
+        with explained("listen to the driver's events"):
+            self._set = pynvml.nvmlEventSetCreate()
+            self.gpu_uuids = tuple(uuid for uuid in gpu_uuids if self._register(uuid))
+
+    def wait(self, seconds: float) -> GpuEvent | None:
+        """The next report, or None when there is none in that time. HardwareError when the stream is of no use any more."""
+        with explained("wait for the driver's events"):
+            try:
+                data = pynvml.nvmlEventSetWait_v2(self._set, int(seconds * 1000))
+            except pynvml.NVMLError as error:
+                if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                    raise
+                return None
+            if data.eventType not in (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventMigConfigChange):
+                return None
+            is_xid = data.eventType == pynvml.nvmlEventTypeXidCriticalError
+            return GpuEvent(
+                GpuEventKind.XID if is_xid else GpuEventKind.CUT_CHANGED,
+                _uuid(data.device),
+                data.eventData if is_xid else 0,
+                _instance(data.gpuInstanceId),
+                _instance(data.computeInstanceId),
+            )
+
+    def close(self) -> None:
+        """Stop listening."""
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetFree(self._set)
+
+    def _register(self, gpu_uuid: str) -> bool:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+            supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & _WANTED
+            if not supported:
+                return False
+            pynvml.nvmlDeviceRegisterEvents(handle, supported, self._set)
+        except pynvml.NVMLError as error:
+            if error.value in (
+                pynvml.NVML_ERROR_NOT_SUPPORTED,
+                pynvml.NVML_ERROR_GPU_IS_LOST,
+                pynvml.NVML_ERROR_NOT_FOUND,
+            ):
+                return False
+            raise
+        return True
+
+
+def _uuid(handle: Any) -> str:
+    try:
+        return str(pynvml.nvmlDeviceGetUUID(handle))
+    except pynvml.NVMLError:
+        return ""
+
+
+def _instance(value: int) -> int | None:
+    return None if value == _WHOLE_GPU else int(value)
