@@ -26,6 +26,7 @@ from tranche.node.agent import Agent
 
 _SIMULATED_SPEED = 15.0
 _REAL_SPEED = 1.0
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command(cls=TrancheCommand)
@@ -90,8 +91,9 @@ def _play(agent: Agent, job: Command, environment: Mapping[str, str], speed: flo
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does, so that nothing is left behind."""
-    previous = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does, so that nothing is left behind; unless they are ignored, as by nohup."""
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _terminate) for number in heeded}
     try:
         yield
     except Terminated as stop:
