@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ _FORWARDED = (
     signal.SIGUSR2,
     signal.SIGWINCH,
 )
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _SENT_BY_KERNEL = 0x80  # SI_KERNEL: the terminal sent it, and to the child as well
 
 
@@ -27,13 +29,18 @@ def run_child(
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
     Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
-    child's pid. OSError when the file at `path` cannot be executed.
+    child's pid; the child is killed when that raises. OSError when the file at `path` cannot be executed.
     """
     watched = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before)
-        started(pid)
+        pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before, setsigdef=_IGNORED_BY_PYTHON)
+        try:
+            started(pid)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         while True:
             # A child that ended before this loop left SIGCHLD pending, so nothing is missed.
             info = signal.sigwaitinfo(watched)
@@ -43,6 +50,7 @@ def run_child(
                     code = os.waitstatus_to_exitcode(status)
                     return code if code >= 0 else 128 - code
             elif info.si_code != _SENT_BY_KERNEL:
-                os.kill(pid, info.si_signo)
+                with contextlib.suppress(PermissionError):  # the command became another user
+                    os.kill(pid, info.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -7,12 +7,13 @@ outside Tranche left (the head of the queue looks again now and then).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import GpuBusy, NoRoom, VerificationFailed, WaitTimeout
+from tranche.core.errors import GpuBusy, NoRoom, TrancheError, VerificationFailed, WaitTimeout
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.local.doorbell import Doorbell, ring
@@ -83,7 +84,14 @@ class Queue:
         self.ring_next()
 
     def ring_next(self) -> None:
-        """Ring the first waiter that may start now, with one look at the machine."""
+        """Ring the first waiter that may start now, with one look at the machine.
+
+        It is a courtesy to others: what goes wrong with it is not this command's failure, and they look for themselves later.
+        """
+        with contextlib.suppress(TrancheError):
+            self._ring_next()
+
+    def _ring_next(self) -> None:
         if not self._agent.waiters():
             return
         view = self._agent.view()
@@ -156,9 +164,11 @@ class Queue:
                 if now >= deadline:
                     return False
                 nap = min(nap, deadline - now)
-            if bell.wait(nap) or self._agent.recovery_needed():
+            if bell.wait(nap):
                 return True
-            if ahead == 0 and self._monotonic() >= look_again:
+            if self._agent.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
+                # What nobody announced may be there for somebody further back as well.
+                self.ring_next()
                 return True
 
     def _decide(self, view: NodeView, queue: Sequence[Waiter], waiter_id: str) -> Decision:

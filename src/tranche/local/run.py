@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request
 from tranche.local.queue import Patience, Queue
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node.agent import Agent, Held
 from tranche.node.executor import Progress, no_progress
 from tranche.planning.allocate import Waiting
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
@@ -39,7 +43,9 @@ def run(
     """Wait for a share, run the command in it, and give the share back; the command's exit code."""
     path = find_command(command[0], environment)
     queue = Queue(agent, adopt_foreign_destroy=adopt_foreign_destroy)
-    previous = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # What is ignored stays ignored, so that nohup works.
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _terminate) for number in heeded}
     try:
         held = queue.acquire(
             request,
@@ -54,9 +60,9 @@ def run(
             granted(held)
             code = run_workload(path, command, {**environment, **share}, held, lambda pid: agent.set_holder(held, pid))
         except BaseException:
-            queue.release(held.allocation.id, why="the command could not be run")
+            _give_back(queue, held, why="the command could not be run")
             raise
-        queue.release(held.allocation.id, why=f"the command ended with exit code {code}")
+        _give_back(queue, held, why=f"the command ended with exit code {code}")
         return code
     except Terminated as stop:
         return stop.exit_code
@@ -65,5 +71,15 @@ def run(
             signal.signal(number, handler)
 
 
+def _give_back(queue: Queue, held: Held, *, why: str) -> None:
+    # Somebody may have taken the share back meanwhile, with `tranche release`.
+    with contextlib.suppress(AllocationUnknown):
+        queue.release(held.allocation.id, why=why)
+    held.lock.release(remove=True)
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
+    # One signal ends the wait, or the plan; a second one must not tear the cleaning up.
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
     raise Terminated(number)

@@ -61,10 +61,15 @@ def run_workload(
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
     Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
-    child's pid.
+    child's pid. CommandNotFound when the file at `path` cannot be executed.
     """
     _prepare_inheritance(held.lock.descriptor)
-    return run_child(path, command, environment, started)
+    try:
+        return run_child(path, command, environment, started)
+    except OSError as error:
+        raise CommandNotFound(
+            f"'{command[0]}' cannot be executed: {error.strerror}", hint="a script needs a first line such as #!/bin/sh"
+        ) from error
 
 
 def _prepare_inheritance(descriptor: int) -> None:
