@@ -9,7 +9,8 @@
     │   ├── HooksInvalid             13
     │   ├── HookFailed               14
     │   ├── PlanInvalid              15
-    │   └── CheckpointInvalid        16
+    │   ├── CheckpointInvalid        16
+    │   └── PluginConfigInvalid      17
     ├── hardware                 20 to 29      the driver or a GPU said no
     │   ├── DriverNotFound           20
     │   ├── HardwareError            21
@@ -121,6 +122,13 @@ class CheckpointInvalid(TrancheError):
 
     reason = "CheckpointInvalid"
     exit_code = 16
+
+
+class PluginConfigInvalid(TrancheError):
+    """The device plugin's configuration is malformed, or asks for what this version does not do."""
+
+    reason = "PluginConfigInvalid"
+    exit_code = 17
 
 
 class DriverNotFound(TrancheError):
