@@ -204,9 +204,12 @@ class TestOnGpusTakenForReal:
         assert "GPU 1 is in use by train.py" in done.stderr
         assert machine.changes()[1] == before[1]
 
-    def test_a_signal_puts_them_back_too(self, machine: TestMachine) -> None:
-        demo = machine.start("demo", "--real", "--yes", "--speed", "60")
-        wait_until(lambda: machine.machine.gpus()[0].gpu_instances == 7, demo)
+    @pytest.mark.parametrize("instances", [3, 7])
+    def test_a_signal_puts_them_back_too(self, machine: TestMachine, instances: int) -> None:
+        # Three instances: in the middle of the plan. Seven: at its end, or while the jobs run.
+        machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 0.2)
+        demo = machine.start("demo", "--real", "--yes", "--speed", "100")
+        wait_until(lambda: machine.machine.gpus()[0].gpu_instances >= instances, demo)
         demo.send_signal(signal.SIGINT)
         _, said = demo.communicate()
         assert demo.returncode == 130, said

@@ -5,20 +5,20 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from types import FrameType
 
 import click
 
 from tranche.cli import demo_view
 from tranche.cli.output import hint, print_json, say
-from tranche.cli.runtime import child_environment, open_agent
+from tranche.cli.runtime import child_environment, open_driver, state_dir
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.local.demo import Demo, DemoResult
 from tranche.local.demo_clock import DemoClock
 from tranche.local.demo_jobs import Command
 from tranche.local.demo_machine import MACHINE_TYPE, demo_machine
-from tranche.local.demo_real import borrowed, first_product, job_command, mig_boards
+from tranche.local.demo_real import check_free, first_product, job_command, mig_boards, put_back
 from tranche.local.demo_scene import Scene
 from tranche.local.demo_schedule import DEFAULT_SEED
 from tranche.local.run import Terminated
@@ -70,14 +70,24 @@ def _simulated(speed: float, seed: int) -> DemoResult:
 
 
 def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
-    with open_agent(settings) as agent:
-        gpus = first_product(agent.view().node)
+    with open_driver(settings) as driver:
+
+        def agent() -> AbstractContextManager[Agent]:
+            return closing(Agent(driver, state_dir(settings)))
+
+        with agent() as looking:
+            gpus = first_product(looking.view().node)
+            check_free(looking, gpus)
         say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really cut.")
         if not yes:
             question = "MIG mode will be changed on them (with resets where needed) and put back afterwards. Go on?"
             click.confirm(question, abort=True, err=True)
-        with borrowed(agent, gpus):
-            return _play(agent, job_command, child_environment(settings), speed, seed)
+        try:
+            with agent() as playing:
+                return _play(playing, job_command, child_environment(settings), speed, seed)
+        finally:
+            with agent() as clearing:
+                put_back(clearing, gpus)
 
 
 def _play(agent: Agent, job: Command, environment: Mapping[str, str], speed: float, seed: int) -> DemoResult:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tranche.core.allocation import NodeView
@@ -43,13 +41,8 @@ def first_product(node: NodeState) -> tuple[GpuState, ...]:
     return tuple(gpu for gpu in capable if gpu.name == capable[0].name)
 
 
-@contextmanager
-def borrowed(agent: Agent, gpus: tuple[GpuState, ...]) -> Iterator[None]:
-    """Use the GPUs while the block runs, and put their MIG mode back however it ends.
-
-    Raises GpuBusy before the block, with nothing changed, when anything uses one of them, has it cut, or waits for a share; and
-    after it when somebody else has come to use one, which then stays as it is.
-    """
+def check_free(agent: Agent, gpus: tuple[GpuState, ...]) -> None:
+    """GpuBusy when anything uses one of the GPUs, has it cut, or waits for a share."""
     view = agent.view()
     users = tuple(user for gpu in gpus for user in gpu_users(view, gpu).users)
     if users:
@@ -62,21 +55,25 @@ def borrowed(agent: Agent, gpus: tuple[GpuState, ...]) -> Iterator[None]:
             )
     if agent.waiters():
         raise GpuBusy("other requests wait for a share of this machine", hint="see them with: tranche ps")
-    before = take_checkpoint(NodeState(gpus))
 
+
+def put_back(agent: Agent, gpus: tuple[GpuState, ...]) -> None:
+    """Give the GPUs the MIG mode back that they have in these states, and remove their instances.
+
+    Take an agent that did not play the demo: what an interrupted one left is cleared first then. Raises GpuBusy, after the other
+    GPUs, for those that somebody has come to use meanwhile.
+    """
+    before = take_checkpoint(NodeState(gpus))
     newcomers: list[User] = []
 
-    def put_back(view: NodeView) -> Plan:
+    def decide(view: NodeView) -> Plan:
         decision = plan_restore(view, before)
         newcomers.extend(decision.blockers)
         return decision.plan
 
-    try:
-        yield
-    finally:
-        agent.change(put_back)
-        if newcomers:
-            raise busy_error("putting MIG mode back", tuple(newcomers))
+    agent.change(decide)
+    if newcomers:
+        raise busy_error("putting MIG mode back", tuple(newcomers))
 
 
 def _read(path: Path) -> str:
