@@ -1,0 +1,1 @@
+"""The kubelet's device plugin API: GPUs and slices as extended resources."""

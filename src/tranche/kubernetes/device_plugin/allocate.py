@@ -1,0 +1,96 @@
+"""What a container that was given devices gets from the kubelet, by device-list strategy. Pure but for the device files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tranche.core.state import NodeState
+from tranche.hardware.cdi import CdiDevice, CdiSpec
+from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
+from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
+from tranche.kubernetes.device_plugin.resources import PluginDevice, slices_of
+
+CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+_VISIBLE_FOLDER = "/var/run/nvidia-container-devices"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerResponse:
+    """The additions to one container, as the kubelet's API has them. `cdi_devices` are qualified names."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+
+
+def respond(
+    devices: Sequence[PluginDevice], config: PluginConfig, files: DeviceFiles, *, request_id: str
+) -> ContainerResponse:
+    """The response for one container; `request_id` makes the annotation's key unique."""
+    ids = [device.index if config.device_id_strategy is DeviceIdStrategy.INDEX else device.uuid for device in devices]
+    names = tuple(f"{CDI_KIND}={device.uuid}" for device in devices)
+    lists = config.device_lists
+    environment: dict[str, str] = {}
+    mounts: list[Mount] = []
+    nodes: list[DeviceNode] = []
+    if not config.cdi_only:
+        beside = files.beside_runtime()
+        environment.update(beside.environment)
+        mounts += beside.mounts
+        environment.update(_features(config))
+        if config.pass_device_specs:
+            nodes += device_nodes(devices, files)
+    if DeviceListStrategy.ENVVAR in lists:
+        environment[_VISIBLE] = ",".join(ids)
+    if DeviceListStrategy.VOLUME_MOUNTS in lists:
+        environment[_VISIBLE] = _VISIBLE_FOLDER
+        mounts += [Mount("/dev/null", f"{_VISIBLE_FOLDER}/{device_id}", read_only=False) for device_id in ids]
+    annotations: dict[str, str] = {}
+    if DeviceListStrategy.CDI_ANNOTATIONS in lists:
+        annotations[f"{config.cdi_annotation_prefix}nvidia-device-plugin_{request_id}"] = ",".join(names)
+    return ContainerResponse(
+        environment=environment,
+        mounts=tuple(mounts),
+        device_nodes=tuple(nodes),
+        annotations=annotations,
+        cdi_devices=names if DeviceListStrategy.CDI_CRI in lists else (),
+    )
+
+
+def cdi_spec(node: NodeState, files: DeviceFiles) -> CdiSpec:
+    """The CDI specification of every device that exists.
+
+    Also of those that are not advertised at the moment: a container that has one may be started again.
+    """
+    gpus = [gpu for gpu in node if not gpu.lost]
+    found = [device for gpu in gpus for device in (PluginDevice(gpu), *slices_of(gpu))]
+    devices = tuple(CdiDevice(device.uuid, _cdi_edits(device, files)) for device in found)
+    return CdiSpec(CDI_KIND, devices, files.by_cdi(node.driver_version))
+
+
+def device_nodes(devices: Sequence[PluginDevice], files: DeviceFiles) -> tuple[DeviceNode, ...]:
+    """The control nodes and those of the devices, each once."""
+    nodes = [*files.control_nodes()]
+    for device in devices:
+        nodes += _own_nodes(device, files)
+    return tuple(dict.fromkeys(nodes))
+
+
+def _own_nodes(device: PluginDevice, files: DeviceFiles) -> tuple[DeviceNode, ...]:
+    if device.instance is None or device.piece is None:
+        return files.gpu_nodes(device.gpu)
+    return files.slice_nodes(device.gpu, device.instance, device.piece)
+
+
+def _cdi_edits(device: PluginDevice, files: DeviceFiles) -> ContainerEdits:
+    more = files.device_by_cdi(device.uuid)
+    return ContainerEdits(_own_nodes(device, files) + more.device_nodes, more.mounts, more.environment, more.hooks)
+
+
+def _features(config: PluginConfig) -> Mapping[str, str]:
+    wanted = {"GDRCOPY": config.gdrcopy_enabled, "GDS": config.gds_enabled, "MOFED": config.mofed_enabled}
+    return {f"NVIDIA_{name}": "enabled" for name, enabled in wanted.items() if enabled}

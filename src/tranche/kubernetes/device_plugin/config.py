@@ -1,0 +1,232 @@
+"""The device plugin's configuration: the v1 file, environment and flags that NVIDIA's plugin takes. Pure.
+
+A flag wins over its environment variable, and that over the file. What this version does not do, and names that nobody knows,
+are refused; NVIDIA's plugin ignores both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tranche.core.errors import PluginConfigInvalid
+from tranche.kubernetes.device_plugin.resources import MigStrategy
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Kind, Setting, Unsupported
+
+_VERSION = "v1"
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+_FALSE = ("0", "f", "F", "FALSE", "false", "False")
+
+
+class DeviceListStrategy(StrEnum):
+    """How a container is told which devices it has."""
+
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+    CDI_ANNOTATIONS = "cdi-annotations"
+    CDI_CRI = "cdi-cri"
+
+
+_CDI = frozenset({DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI})
+
+
+class DeviceIdStrategy(StrEnum):
+    """What a device is called in a container's environment."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginConfig:
+    """What the device plugin does. Paths are the host's, but for `driver_root_in_container` and `kubelet_socket`."""
+
+    mig_strategy: MigStrategy = MigStrategy.NONE
+    device_lists: tuple[DeviceListStrategy, ...] = (DeviceListStrategy.ENVVAR,)
+    device_id_strategy: DeviceIdStrategy = DeviceIdStrategy.UUID
+    pass_device_specs: bool = False
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    driver_root: str = "/"
+    dev_root: str = ""
+    driver_root_in_container: str = "/driver-root"
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    cdi_hook_path: str = "/usr/bin/nvidia-ctk"
+    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    disabled_health_checks: str = ""
+    enabled_health_checks: str = ""
+
+    @property
+    def cdi_enabled(self) -> bool:
+        """Whether any way of telling a container goes by CDI."""
+        return any(strategy in _CDI for strategy in self.device_lists)
+
+    @property
+    def cdi_only(self) -> bool:
+        """Whether every way does: then nothing else is added to a container."""
+        return all(strategy in _CDI for strategy in self.device_lists)
+
+    @property
+    def plugin_folder(self) -> Path:
+        """Where the kubelet looks for plugins' sockets."""
+        return Path(self.kubelet_socket or PluginConfig().kubelet_socket).parent
+
+
+def read_config(
+    file: object = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | Sequence[str]] | None = None,
+) -> PluginConfig:
+    """The configuration from a decoded v1 document (None: no file), the environment, and flags by name (`--mig-strategy`).
+
+    Raises:
+        PluginConfigInvalid: the document breaks the format, a value is none of a setting's, or something is not supported.
+    """
+    environment, flags = environment or {}, flags or {}
+    document = _document(file)
+    for refused in UNSUPPORTED:
+        _refuse(refused, document, environment, flags)
+    _refuse_unknown(document)
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        found = _lookup(setting, document, environment, flags)
+        if found is not None:
+            value, where = found
+            values[setting.field] = _VALUES.get(setting.field, _as_is)(_parse(setting, value, where))
+    return _checked(replace(PluginConfig(), **values))
+
+
+def _checked(config: PluginConfig) -> PluginConfig:
+    if not config.device_lists:
+        raise _invalid("device-list-strategy: at least one strategy is needed")
+    features = {
+        "gdrcopy-enabled": config.gdrcopy_enabled,
+        "gds-enabled": config.gds_enabled,
+        "mofed-enabled": config.mofed_enabled,
+    }
+    if config.cdi_only and (wanted := [name for name, enabled in features.items() if enabled]):
+        raise _invalid(f"{wanted[0]} is not supported when all device-list strategies are CDI")
+    if config.device_id_strategy is DeviceIdStrategy.INDEX and config.cdi_enabled:
+        raise _invalid("device-id-strategy index is not supported with CDI: CDI devices are named by UUID")
+    return config
+
+
+def _document(file: object) -> Mapping[str, Any]:
+    if file is None:
+        return {}
+    if not isinstance(file, Mapping):
+        raise _invalid("the configuration must be a mapping")
+    version = file.get("version", _VERSION)
+    if version != _VERSION:
+        raise _invalid(f"unknown version: {version}")
+    return file
+
+
+def _refuse(
+    setting: Unsupported,
+    document: Mapping[str, Any],
+    environment: Mapping[str, str],
+    flags: Mapping[str, str | Sequence[str]],
+) -> None:
+    given: list[tuple[str, object]] = [(".".join(setting.place), _at(document, setting.place))]
+    given += [(name, environment.get(name)) for name in setting.environment]
+    given.append((setting.flag, flags.get(setting.flag)))
+    for where, value in given:
+        if value is not None and _text(value) not in setting.harmless:
+            raise _invalid(f"{where} is not supported: {setting.why}", hint=f"remove {where} from the configuration")
+
+
+def _refuse_unknown(document: Mapping[str, Any]) -> None:
+    """A name that no setting has is a mistake, or of a newer version of NVIDIA's plugin: both must not pass unseen."""
+    known = [setting.place for setting in (*SETTINGS, *UNSUPPORTED)] + [("version",)]
+
+    def check(part: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        for key, value in part.items():
+            here = (*path, str(key))
+            if here in known:
+                continue
+            if not any(place[: len(here)] == here for place in known):
+                raise _invalid(f"unknown field: {'.'.join(here)}")
+            if value is not None and not isinstance(value, Mapping):
+                raise _invalid(f"{'.'.join(here)} must be a mapping")
+            check(value or {}, here)
+
+    check(document, ())
+
+
+def _lookup(
+    setting: Setting,
+    document: Mapping[str, Any],
+    environment: Mapping[str, str],
+    flags: Mapping[str, str | Sequence[str]],
+) -> tuple[object, str] | None:
+    """The value that wins, and where it was found. An empty variable is one that is not set, but for texts."""
+    if setting.flag in flags:
+        return flags[setting.flag], setting.flag
+    for name in setting.environment:
+        if environment.get(name, "") or (name in environment and setting.field == "kubelet_socket"):
+            return environment[name], name
+    value = _at(document, setting.place) if setting.place else None
+    return None if value is None else (value, ".".join(setting.place))
+
+
+def _parse(setting: Setting, value: object, where: str) -> object:
+    if setting.kind is Kind.LIST:
+        listed = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value).split(",")
+        parts = [part for item in listed for part in _text(item).split(",")]
+        texts = tuple(dict.fromkeys(text for part in parts if (text := part.strip())))
+        for text in texts:
+            _one_of(text, setting.choices, where)
+        return texts
+    if setting.kind is Kind.BOOLEAN:
+        text = _text(value)
+        if text not in _TRUE + _FALSE:
+            raise _invalid(f"{where} must be true or false, not '{text}'")
+        return text in _TRUE
+    if not isinstance(value, str):
+        raise _invalid(f"{where} must be a text")
+    if setting.kind is Kind.CHOICE:
+        _one_of(value, setting.choices, where)
+    return value
+
+
+def _one_of(text: str, choices: Sequence[str], where: str) -> None:
+    if text not in choices:
+        raise _invalid(f"{where}: '{text}' is none of {', '.join(choices)}")
+
+
+def _at(document: Mapping[str, Any], place: Sequence[str]) -> object:
+    part: object = document
+    for key in place:
+        if not isinstance(part, Mapping):
+            return None
+        part = part.get(key)
+    return part if place else None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or (isinstance(value, Mapping | Sequence) and not value):
+        return ""
+    return str(value)
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "mig_strategy": MigStrategy,
+    "device_lists": lambda texts: tuple(DeviceListStrategy(text) for text in texts),
+    "device_id_strategy": DeviceIdStrategy,
+}
+
+
+def _invalid(message: str, *, hint: str = "") -> PluginConfigInvalid:
+    return PluginConfigInvalid(message, hint=hint)

@@ -1,0 +1,137 @@
+"""Which devices a node advertises under which resource, by strategy, with the names that NVIDIA's device plugin uses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
+
+DOMAIN = "nvidia.com"
+GPU_RESOURCE = f"{DOMAIN}/gpu"
+
+
+class MigStrategy(StrEnum):
+    """NONE: whole GPUs, cut or not. SINGLE: all slices are alike and count as GPUs. MIXED: a resource for each profile."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginDevice:
+    """What one unit of a resource stands for: a whole GPU, or one slice of it (then both `instance` and `piece` are given)."""
+
+    gpu: GpuState
+    instance: GpuInstance | None = None
+    piece: ComputeInstance | None = None
+
+    @property
+    def uuid(self) -> str:
+        """The device's id for the kubelet: the UUID of the slice, or of the GPU."""
+        return self.piece.uuid if self.piece is not None else self.gpu.uuid
+
+    @property
+    def index(self) -> str:
+        """`3` for a GPU, `3:1` for the MIG device with index 1 on it."""
+        if self.piece is None:
+            return str(self.gpu.index)
+        return f"{self.gpu.index}:{self.piece.mig_index}"
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Orders devices by GPU, then by place on it."""
+        start = self.instance.placement.start if self.instance is not None else 0
+        return (self.gpu.index, start, self.piece.start if self.piece is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One extended resource and its devices, by GPU and place."""
+
+    name: str
+    devices: tuple[PluginDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """What the node advertises. `problem` says why strategy single offers nothing; `warnings` what is left out."""
+
+    resources: tuple[Resource, ...] = ()
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[PluginDevice, ...]:
+        """Every device, whatever its resource."""
+        return tuple(device for resource in self.resources for device in resource.devices)
+
+
+def advertise(node: NodeState, strategy: MigStrategy) -> Advertisement:
+    """What the node advertises under that strategy.
+
+    A node with a GPU always has `nvidia.com/gpu`, if need be with no device, so that its count never depends on what was
+    advertised before. Lost GPUs count for nothing.
+    """
+    gpus = tuple(gpu for gpu in node if not gpu.lost)
+    if not gpus:
+        return Advertisement()
+    cut = tuple(gpu for gpu in gpus if gpu.mig_enabled)
+    if strategy is MigStrategy.NONE or (strategy is MigStrategy.SINGLE and not cut):
+        return Advertisement((Resource(GPU_RESOURCE, tuple(PluginDevice(gpu) for gpu in gpus)),))
+    if strategy is MigStrategy.SINGLE:
+        problem = single_problem(node)
+        devices = () if problem else tuple(device for gpu in cut for device in slices_of(gpu))
+        return Advertisement((Resource(GPU_RESOURCE, devices),), problem)
+    return _mixed(gpus, cut)
+
+
+def single_problem(node: NodeState) -> str:
+    """Why the node's slices cannot count as GPUs under strategy single; "" when they can, or when no GPU is in MIG mode."""
+    gpus = [gpu for gpu in node if not gpu.lost]
+    if not any(gpu.mig_enabled for gpu in gpus):
+        return ""
+    if whole := [gpu for gpu in gpus if not gpu.mig_enabled]:
+        return (
+            f"all devices on the node must be configured with the same migEnabled value: {_named(whole)} "
+            f"{'is' if len(whole) == 1 else 'are'} not in MIG mode"
+        )
+    if empty := [gpu for gpu in gpus if not any(True for _ in slices_of(gpu))]:
+        return f"at least one MIG device is needed on each GPU in MIG mode: {_named(empty)} has none"
+    names = sorted({device.piece.name for gpu in gpus for device in slices_of(gpu) if device.piece is not None})
+    if len(names) > 1:
+        return f"more than one MIG device type present on node: {', '.join(map(str, names))}"
+    if not names[0].spans_gpu_instance:
+        return f"{names[0]} slices share a GPU instance, and have no resource name"
+    return ""
+
+
+def slices_of(gpu: GpuState) -> Iterator[PluginDevice]:
+    """Every MIG device on the GPU, by place."""
+    found = [PluginDevice(gpu, instance, piece) for instance in gpu.instances for piece in instance.compute_instances]
+    yield from sorted((device for device in found if device.uuid), key=lambda device: device.position)
+
+
+def _mixed(gpus: tuple[GpuState, ...], cut: tuple[GpuState, ...]) -> Advertisement:
+    whole = tuple(PluginDevice(gpu) for gpu in gpus if not gpu.mig_enabled)
+    by_name: dict[str, list[PluginDevice]] = {}
+    nameless: dict[str, int] = {}
+    for gpu in cut:
+        for device in slices_of(gpu):
+            assert device.piece is not None
+            if device.piece.name.spans_gpu_instance:
+                by_name.setdefault(f"{DOMAIN}/{device.piece.name.resource_name}", []).append(device)
+            else:
+                nameless[str(device.piece.name)] = nameless.get(str(device.piece.name), 0) + 1
+    warnings = tuple(
+        f"{count} slices {name} are not advertised: slices that share a GPU instance have no resource name"
+        for name, count in sorted(nameless.items())
+    )
+    named = (Resource(name, tuple(devices)) for name, devices in sorted(by_name.items()))
+    return Advertisement((Resource(GPU_RESOURCE, whole), *named), warnings=warnings)
+
+
+def _named(gpus: list[GpuState]) -> str:
+    return ", ".join(gpu.label for gpu in gpus)

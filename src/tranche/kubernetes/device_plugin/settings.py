@@ -1,0 +1,202 @@
+"""The settings of NVIDIA's device plugin: flag, environment variable and place in the v1 file of each; what is not supported.
+
+Data only. A setting that Tranche does not serve is known here too, so that it can be refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tranche.kubernetes.device_plugin.resources import MigStrategy
+
+
+class Kind(Enum):
+    """How a setting's text is read. LIST takes commas, or a list in the file."""
+
+    TEXT = "text"
+    BOOLEAN = "boolean"
+    CHOICE = "choice"
+    LIST = "list"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `field` is its name in PluginConfig; `place` its path in the file (empty: it has none)."""
+
+    field: str
+    flag: str
+    environment: tuple[str, ...]
+    place: tuple[str, ...]
+    kind: Kind
+    help: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A setting of NVIDIA's plugin that is refused unless it has one of the `harmless` values, as text; "" is an empty one."""
+
+    name: str
+    flag: str
+    environment: tuple[str, ...]
+    place: tuple[str, ...]
+    harmless: tuple[str, ...]
+    why: str
+
+
+DEVICE_LISTS = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+DEVICE_IDS = ("uuid", "index")
+
+
+def _flag(field: str, name: str, kind: Kind, help_: str, *place: str, choices: tuple[str, ...] = ()) -> Setting:
+    return Setting(field, f"--{name}", (name.upper().replace("-", "_"),), place, kind, help_, choices)
+
+
+def _setting(
+    field: str, flag: str, environment: tuple[str, ...], place: tuple[str, ...], kind: Kind, help_: str
+) -> Setting:
+    return Setting(field, flag, environment, place, kind, help_)
+
+
+_PLUGIN = ("flags", "plugin")
+
+SETTINGS = (
+    _flag(
+        "mig_strategy",
+        "mig-strategy",
+        Kind.CHOICE,
+        "How slices are advertised: none, single or mixed.",
+        "flags",
+        "migStrategy",
+        choices=tuple(MigStrategy),
+    ),
+    _flag(
+        "device_lists",
+        "device-list-strategy",
+        Kind.LIST,
+        f"How containers are told of their devices, one or more of: {', '.join(DEVICE_LISTS)}.",
+        *_PLUGIN,
+        "deviceListStrategy",
+        choices=DEVICE_LISTS,
+    ),
+    _flag(
+        "device_id_strategy",
+        "device-id-strategy",
+        Kind.CHOICE,
+        "Whether containers get UUIDs or indexes: uuid or index.",
+        *_PLUGIN,
+        "deviceIDStrategy",
+        choices=DEVICE_IDS,
+    ),
+    _flag(
+        "pass_device_specs",
+        "pass-device-specs",
+        Kind.BOOLEAN,
+        "Have the kubelet add the device nodes too.",
+        *_PLUGIN,
+        "passDeviceSpecs",
+    ),
+    _flag("gdrcopy_enabled", "gdrcopy-enabled", Kind.BOOLEAN, "Ask for GDRCopy.", "flags", "gdrcopyEnabled"),
+    _flag("gds_enabled", "gds-enabled", Kind.BOOLEAN, "Ask for GPUDirect Storage.", "flags", "gdsEnabled"),
+    _flag("mofed_enabled", "mofed-enabled", Kind.BOOLEAN, "Ask for MOFED devices.", "flags", "mofedEnabled"),
+    _setting(
+        "driver_root",
+        "--driver-root",
+        ("NVIDIA_DRIVER_ROOT",),
+        ("flags", "nvidiaDriverRoot"),
+        Kind.TEXT,
+        "Where the driver is installed on the host.",
+    ),
+    _setting(
+        "dev_root",
+        "--dev-root",
+        ("NVIDIA_DEV_ROOT",),
+        ("flags", "nvidiaDevRoot"),
+        Kind.TEXT,
+        "Where /dev/nvidia* are on the host; the driver root by default.",
+    ),
+    _setting(
+        "driver_root_in_container",
+        "--driver-root-ctr-path",
+        ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+        (*_PLUGIN, "containerDriverRoot"),
+        Kind.TEXT,
+        "Where this process sees the driver root.",
+    ),
+    _flag(
+        "cdi_annotation_prefix",
+        "cdi-annotation-prefix",
+        Kind.TEXT,
+        "Prefix of the annotation's key under cdi-annotations.",
+        *_PLUGIN,
+        "cdiAnnotationPrefix",
+    ),
+    _setting(
+        "cdi_hook_path",
+        "--nvidia-cdi-hook-path",
+        ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+        (*_PLUGIN, "nvidiaCTKPath"),
+        Kind.TEXT,
+        "Path of nvidia-ctk or nvidia-cdi-hook on the host.",
+    ),
+    _flag("kubelet_socket", "kubelet-socket", Kind.TEXT, "The kubelet's registration socket; empty: do not register."),
+    _setting(
+        "disabled_health_checks",
+        "--disable-healthchecks",
+        ("DP_DISABLE_HEALTHCHECKS",),
+        (),
+        Kind.TEXT,
+        "XIDs that say nothing about health, or all.",
+    ),
+    _setting(
+        "enabled_health_checks",
+        "--enable-healthchecks",
+        ("DP_ENABLE_HEALTHCHECKS",),
+        (),
+        Kind.TEXT,
+        "XIDs that do, or all; this wins.",
+    ),
+)
+"""Every setting that is served, under the names that NVIDIA's plugin takes; the health checks' flags are ours."""
+
+
+def _refused(name: str, place: tuple[str, ...], harmless: tuple[str, ...], why: str) -> Unsupported:
+    return Unsupported(name, f"--{name}", (name.upper().replace("-", "_"),), place, harmless, why)
+
+
+def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str) -> Unsupported:
+    return Unsupported(".".join(place), "", (), place, harmless, why)
+
+
+_SHARING = "this version does not share a device among containers"
+_LABELS = "feature labels are written to the node as soon as something changes, and have no settings"
+
+UNSUPPORTED = (
+    _refused("mps-root", ("flags", "mpsRoot"), ("",), _SHARING),
+    _refused(
+        "shared-devices-allocation-policy", (*_PLUGIN, "sharedDevicesAllocationPolicy"), ("", "distributed"), _SHARING
+    ),
+    _refused("fail-on-init-error", ("flags", "failOnInitError"), ("", "true"), "the agent does not wait for a driver"),
+    _refused(
+        "device-discovery-strategy",
+        ("flags", "deviceDiscoveryStrategy"),
+        ("", "auto", "nvml"),
+        "devices are found by NVML only",
+    ),
+    _refused("imex-channel-ids", ("imex", "channelIDs"), ("",), "IMEX channels are not handed out"),
+    _refused("imex-required", ("imex", "required"), ("", "false"), "IMEX channels are not handed out"),
+    _refused("cdi-feature-flags", (), ("",), "CDI specifications are made by Tranche itself"),
+    _refused("cdi-disable-hooks", (), ("",), "CDI specifications are made by Tranche itself"),
+    _refused("use-node-feature-api", ("flags", "useNodeFeatureAPI"), ("", "false"), _LABELS),
+    _file_only(("flags", "gfd", "oneshot"), ("", "false"), _LABELS),
+    _file_only(("flags", "gfd", "noTimestamp"), ("", "false", "true"), _LABELS),
+    _file_only(("flags", "gfd", "sleepInterval"), ("", "60s", "1m0s"), _LABELS),
+    _file_only(("flags", "gfd", "outputFile"), ("", "/etc/kubernetes/node-feature-discovery/features.d/gfd"), _LABELS),
+    _file_only(("flags", "gfd", "machineTypeFile"), ("", "/sys/class/dmi/id/product_name"), _LABELS),
+    _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
+    _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
+    _file_only(("sharing", "timeSlicing"), ("",), _SHARING),
+    _file_only(("sharing", "mps"), ("",), _SHARING),
+)
+"""What is known and refused, with the values that change nothing."""
