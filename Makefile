@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PROTO  := src/tranche/kubernetes/proto
 
-.PHONY: help setup demo test check bench goldens lock stubs clean
+NODES ?= p4d=p4d.24xlarge
+
+.PHONY: help setup demo test check bench cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -22,7 +24,7 @@ demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in sli
 	$(BIN)/tranche demo
 
 test: check      ## every check and every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cluster"
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -33,8 +35,17 @@ check: $(STAMP)  ## format, lint, types, layers
 bench: $(STAMP)  ## figures beside baselines of the same run
 	$(BIN)/python -m bench
 
+cluster: $(STAMP) ## a Kubernetes cluster with simulated GPUs; NODES="p4d=p4d.24xlarge p5=p5.48xlarge" for more nodes
+	$(BIN)/python -m cluster up $(NODES)
+
+cluster-down: $(STAMP) ## remove that cluster and put the machine back as it was
+	$(BIN)/python -m cluster down
+
+test-cluster: $(STAMP) ## the tests that need a cluster; it is made and removed
+	$(BIN)/python -m pytest -n 0 -m cluster tests/cluster
+
 goldens: $(STAMP) ## rewrite the golden files from what the code prints now
-	$(BIN)/python -m pytest -n 2 --update-goldens
+	$(BIN)/python -m pytest -n 2 --update-goldens -m "not cluster"
 
 lock: $(STAMP)   ## resolve the dependencies anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \

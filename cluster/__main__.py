@@ -1,0 +1,120 @@
+"""`python -m cluster`: up, down, status, build."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from cluster.binaries import ensure_binaries
+from cluster.cluster import Cluster, remove_cluster
+from cluster.errors import ClusterError
+from cluster.host import cluster_directories
+from cluster.record import load_record
+from tranche.core.errors import TrancheError
+
+_name_option = click.option("--name", default="dev", show_default=True, help="Which cluster.")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@click.group()
+def command() -> None:
+    """A real Kubernetes cluster on this machine, with simulated GPUs."""
+
+
+@command.command()
+@_name_option
+@click.argument("nodes", nargs=-1, metavar="[NAME=MACHINE]...")
+@click.option(
+    "--time-scale",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Factor for how long the simulated driver's operations take.",
+)
+def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
+    """Bring a cluster up, or what is down of one that exists. Prints the line that lets kubectl find it.
+
+    A node without a machine (`NAME=`) has no GPUs.
+    """
+    began = time.monotonic()
+    wanted = dict(_node(text) for text in nodes or ("p4d=p4d.24xlarge",))
+    if any(folder.name == name for folder in cluster_directories()):
+        cluster = Cluster.open(name)
+        cluster.start(_say)
+        for node, machine in wanted.items() if nodes else ():
+            if all(node != existing.name for existing in cluster.nodes):
+                cluster.add_node(node, machine)
+                _say(f"node {node} is Ready")
+    else:
+        cluster = Cluster.create(name, wanted, time_scale=time_scale, say=_say)
+    _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; look at it with {cluster.binaries['kubectl']}")
+    click.echo(f"export KUBECONFIG={cluster.kubeconfig}")
+
+
+@command.command()
+@_name_option
+@click.option("--all", "every", is_flag=True, help="Every cluster of this machine.")
+def down(name: str, every: bool) -> None:
+    """Remove a cluster and put the machine back as it was."""
+    for chosen in [folder.name for folder in cluster_directories()] if every else [name]:
+        if remove_cluster(chosen):
+            _say(f"removed cluster {chosen}")
+        else:
+            _say(f"there is no cluster {chosen}")
+
+
+@command.command()
+def status() -> None:
+    """Say which clusters there are, and which of their parts run."""
+    for folder in cluster_directories():
+        if load_record(folder) is None:
+            click.echo(f"{folder.name}: half made or half removed; remove it with `python -m cluster down`")
+            continue
+        cluster = Cluster.open(folder.name)
+        click.echo(f"{folder.name}: export KUBECONFIG={cluster.kubeconfig}")
+        plane = cluster.control_plane
+        units = [
+            plane.unit(component)
+            for component in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+        ]
+        for unit in units:
+            click.echo(f"  {unit.name}: {_state(unit.pid)}")
+        for node in cluster.nodes:
+            parts = ", ".join(f"{name} {_state(node.unit(name).pid)}" for name in ("containerd", "kubelet"))
+            click.echo(f"  node {node.name} ({node.record.machine or 'no GPUs'}): {parts}")
+
+
+@command.command()
+def build() -> None:
+    """Find, download or build the cluster's programs; print their folders."""
+    binaries = ensure_binaries(_say)
+    for folder in sorted({str(path.parent) for path in binaries.paths.values()}):
+        click.echo(folder)
+
+
+def _node(text: str) -> tuple[str, str]:
+    name, equals, machine = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"{text!r} is no node: write NAME=MACHINE, or NAME= for one without GPUs")
+    return name, machine
+
+
+def _state(pid: int | None) -> str:
+    return "down" if pid is None else f"runs as {pid}"
+
+
+def main() -> None:
+    """Run a command; a mistake or a failure is a message and exit code 1."""
+    try:
+        command(standalone_mode=True)
+    except (ClusterError, TrancheError) as error:
+        _say(f"error: {error}" if not error.hint else f"error: {error.message}\n  {error.hint}")
+        sys.exit(1)
+
+
+main()

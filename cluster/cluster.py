@@ -1,0 +1,258 @@
+"""A cluster from its first folder to the last trace of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.binaries import Binaries, ensure_binaries, find_binaries
+from cluster.cgroups import Cgroup
+from cluster.client import ApiClient
+from cluster.control_plane import ControlPlane
+from cluster.errors import ClusterError
+from cluster.host import cluster_directories, clusters_directory, host_lock, prepare_host, restore_host
+from cluster.images import write_images
+from cluster.node import Node
+from cluster.preflight import install_missing, why_not
+from cluster.record import NAME, ClusterRecord, free_slot, load_record
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A cluster that exists. Its parts may run or not: `start` starts those that do not."""
+
+    folder: Path
+    record: ClusterRecord
+    binaries: Binaries
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        nodes: Mapping[str, str],
+        *,
+        time_scale: float = 1.0,
+        owner: tuple[int, int] | None = None,
+        say: Say,
+    ) -> Cluster:
+        """Make a cluster and start it. `nodes` maps a node's name to its machine type, empty for a node without GPUs.
+
+        `time_scale` is that of the simulated machines. The cluster counts as left over once `owner` (pid, start time) has ended.
+
+        Raises:
+            ClusterError: no cluster can run here, there is one of that name, or a part of it does not start.
+        """
+        if reason := why_not():
+            raise ClusterError(f"no cluster can run here: {reason}")
+        if not NAME.fullmatch(name):
+            raise ClusterError(f"{name!r} is no name for a cluster", hint="use lower-case letters, digits and dashes")
+        install_missing(say)
+        binaries = ensure_binaries(say)
+        folder = clusters_directory() / name
+        with host_lock():
+            if folder.exists():
+                raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
+            record = _claimed(ClusterRecord(name, 0, _node_address(), time_scale, owner))
+            prepare_host()
+            folder.mkdir()
+            for node, machine in nodes.items():
+                record = record.with_node(node, machine)
+            record.save(folder)
+        cluster = cls(folder, record, binaries)
+        cluster._make_files()
+        cluster.start(say)
+        return cluster
+
+    @classmethod
+    def open(cls, name: str) -> Cluster:
+        """A cluster that exists.
+
+        Raises:
+            ClusterError: there is none of that name.
+        """
+        folder = clusters_directory() / name
+        record = load_record(folder)
+        binaries = find_binaries()
+        if record is None or binaries is None:
+            raise ClusterError(f"there is no cluster {name!r}", hint="`make cluster` makes one")
+        return cls(folder, record, binaries)
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        """etcd, API server, controller manager, scheduler."""
+        return ControlPlane(self.folder, self.record, self.binaries)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.control_plane.admin_kubeconfig
+
+    @property
+    def api(self) -> ApiClient:
+        """A client with the administrator's rights."""
+        return self.control_plane.api()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes."""
+        return [self.node(node.name) for node in self.record.nodes]
+
+    def node(self, name: str) -> Node:
+        """A node by name; ClusterError where there is none."""
+        return Node(self.folder, self.record, self.record.node(name), self.binaries)
+
+    def start(self, say: Say) -> None:
+        """Start what does not run, and wait until every node is Ready."""
+        self.control_plane.start()
+        say("the control plane answers")
+        api = self.api
+        with ThreadPoolExecutor() as pool:
+            for node in pool.map(lambda node: _started(node, api), self.nodes):
+                say(f"node {node.name} is Ready")
+
+    def add_node(self, name: str, machine: str) -> Node:
+        """Add a node and wait until it is Ready. `machine` is its machine type, empty for a node without GPUs."""
+        self.record = self.record.with_node(name, machine)
+        self.record.save(self.folder)
+        node = self.node(name)
+        node.create(self.control_plane.pki)
+        return _started(node, self.api)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """What `kubectl` prints.
+
+        Raises:
+            ClusterError: it fails; the message is what it said.
+        """
+        done = subprocess.run(
+            [self.binaries["kubectl"], f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, *objects: Mapping[str, Any]) -> None:
+        """Create or change objects, as `kubectl apply` does."""
+        self.kubectl("apply", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def _make_files(self) -> None:
+        """Make the certificates, images, nodes' files and machines."""
+        images = self.folder / "images"
+        images.mkdir()
+        write_images(images)
+        self.control_plane.create_certificates()
+        for node in self.nodes:
+            node.create(self.control_plane.pki)
+
+
+def remove_cluster(name: str) -> bool:
+    """Remove a cluster, also one that was left half made or half removed; whether there was one.
+
+    Raises:
+        ClusterError: a process or a cgroup does not go.
+    """
+    folder = clusters_directory() / name
+    record = load_record(folder)
+    if not folder.exists():
+        return False
+    cgroup = Cgroup(ClusterRecord(name, 0, "").cgroup)
+    cgroup.kill()
+    cgroup.remove()
+    if record is not None:
+        for bridge in map(record.bridge, record.nodes):
+            _delete_interface(bridge)
+    _remove_folder(folder)
+    with host_lock():
+        restore_host()
+    return True
+
+
+def remove_leftovers() -> list[str]:
+    """Remove the clusters whose owner has ended; their names."""
+    names = [
+        folder.name
+        for folder in cluster_directories()
+        if (record := load_record(folder)) is not None and record.owner is not None and not _lives(record.owner)
+    ]
+    for name in names:
+        remove_cluster(name)
+    return names
+
+
+def this_process() -> tuple[int, int]:
+    """Pid and start time of this process, as an owner."""
+    return os.getpid(), _start_time(os.getpid())
+
+
+def _started(node: Node, api: ApiClient) -> Node:
+    node.start(api)
+    return node
+
+
+def _claimed(record: ClusterRecord) -> ClusterRecord:
+    routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
+    return replace(record, slot=free_slot([r for r in map(load_record, cluster_directories()) if r], routes))
+
+
+def _node_address() -> str:
+    """The machine's first address that is not on loopback: a kubelet refuses to have one there.
+
+    Raises:
+        ClusterError: it has none.
+    """
+    listed = subprocess.run(
+        ["ip", "-json", "-4", "address", "show", "scope", "global", "up"], capture_output=True, text=True, check=True
+    )
+    for interface in json.loads(listed.stdout):
+        for address in interface.get("addr_info", []):
+            return str(address["local"])
+    raise ClusterError("this machine has no IPv4 address outside loopback, and a node needs one")
+
+
+def _delete_interface(name: str) -> None:
+    if Path(f"/sys/class/net/{name}").exists():
+        subprocess.run(["ip", "link", "delete", name], check=True, capture_output=True)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a cluster's folder. Its record goes last, so that a removal that was cut short can be repeated."""
+    for mount in _mounts_below(folder):
+        subprocess.run(["umount", mount], check=True, capture_output=True)
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == "cluster.json"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    folder.rmdir()
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    """Mount points below a folder, innermost first. Nodes mount in namespaces of their own: normally there is none."""
+    points = (line.split()[1] for line in Path("/proc/mounts").read_text().splitlines())
+    return sorted((point for point in points if point.startswith(f"{folder}/")), key=len, reverse=True)
+
+
+def _lives(owner: tuple[int, int]) -> bool:
+    pid, started = owner
+    try:
+        return _start_time(pid) == started
+    except OSError:
+        return False
+
+
+def _start_time(pid: int) -> int:
+    """When a process started, in ticks since boot."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,0 +1,166 @@
+"""etcd, API server, controller manager and scheduler of a cluster, all on loopback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.binaries import Binaries
+from cluster.cgroups import Cgroup
+from cluster.client import ApiClient, answers
+from cluster.errors import ClusterError
+from cluster.pki import Pki
+from cluster.record import ClusterRecord
+from cluster.units import Unit
+from cluster.waiting import wait_for
+
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_API, _ETCD, _ETCD_PEER, _CONTROLLERS, _SCHEDULER = range(5)
+_SERVICES = "10.96.0.0/16"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """The control plane in a cluster's folder."""
+
+    folder: Path
+    record: ClusterRecord
+    binaries: Binaries
+
+    @property
+    def pki(self) -> Pki:
+        """The cluster's certificates."""
+        return Pki(self.folder / "pki")
+
+    @property
+    def admin_kubeconfig(self) -> Path:
+        """The kubeconfig of the administrator."""
+        return self.folder / "kubeconfig"
+
+    def api(self) -> ApiClient:
+        """A client with the administrator's rights."""
+        return ApiClient(self.record.server, self.pki, "admin")
+
+    def unit(self, component: str) -> Unit:
+        """The process of a component."""
+        if component not in COMPONENTS:
+            raise ClusterError(f"{component} is no part of the control plane: {', '.join(COMPONENTS)}")
+        return Unit(component, self.folder / "control", Cgroup(f"{self.record.cgroup}/control"))
+
+    def create_certificates(self) -> None:
+        """Make the authority, the certificates and the kubeconfigs of the control plane."""
+        pki = self.pki
+        pki.create_authority()
+        names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+        addresses = ("127.0.0.1", "10.96.0.1", self.record.node_address)
+        pki.issue_server("apiserver", [*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)])
+        pki.issue_client("admin", "admin", "system:masters")
+        pki.issue_client("apiserver-kubelet", "apiserver-kubelet", "system:masters")
+        for component in ("kube-controller-manager", "kube-scheduler"):
+            pki.issue_client(component, f"system:{component}")
+            pki.write_kubeconfig(self._kubeconfig(component), component, self.record.server)
+        pki.write_kubeconfig(self.admin_kubeconfig, "admin", self.record.server)
+
+    def start(self) -> None:
+        """Start what does not run, and wait until everything answers.
+
+        Raises:
+            ClusterError: a component does not answer; its last output is in the message.
+        """
+        for component in COMPONENTS:
+            self.start_component(component)
+
+    def start_component(self, component: str) -> None:
+        """Start one component unless it runs, and wait until it answers."""
+        unit = self.unit(component)
+        unit.cgroup.create()
+        unit.start(self._command(component))
+        url = self._health(component)
+        wait_for(f"{component} answers", lambda: answers(url, self.pki), explain=unit.log_end)
+
+    def _health(self, component: str) -> str:
+        port = self.record.port
+        return {
+            "etcd": f"http://127.0.0.1:{port(_ETCD)}/health",
+            "kube-apiserver": f"{self.record.server}/readyz",
+            "kube-controller-manager": f"https://127.0.0.1:{port(_CONTROLLERS)}/healthz",
+            "kube-scheduler": f"https://127.0.0.1:{port(_SCHEDULER)}/healthz",
+        }[component]
+
+    def _kubeconfig(self, component: str) -> Path:
+        return self.folder / "pki" / f"{component}.kubeconfig"
+
+    def _command(self, component: str) -> list[str]:
+        options = {
+            "etcd": self._etcd_options,
+            "kube-apiserver": self._api_server_options,
+            "kube-controller-manager": self._controller_manager_options,
+            "kube-scheduler": self._scheduler_options,
+        }[component]()
+        return [self.binaries[component], *(f"--{name}={value}" for name, value in options.items())]
+
+    def _etcd_options(self) -> dict[str, object]:
+        client = f"http://127.0.0.1:{self.record.port(_ETCD)}"
+        peer = f"http://127.0.0.1:{self.record.port(_ETCD_PEER)}"
+        return {
+            "name": "etcd",
+            "data-dir": self.folder / "control" / "etcd",
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"etcd={peer}",
+            # A killed process loses nothing by it, only a machine that loses power would.
+            "unsafe-no-fsync": "true",
+        }
+
+    def _api_server_options(self) -> dict[str, object]:
+        pki = self.pki
+        return {
+            "etcd-servers": f"http://127.0.0.1:{self.record.port(_ETCD)}",
+            "bind-address": "127.0.0.1",
+            "advertise-address": self.record.node_address,
+            "secure-port": self.record.port(_API),
+            "cert-dir": self.folder / "control" / "apiserver",
+            "tls-cert-file": pki.certificate("apiserver"),
+            "tls-private-key-file": pki.key("apiserver"),
+            "client-ca-file": pki.authority,
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-account-key-file": pki.folder / "service-accounts.pub",
+            "service-account-signing-key-file": pki.key("service-accounts"),
+            "authorization-mode": "Node,RBAC",
+            "enable-admission-plugins": "NodeRestriction",
+            "service-cluster-ip-range": _SERVICES,
+            "allow-privileged": "true",
+            "kubelet-client-certificate": pki.certificate("apiserver-kubelet"),
+            "kubelet-client-key": pki.key("apiserver-kubelet"),
+            "kubelet-preferred-address-types": "InternalIP",
+            "endpoint-reconciler-type": "none",
+            # A test that kills the API server starts it again at once.
+            "shutdown-delay-duration": "0s",
+        }
+
+    def _controller_manager_options(self) -> dict[str, object]:
+        return {
+            **self._client_options("kube-controller-manager", _CONTROLLERS),
+            "service-account-private-key-file": self.pki.key("service-accounts"),
+            "root-ca-file": self.pki.authority,
+            "use-service-account-credentials": "true",
+            "cluster-signing-cert-file": self.pki.authority,
+            "cluster-signing-key-file": self.pki.key("ca"),
+        }
+
+    def _scheduler_options(self) -> dict[str, object]:
+        return self._client_options("kube-scheduler", _SCHEDULER)
+
+    def _client_options(self, component: str, port: int) -> dict[str, object]:
+        kubeconfig = self._kubeconfig(component)
+        return {
+            "kubeconfig": kubeconfig,
+            "authentication-kubeconfig": kubeconfig,
+            "authorization-kubeconfig": kubeconfig,
+            "bind-address": "127.0.0.1",
+            "secure-port": self.record.port(port),
+            "cert-dir": self.folder / "control" / component,
+            "leader-elect": "false",
+        }

@@ -1,0 +1,115 @@
+"""What a cluster changes on the machine outside its own folder, written down first and put back when the last cluster goes.
+
+Kubelets change kernel parameters and never restore them; nodes need a few folders to mount their own over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# What a kubelet and the bridge plugin write to.
+_SYSCTLS = (
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "net/ipv4/ip_forward",
+)
+# Paths that kubelet, containerd and the CNI library have built in. Each node mounts folders of its own over them.
+NODE_FOLDERS = (
+    "/var/lib/kubelet",
+    "/var/lib/cni",
+    "/var/log/pods",
+    "/var/log/containers",
+    "/run/containerd",
+    "/run/cdi",
+)
+_RECORD = "host.json"
+
+
+def clusters_directory() -> Path:
+    """Where clusters are kept: $TRANCHE_CLUSTER_ROOT, else /var/lib/tranche-clusters. Sockets lie in it: a short path."""
+    return Path(os.environ.get("TRANCHE_CLUSTER_ROOT") or "/var/lib/tranche-clusters")
+
+
+def cluster_directories() -> list[Path]:
+    """The folders of the clusters on this machine, broken ones included."""
+    root = clusters_directory()
+    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+
+
+@contextmanager
+def host_lock() -> Iterator[None]:
+    """Hold off other processes that begin or end a cluster."""
+    root = clusters_directory()
+    while True:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_still(root / "lock", lock.fileno()):
+                yield
+                return
+
+
+def prepare_host() -> None:
+    """Write down how the machine is, unless a cluster has done so, and make the folders that nodes mount over.
+
+    The caller holds the lock.
+    """
+    record = clusters_directory() / _RECORD
+    if not record.exists():
+        sysctls = {name: value for name in _SYSCTLS if (value := _read_sysctl(name)) is not None}
+        unfinished = record.with_suffix(".new")
+        unfinished.write_text(json.dumps({"sysctls": sysctls, "folders": _folders_to_make()}, indent=2) + "\n")
+        unfinished.replace(record)
+    for folder in NODE_FOLDERS:
+        os.makedirs(folder, exist_ok=True)
+
+
+def restore_host() -> None:
+    """Put the machine back as it was written down, if no cluster is left. The caller holds the lock."""
+    root = clusters_directory()
+    if cluster_directories():
+        return
+    record = root / _RECORD
+    if record.exists():
+        before = json.loads(record.read_text())
+        for name, value in before["sysctls"].items():
+            if _read_sysctl(name) != value:
+                (Path("/proc/sys") / name).write_text(value)
+        for folder in before["folders"]:
+            if os.path.isdir(folder) and not os.listdir(folder):
+                os.rmdir(folder)
+        record.unlink()
+    (root / "lock").unlink()
+    root.rmdir()
+
+
+def _folders_to_make() -> list[str]:
+    """Folders that do not exist yet, innermost first."""
+    missing = set()
+    for folder in NODE_FOLDERS:
+        missing |= {str(path) for path in (Path(folder), *Path(folder).parents) if not path.exists()}
+    return sorted(missing, key=len, reverse=True)
+
+
+def _read_sysctl(name: str) -> str | None:
+    try:
+        return (Path("/proc/sys") / name).read_text().strip()
+    except OSError:
+        return None
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Whether a lock file that was waited for is still the one at its path: its last holder may have removed it."""
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,65 @@
+"""The images that every node has: the pods' sandbox, and busybox for whatever a pod is to run."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cluster.errors import ClusterError
+from cluster.oci_image import Image
+from tranche.hardware.simulator.build import cache_directory, compiler
+
+PAUSE = "localhost/pause:1"
+BUSYBOX = "localhost/busybox:1"
+_PAUSE_SOURCE = Path(__file__).parent / "pause.c"
+
+
+def write_images(folder: Path) -> list[Path]:
+    """Write the archives of all images; where they are.
+
+    Raises:
+        ClusterError: no C compiler, or no statically linked busybox.
+    """
+    archives = []
+    for name, image in {"pause": _pause(), "busybox": _busybox()}.items():
+        archive = folder / f"{name}.tar"
+        archive.write_bytes(image.archive())
+        archives.append(archive)
+    return archives
+
+
+def _pause() -> Image:
+    return Image(PAUSE, files={"/pause": _compiled_pause()}, entrypoint=["/pause"])
+
+
+def _compiled_pause() -> bytes:
+    source = _PAUSE_SOURCE.read_bytes()
+    program = cache_directory() / "cluster" / f"pause-{hashlib.sha256(source).hexdigest()[:16]}"
+    if not program.exists():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=program.parent) as folder:
+            built = Path(folder) / "pause"
+            command = [*compiler(), "-Os", "-static", "-s", "-o", str(built), str(_PAUSE_SOURCE)]
+            compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+            if compiled.returncode != 0:
+                raise ClusterError(f"the pods' sandbox cannot be compiled:\n{compiled.stderr}")
+            built.replace(program)
+    return program.read_bytes()
+
+
+def _busybox() -> Image:
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        raise ClusterError("there is no busybox to make an image of", hint="install busybox-static")
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    return Image(
+        BUSYBOX,
+        files={"/bin/busybox": Path(busybox).read_bytes()},
+        texts={"/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "/etc/group": "root:x:0:\n"},
+        links={f"/bin/{applet}": "busybox" for applet in applets if applet != "busybox"},
+        folders=["/tmp", "/root", "/proc", "/sys", "/dev", "/var/run"],
+        command=["/bin/sh"],
+    )
