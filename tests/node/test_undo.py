@@ -1,0 +1,192 @@
+"""Undoing as a pure function: on a model of one GPU, every crash of every plan leads back to where the plan began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.strategies import FAMILY_BOARDS, boards, gpu_on, instance_of, occupant_lists, placed
+from tranche.core.board import Board, GpuInstanceProfile
+from tranche.core.grid import Occupant, Placement, free_placements
+from tranche.core.profile import ProfileName
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, MigMode
+from tranche.node.steps import in_effect
+from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.undo import Before, StepRecord, StepStatus, observe_before, undo_steps
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A GPU, and steps that can be carried out on it one after the other."""
+
+    board: Board
+    gpu: GpuState
+    steps: tuple[Step, ...]
+
+
+def made(board: Board, step: CreateInstance) -> GpuInstance:
+    profile = next(each for each in board.profiles if each.name == step.profile)
+    whole = instance_of(profile, step.placement)
+    first = whole.compute_instances[0]
+    return replace(
+        whole,
+        compute_instances=tuple(
+            ComputeInstance(number, name, 0, number, name.compute, f"{first.uuid}-{number}", number)
+            for number, name in enumerate(step.slices)
+        ),
+    )
+
+
+def carry_out(board: Board, gpu: GpuState, step: Step) -> GpuState:
+    """The GPU after the step, as the driver would show it; asserts that the driver would not refuse."""
+    match step:
+        case SetMigMode(enabled=enabled):
+            assert not gpu.instances
+            mode = MigMode.ENABLED if enabled else MigMode.DISABLED
+            return replace(gpu, pending_mode=mode, mode=gpu.mode if gpu.mode_change_needs_reset else mode)
+        case ResetGpu():
+            return replace(gpu, mode=gpu.pending_mode, instances=())
+        case DestroyInstance():
+            gone = gpu.instance_at(step.placement)
+            assert gone is not None
+            assert gone.profile == step.profile
+            return replace(gpu, instances=tuple(each for each in gpu.instances if each != gone))
+        case CreateInstance():
+            assert gpu.mig_enabled
+            there = gpu.instance_at(step.placement)
+            others = tuple(each for each in gpu.instances if each != there)
+            wanted = Occupant(step.profile, step.placement)
+            assert not any(wanted.conflicts(Occupant(each.profile, each.placement)) for each in others)
+            return replace(gpu, instances=(*others, made(board, step)))
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    board = draw(boards())
+    mode = draw(st.sampled_from([MigMode.ENABLED, MigMode.ENABLED, MigMode.DISABLED]))
+    start = gpu_on(board, mode=mode)
+    if start.mig_enabled:
+        start = replace(
+            start,
+            instances=tuple(
+                made(board, CreateInstance(start.uuid, profile.name, spot, draw(inside(profile))))
+                for profile, spot in draw(occupant_lists(board))
+            ),
+        )
+    gpu, steps = start, []
+
+    def do(step: Step) -> None:
+        nonlocal gpu
+        steps.append(step)
+        gpu = carry_out(board, gpu, step)
+
+    switch = draw(st.booleans())
+    for instance in gpu.instances:
+        if switch or draw(st.booleans()):
+            do(DestroyInstance(gpu.uuid, instance.profile, instance.placement))
+    if switch:
+        do(SetMigMode(gpu.uuid, not gpu.mig_enabled))
+        if gpu.mode_change_needs_reset:
+            do(ResetGpu(gpu.uuid))
+    if gpu.mig_enabled:
+        for profile in draw(st.lists(st.sampled_from(placed(board)), max_size=5)):
+            if spots := free_placements(profile, gpu.occupants):
+                do(CreateInstance(gpu.uuid, profile.name, draw(st.sampled_from(spots)), draw(inside(profile))))
+    return Story(board, start, tuple(steps))
+
+
+@st.composite
+def inside(draw: st.DrawFn, profile: GpuInstanceProfile) -> tuple[ProfileName, ...]:
+    if profile.slices == 1 or draw(st.integers(0, 2)):
+        return (profile.name,)
+    single = replace(profile.name, compute=1)
+    return (single,) * draw(st.integers(0, profile.slices))
+
+
+def journaled(story: Story, reached: int, *, acted: bool, finished: bool) -> tuple[GpuState, list[StepRecord]]:
+    """The GPU and the journal when the process was killed in the step of that number."""
+    gpu, records = story.gpu, []
+    owned: frozenset[InstanceKey] = frozenset()
+    for number, step in enumerate(story.steps):
+        if number > reached:
+            records.append(StepRecord(step, StepStatus.PENDING))
+            continue
+        before = observe_before(gpu, step, owned)
+        if number < reached or acted:
+            gpu = carry_out(story.board, gpu, step)
+        done = number < reached or (acted and finished)
+        records.append(StepRecord(step, StepStatus.DONE if done else StepStatus.INTENDED, before))
+    return gpu, records
+
+
+def undo(board: Board, gpu: GpuState, records: list[StepRecord], *, stop_after: int | None = None) -> GpuState:
+    """Carry the undoing out, or only so many of its steps."""
+    for step in undo_steps(records, gpu)[:stop_after]:
+        if not in_effect(step, gpu):
+            gpu = carry_out(board, gpu, step)
+    return gpu
+
+
+def cut(gpu: GpuState) -> tuple[object, ...]:
+    slots = {(gpu.key(instance), instance.slices) for instance in gpu.instances}
+    return gpu.mode, gpu.pending_mode, slots
+
+
+@settings(deadline=None)
+@given(stories(), st.integers(0, 20), st.booleans(), st.booleans())
+def test_undoing_leads_back_to_where_the_plan_began(story: Story, reached: int, acted: bool, finished: bool) -> None:
+    gpu, records = journaled(story, reached, acted=acted, finished=finished)
+    assert cut(undo(story.board, gpu, records)) == cut(story.gpu)
+
+
+@settings(deadline=None)
+@given(stories(), st.integers(0, 20), st.booleans(), st.lists(st.integers(0, 6), max_size=3))
+def test_an_undoing_that_was_itself_interrupted_can_be_done_again(
+    story: Story, reached: int, acted: bool, interruptions: list[int]
+) -> None:
+    gpu, records = journaled(story, reached, acted=acted, finished=False)
+    for stop_after in interruptions:
+        gpu = undo(story.board, gpu, records, stop_after=stop_after)
+    assert cut(undo(story.board, gpu, records)) == cut(story.gpu)
+
+
+@settings(deadline=None)
+@given(stories())
+def test_a_plan_that_has_not_begun_needs_no_undoing(story: Story) -> None:
+    records = [StepRecord(step, StepStatus.PENDING) for step in story.steps]
+    assert undo_steps(records, story.gpu) == ()
+    needless = [StepRecord(step, StepStatus.NEEDLESS) for step in story.steps]
+    assert undo_steps(needless, story.gpu) == ()
+
+
+@settings(deadline=None)
+@given(stories(), st.integers(0, 20))
+def test_only_slots_of_the_plan_are_touched(story: Story, reached: int) -> None:
+    gpu, records = journaled(story, reached, acted=True, finished=True)
+    slots = {
+        (step.profile, step.placement) for step in story.steps if isinstance(step, CreateInstance | DestroyInstance)
+    }
+    for step in undo_steps(records, gpu):
+        if isinstance(step, CreateInstance | DestroyInstance):
+            assert (step.profile, step.placement) in slots
+
+
+def test_steps_of_other_gpus_are_none_of_this_gpu_s_business() -> None:
+    board = A100
+    gpu, other = gpu_on(board), gpu_on(board, 1)
+    step = CreateInstance(other.uuid, placed(board)[0].name, Placement(0, 1), (placed(board)[0].name,))
+    there = replace(gpu, instances=(instance_of(placed(board)[0], Placement(0, 1)),))
+    assert undo_steps([StepRecord(step, StepStatus.DONE, Before(MigMode.ENABLED, None))], there) == ()
+
+
+def test_an_instance_that_was_there_and_only_got_slices_stays() -> None:
+    """It was idle before and is harmless now; destroying it could take it from somebody else."""
+    board = A100
+    profile = placed(board)[0]
+    gpu = gpu_on(board, instances=(instance_of(profile, Placement(0, profile.size)),))
+    step = CreateInstance(gpu.uuid, profile.name, Placement(0, profile.size), (profile.name,))
+    assert undo_steps([StepRecord(step, StepStatus.DONE, Before(MigMode.ENABLED, ()))], gpu) == ()
