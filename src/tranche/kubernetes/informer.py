@@ -1,0 +1,164 @@
+"""Follows a collection of API objects: list once, then watch, and heal whatever breaks.
+
+The core is pure: `Objects` and `after` say what an event does to what is known. `Informer` adds the network and the waiting:
+a broken connection is watched again from where it broke off; a version that the API server no longer has is listed again;
+failures are paced by `Backoff`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from tranche.core.errors import KubernetesUnavailable, TrancheError
+
+_log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+class Happening(StrEnum):
+    """The types of a watch event.
+
+    OPENED is ours: the API server has accepted the watch. EXPIRED is its error event: the version watched from is gone.
+    """
+
+    OPENED = "OPENED"
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+    EXPIRED = "ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent(Generic[Item]):
+    """One line of a watch: what happened to the object `key`; `item` is None when it is about no object."""
+
+    happening: Happening
+    resource_version: str = ""
+    key: str = ""
+    item: Item | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Objects(Generic[Item]):
+    """What is known of a collection, as of a version."""
+
+    resource_version: str
+    items: Mapping[str, Item] = field(default_factory=dict)
+
+
+def after(known: Objects[Item], event: WatchEvent[Item]) -> Objects[Item] | None:
+    """What is known after the event; None when everything must be listed again. `items` is the same object if none changed."""
+    if event.happening is Happening.EXPIRED:
+        return None
+    if event.happening is Happening.OPENED:
+        return known
+    if event.happening is Happening.DELETED:
+        left = {key: item for key, item in known.items.items() if key != event.key}
+        return Objects(event.resource_version, left)
+    if event.item is None:
+        return Objects(event.resource_version, known.items)
+    if known.items.get(event.key) == event.item:
+        return Objects(event.resource_version, known.items)
+    return Objects(event.resource_version, {**known.items, event.key: event.item})
+
+
+class Backoff:
+    """Pauses in seconds that double from `first` to `last`, each shortened at random by up to half, so that nodes spread."""
+
+    def __init__(self, random: Callable[[], float], *, first: float = 0.5, last: float = 30.0) -> None:
+        """`random` gives numbers from 0 to 1."""
+        self._random = random
+        self._first = first
+        self._last = last
+        self._next = first
+
+    def pause(self) -> float:
+        """How long to wait now."""
+        whole = self._next
+        self._next = min(2 * whole, self._last)
+        return whole * (1 - self._random() / 2)
+
+    def reset(self) -> None:
+        """Begin again with the shortest."""
+        self._next = self._first
+
+
+class Source(Protocol[Item]):
+    """Where a collection is read from. Both raise KubernetesUnavailable and its siblings."""
+
+    @property
+    def label(self) -> str:
+        """What is followed, for logs."""
+        ...
+
+    async def list(self) -> Objects[Item]:
+        """Everything now."""
+        ...
+
+    def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
+        """What happens after that version, until the API server ends the watch.
+
+        KubernetesUnavailable when the connection breaks; any other error means that this version cannot be watched.
+        """
+        ...
+
+
+class Informer(Generic[Item]):
+    """Keeps up with one source."""
+
+    def __init__(
+        self, source: Source[Item], backoff: Backoff, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._source = source
+        self._backoff = backoff
+        self._sleep = sleep
+        self._failing = ""
+
+    async def snapshots(self) -> AsyncGenerator[Mapping[str, Item], None]:
+        """Everything as soon as it is known, then after each change; endless."""
+        known: Objects[Item] | None = None
+        shown: Mapping[str, Item] | None = None
+        while True:
+            try:
+                if known is None:
+                    known = await self._source.list()
+                    if known.items != shown:
+                        shown = known.items
+                        yield shown
+                async with aclosing(self._source.watch(known.resource_version)) as events:
+                    async for event in events:
+                        self._follows()
+                        known = after(known, event)
+                        if known is None:
+                            break
+                        if known.items is not shown and known.items != shown:
+                            shown = known.items
+                            yield shown
+            except KubernetesUnavailable as error:
+                self._failed(error)
+            except TrancheError as error:
+                known = None
+                self._failed(error)
+            # Also after a watch that ended in peace: an API server that ends each at once must not be asked without pause.
+            await self._sleep(self._backoff.pause())
+
+    def _follows(self) -> None:
+        if self._failing:
+            _log.info("following again", extra={"object": self._source.label})
+        self._failing = ""
+        self._backoff.reset()
+
+    def _failed(self, error: TrancheError) -> None:
+        if str(error) != self._failing:
+            _log.warning(
+                "cannot follow", extra={"object": self._source.label, "reason": error.reason, "error": str(error)}
+            )
+        self._failing = str(error)
