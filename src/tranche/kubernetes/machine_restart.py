@@ -1,0 +1,32 @@
+"""The restart of the machine itself, for GPUs that take a MIG mode no other way."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tranche.core.errors import HardwareError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SECONDS = 60.0
+
+
+def boot_id() -> str:
+    """A word that changes with each start of the machine; "" where the kernel gives none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def restart_machine(host_root: Path) -> None:
+    """Run `reboot` of the system whose root is mounted there; HardwareError when it refuses. The machine goes down later."""
+    try:
+        done = subprocess.run(
+            ["chroot", str(host_root), "reboot"], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HardwareError(f"cannot restart the machine: {error}") from error
+    if done.returncode != 0:
+        said = " ".join((done.stdout + done.stderr).split())
+        raise HardwareError(f"cannot restart the machine: reboot said: {said}")

@@ -1,0 +1,64 @@
+"""What is remembered of an attempt that failed: an annotation, so that a restarted manager keeps the same patience."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+FIRST_DELAY_SECONDS = 5.0
+LONGEST_DELAY_SECONDS = 300.0
+
+ATTEMPT_ANNOTATION = "tranche.dev/mig.config.attempt"
+REBOOT_SPENT = "spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The last of `failures` failed attempts in a row at one layout.
+
+    `digest` tells the layout's content, so that an edited layout is tried at once. `at` is in seconds since the epoch.
+    `reboot` is "" when no restart of the machine was asked for, the boot id under which it was asked for, or REBOOT_SPENT when
+    the restart has not helped.
+    """
+
+    digest: str
+    failures: int
+    at: float
+    reason: str
+    message: str
+    reboot: str = ""
+
+    def next_at(self) -> float:
+        """When to try again: 5 seconds after the first failure, then twice as long each time, at most five minutes."""
+        return self.at + min(FIRST_DELAY_SECONDS * 2.0 ** min(self.failures - 1, 16), LONGEST_DELAY_SECONDS)
+
+    def asked_reboot(self, boot_id: str) -> bool:
+        """Whether a restart was asked for that has not happened yet."""
+        return self.reboot == boot_id
+
+    def rebooted(self, boot_id: str) -> bool:
+        """Whether the machine was restarted for this attempt and nothing was tried since."""
+        return self.reboot not in ("", REBOOT_SPENT, boot_id)
+
+
+def attempt_text(attempt: Attempt) -> str:
+    """The annotation's value."""
+    return json.dumps(asdict(attempt), separators=(",", ":"))
+
+
+def parse_attempt(text: str | None) -> Attempt | None:
+    """The attempt that attempt_text wrote; None for anything else: then nothing is remembered, and it is tried at once."""
+    if text is None:
+        return None
+    try:
+        data = json.loads(text)
+        return Attempt(
+            digest=str(data["digest"]),
+            failures=max(int(data["failures"]), 1),
+            at=float(data["at"]),
+            reason=str(data["reason"]),
+            message=str(data["message"]),
+            reboot=str(data["reboot"]),
+        )
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,60 @@
+"""As much of a blocked change as can be done beside those who block it, so that a slice in use blocks only itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tranche.core.allocation import NodeView
+from tranche.core.grid import Occupant, fits
+from tranche.core.layout import Layout
+from tranche.core.state import GpuState
+from tranche.planning.foresee import without
+from tranche.planning.gpu_users import gpu_users
+from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, ResetGpu, SetMigMode, Step
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
+
+
+def plan_after_blockers(view: NodeView, layout: Layout, decision: LayoutDecision) -> Plan:
+    """The plan that there will be once everybody who blocks the decision has ended."""
+    ids = {user.allocation.id for user in decision.blockers if user.allocation is not None}
+    pids = {process.pid for user in decision.blockers for process in user.processes}
+    return plan_layout(replace(without(view, ids, pids), changing=frozenset()), layout).plan
+
+
+def plan_beside_blockers(view: NodeView, decision: LayoutDecision, later: Plan) -> Plan:
+    """What can be done now: every change that is not blocked, and of the blocked ones the part that touches nobody.
+
+    `later` is the plan of after the blockers' end; what is done now is a part of it, so that nothing is done twice. A change of
+    MIG mode has no parts.
+    """
+    steps: list[Step] = []
+    for change in decision.changes:
+        steps += _part(view, change.gpu, later) if change.blockers else change.steps
+    touched = {step.gpu_uuid for step in steps}
+    prints = {change.gpu.uuid: change.gpu.fingerprint for change in decision.changes if change.gpu.uuid in touched}
+    return Plan(decision.purpose, tuple(steps), prints)
+
+
+def _part(view: NodeView, gpu: GpuState, later: Plan) -> list[Step]:
+    planned = later.steps_on(gpu.uuid)
+    users = gpu_users(view, gpu)
+    if any(isinstance(step, SetMigMode | ResetGpu) for step in planned) or users.holders_of_all:
+        return []
+    idle = {Occupant(instance.profile, instance.placement) for instance in users.idle}
+    taken = {*gpu.occupants, *view.promised_on(gpu.uuid)}
+    steps: list[Step] = []
+    for step in planned:
+        if not isinstance(step, DestroyInstance | CreateInstance):
+            continue
+        spot = Occupant(step.profile, step.placement)
+        if isinstance(step, DestroyInstance):
+            if spot not in idle:
+                continue
+            taken.discard(spot)
+        elif spot not in idle:
+            profile = gpu.profile(step.profile)
+            if profile is None or not fits(profile, step.placement, taken):
+                continue
+            taken.add(spot)
+        steps.append(step)
+    return steps
