@@ -15,6 +15,7 @@ from tranche.cli.settings import API_VERSION, Settings, TrancheCommand
 from tranche.core.errors import TrancheError
 
 _COMMANDS: dict[str, tuple[str, str]] = {
+    "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
     "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
     "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),

@@ -1,0 +1,121 @@
+"""The agent as a process: wires what its parts share, serves until a signal, and ends within two seconds of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tranche.hardware.gpu_events import GpuEventStream
+from tranche.kubernetes.client import KubeClient
+from tranche.kubernetes.component import Component
+from tranche.kubernetes.connection import ApiConnection
+from tranche.kubernetes.gpu_events import GpuEvents
+from tranche.kubernetes.health_server import HealthServer
+from tranche.kubernetes.inventory import Inventory
+from tranche.kubernetes.kubeconfig import find_api_server
+from tranche.kubernetes.node_agent import NodeAgent
+from tranche.kubernetes.node_watch import NodeWatch
+from tranche.kubernetes.pod_resources import PodResources
+from tranche.kubernetes.services import NodeServices
+from tranche.node.agent import Agent
+
+_COMPONENTS_END_SECONDS = 1.0
+_THREADS_END_SECONDS = 0.5
+# The inventory, the driver's events, a plan, and what the parts ask of the kubelet's files, all at once.
+_THREADS = 8
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """How one agent is set up. `namespace` "" means the one that the way to the API server names; `period` is in seconds."""
+
+    node_name: str
+    kubeconfig: str | None
+    namespace: str
+    pod_resources_socket: Path
+    health_host: str
+    health_port: int
+    period: float
+
+
+def run_agent(
+    agent: Agent,
+    options: AgentOptions,
+    parts: Sequence[Callable[[NodeServices], Component]],
+    environ: Mapping[str, str],
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    KubeconfigInvalid when no API server is known, UsageError when the health port is taken. Threads that are still at work
+    half a second after the components have ended are left: the process then exits under them, which is safe at any point, as
+    the ledger's journal is written for `kill -9`.
+    """
+    asyncio.run(_serve(agent, options, parts, environ))
+
+
+async def _serve(
+    agent: Agent,
+    options: AgentOptions,
+    parts: Sequence[Callable[[NodeServices], Component]],
+    environ: Mapping[str, str],
+) -> None:
+    loop = asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="blocking")
+    loop.set_default_executor(threads)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    server = find_api_server(options.kubeconfig, environ)
+    connection = ApiConnection(server)
+    api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
+    node_watch = NodeWatch(api, options.node_name)
+    inventory = Inventory(
+        agent.view, PodResources(options.pod_resources_socket), clock=time.monotonic, period=options.period
+    )
+    gpu_events = GpuEvents(GpuEventStream, inventory)
+    services = NodeServices(
+        node_name=options.node_name,
+        namespace=options.namespace or server.namespace,
+        api=api,
+        node=node_watch.latest,
+        inventory=inventory,
+        gpu_events=gpu_events,
+        agent=agent,
+    )
+    components: list[Component] = [node_watch, inventory, gpu_events, *(build(services) for build in parts)]
+    node_agent = NodeAgent(components, clock=time.monotonic)
+    health = HealthServer(node_agent.readiness)
+    await health.start(options.health_host, options.health_port)
+    _log.info("serving", extra={"node": options.node_name, "api_server": server.url, "health_port": health.port})
+    running = asyncio.create_task(node_agent.run())
+    try:
+        await stopped.wait()
+        _log.info("ending", extra={"node": options.node_name})
+    finally:
+        health.stop()
+        running.cancel()
+        await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
+        _end_threads(threads)
+    await connection.close()
+
+
+def _end_threads(threads: ThreadPoolExecutor) -> None:
+    waiting = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+    waiting.start()
+    waiting.join(_THREADS_END_SECONDS)
+    if waiting.is_alive():
+        _log.warning("ending in the middle of a call to the driver or of a plan: the next start takes it up")
+        logging.shutdown()
+        os._exit(0)
