@@ -10,7 +10,7 @@ NODES ?= p4d=p4d.24xlarge
 .PHONY: help setup demo test check bench cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 setup: $(STAMP)  ## the virtual environment with the locked dependencies
 

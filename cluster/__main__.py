@@ -7,6 +7,8 @@ import time
 
 import click
 
+from cluster import control_plane
+from cluster import node as node_module
 from cluster.binaries import ensure_binaries
 from cluster.cluster import Cluster, remove_cluster
 from cluster.errors import ClusterError
@@ -78,14 +80,10 @@ def status() -> None:
         cluster = Cluster.open(folder.name)
         click.echo(f"{folder.name}: export KUBECONFIG={cluster.kubeconfig}")
         plane = cluster.control_plane
-        units = [
-            plane.unit(component)
-            for component in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-        ]
-        for unit in units:
-            click.echo(f"  {unit.name}: {_state(unit.pid)}")
+        for component in control_plane.COMPONENTS:
+            click.echo(f"  {component}: {_state(plane.unit(component).pid)}")
         for node in cluster.nodes:
-            parts = ", ".join(f"{name} {_state(node.unit(name).pid)}" for name in ("containerd", "kubelet"))
+            parts = ", ".join(f"{name} {_state(node.unit(name).pid)}" for name in node_module.COMPONENTS)
             click.echo(f"  node {node.name} ({node.record.machine or 'no GPUs'}): {parts}")
 
 

@@ -22,6 +22,7 @@ from cluster.images import write_images
 from cluster.node import Node
 from cluster.preflight import install_missing, why_not
 from cluster.record import NAME, ClusterRecord, free_slot, load_record
+from cluster.waiting import wait_for
 
 Say = Callable[[str], None]
 
@@ -68,7 +69,6 @@ class Cluster:
                 record = record.with_node(node, machine)
             record.save(folder)
         cluster = cls(folder, record, binaries)
-        cluster._make_files()
         cluster.start(say)
         return cluster
 
@@ -111,21 +111,32 @@ class Cluster:
         return Node(self.folder, self.record, self.record.node(name), self.binaries)
 
     def start(self, say: Say) -> None:
-        """Start what does not run, and wait until every node is Ready."""
+        """Make what is not there and start what does not run, until every node is Ready."""
+        self._make_files()
         self.control_plane.start()
-        say("the control plane answers")
         api = self.api
+        # No pod can be made before the controller manager has made this.
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        wait_for("the default service account is there", lambda: api.get(account))
+        say("the control plane answers")
         with ThreadPoolExecutor() as pool:
-            for node in pool.map(lambda node: _started(node, api), self.nodes):
+            for node in pool.map(lambda node: node.start(api), self.nodes):
                 say(f"node {node.name} is Ready")
 
     def add_node(self, name: str, machine: str) -> Node:
         """Add a node and wait until it is Ready. `machine` is its machine type, empty for a node without GPUs."""
         self.record = self.record.with_node(name, machine)
         self.record.save(self.folder)
-        node = self.node(name)
-        node.create(self.control_plane.pki)
-        return _started(node, self.api)
+        self._make_files()
+        return self.node(name).start(self.api)
+
+    def kill9(self, component: str) -> None:
+        """SIGKILL a component of the control plane; it stays down until `start_component`."""
+        self.control_plane.unit(component).kill()
+
+    def start_component(self, component: str) -> None:
+        """Start a component of the control plane unless it runs, and wait until it answers."""
+        self.control_plane.start_component(component)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """What `kubectl` prints.
@@ -149,13 +160,18 @@ class Cluster:
         self.kubectl("apply", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def _make_files(self) -> None:
-        """Make the certificates, images, nodes' files and machines."""
+        """Make the certificates, images, nodes' files and machines that are not there yet."""
         images = self.folder / "images"
-        images.mkdir()
-        write_images(images)
-        self.control_plane.create_certificates()
+        if not images.exists():
+            unfinished = self.folder / "images.new"
+            unfinished.mkdir(exist_ok=True)
+            write_images(unfinished)
+            unfinished.rename(images)
+        if not self.kubeconfig.exists():
+            self.control_plane.create_certificates()
         for node in self.nodes:
-            node.create(self.control_plane.pki)
+            if not node.is_created():
+                node.create(self.control_plane.pki)
 
 
 def remove_cluster(name: str) -> bool:
@@ -195,11 +211,6 @@ def remove_leftovers() -> list[str]:
 def this_process() -> tuple[int, int]:
     """Pid and start time of this process, as an owner."""
     return os.getpid(), _start_time(os.getpid())
-
-
-def _started(node: Node, api: ApiClient) -> Node:
-    node.start(api)
-    return node
 
 
 def _claimed(record: ClusterRecord) -> ClusterRecord:

@@ -71,8 +71,12 @@ class Node:
         """A process of the node by name: containerd, kubelet, or what `start_program` started."""
         return Unit(name, self.paths.units, self.cgroup.child("system"))
 
+    def is_created(self) -> bool:
+        """Whether `create` has done its work."""
+        return self.paths.kubeconfig.exists()
+
     def create(self, pki: Pki) -> None:
-        """Make its files, its credentials and its machine."""
+        """Make its files, its machine and its credentials, these last; what an interrupted run made is made again."""
         paths = self.paths
         for folder in (*paths.mounts().values(), *paths.lost_at_reboot(), paths.folder / "cni", paths.units):
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,11 +98,11 @@ class Node:
                 health_port=self._port + 1,
             )
         )
+        self._create_machine()
         pki.issue_client(f"node-{self.name}", f"system:node:{self.name}", "system:nodes")
         pki.write_kubeconfig(paths.kubeconfig, f"node-{self.name}", self.cluster.server)
-        self._create_machine()
 
-    def start(self, api: ApiClient) -> None:
+    def start(self, api: ApiClient) -> Node:
         """Start what does not run, and wait until the node is Ready.
 
         Raises:
@@ -109,6 +113,7 @@ class Node:
         for component in COMPONENTS:
             self.start_component(component)
         self.wait_until_ready(api)
+        return self
 
     def start_component(self, component: str) -> None:
         """Start containerd or the kubelet unless it runs, and wait until it answers."""
@@ -159,6 +164,11 @@ class Node:
             self.machine.reboot()
         self.start(api)
 
+    def renew_machine(self) -> None:
+        """Put a new simulated machine in the place of the node's, with the same UUIDs, no instances and MIG mode off."""
+        self.machine.destroy()
+        self._create_machine()
+
     def command(self, command: Sequence[str]) -> list[str]:
         """A command line that runs `command` inside the node, where its kubelet is at /var/lib/kubelet.
 
@@ -177,6 +187,19 @@ class Node:
             environment |= self.machine.environment()
         return environment
 
+    def run(self, *command: str) -> str:
+        """What a command prints that is run inside the node, with its simulated machine.
+
+        Raises:
+            ClusterError: it fails; the message is what it said.
+        """
+        done = subprocess.run(
+            self.command(command), env=self.environment(), capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{' '.join(command)} on {self.name}: {done.stderr.strip()}")
+        return done.stdout
+
     def start_program(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Unit:
         """Start a program inside the node unless it runs; it is ended with the node at the latest."""
         unit = self.unit(name)
@@ -194,7 +217,7 @@ class Node:
         return self.cluster.port(10 + 2 * self.record.index)
 
     def _create_machine(self) -> None:
-        if self.record.machine:
+        if self.record.machine and not (self.folder / "machines" / self.name / "state").exists():
             SimulatedMachine.create(
                 self.name,
                 machine_type=self.record.machine,

@@ -1,0 +1,82 @@
+"""A cluster for the tests: made when the first one asks for it, with the nodes that are asked for, and removed at the end.
+
+TRANCHE_TEST_CLUSTER names a cluster that runs already (`python -m cluster up --name try`); it is used and left running.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from cluster.node import Node
+from cluster.preflight import why_not
+from cluster.waiting import wait_for
+
+# MIG operations take a tenth of their time on hardware; tests that measure set their own.
+_TIME_SCALE = 0.1
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster without nodes, but for those that other fixtures have added."""
+    if reason := why_not():
+        pytest.skip(f"no cluster can run here: {reason}")
+    running = os.environ.get("TRANCHE_TEST_CLUSTER")
+    if running:
+        yield Cluster.open(running)
+        return
+    remove_leftovers()
+    name = f"test-{os.getpid()}"
+    try:
+        yield Cluster.create(name, {}, time_scale=_TIME_SCALE, owner=this_process(), say=_say)
+    finally:
+        remove_cluster(name)
+
+
+@pytest.fixture(scope="session")
+def p4d(cluster: Cluster) -> Node:
+    """A node with eight A100 40 GB."""
+    return node_of(cluster, "p4d", "p4d.24xlarge")
+
+
+@pytest.fixture(scope="session")
+def p5(cluster: Cluster) -> Node:
+    """A node with eight H100 80 GB."""
+    return node_of(cluster, "p5", "p5.48xlarge")
+
+
+@pytest.fixture(scope="session")
+def g4dn(cluster: Cluster) -> Node:
+    """A node with a T4, which has no MIG."""
+    return node_of(cluster, "g4dn", "g4dn.xlarge")
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A Kubernetes namespace of the test's own; what is in it is gone before the next test."""
+    name = f"test-{os.getpid()}-{next(_numbers)}"
+    cluster.kubectl("create", "namespace", name)
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    wait_for(f"namespace {name} has its service account", lambda: cluster.api.get(account))
+    yield name
+    # What makes pods goes first, or it would make new ones.
+    cluster.kubectl("delete", "deployments,replicasets,daemonsets,statefulsets,jobs", "--all", "--namespace", name)
+    # Without force: a pod that is gone from the API server then holds no device any more.
+    cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--timeout=120s")
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def node_of(cluster: Cluster, name: str, machine: str) -> Node:
+    """The node of that name, added to the cluster at first use."""
+    if any(node.name == name for node in cluster.nodes):
+        return cluster.node(name)
+    return cluster.add_node(name, machine)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,73 @@
+"""What a cluster could leave behind on a machine, read so that two moments can be compared."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.cgroups import Cgroup, hierarchies
+from cluster.host import NODE_FOLDERS, clusters_directory
+
+# Counters and what the kernel itself moves on.
+_MOVING = ("kernel/random", "kernel/ns_last_pid", "fs/", "net/netfilter/nf_conntrack_count", "kernel/pty/nr", "debug")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """Mounts, cgroups, interfaces, kernel parameters and folders of the machine, and programs of a cluster that run."""
+
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    interfaces: frozenset[str]
+    sysctls: frozenset[tuple[str, str]]
+    folders: frozenset[str]
+    programs: frozenset[str]
+
+    @classmethod
+    def now(cls, cluster: str) -> MachineState:
+        """Read it; cgroups and programs of the named cluster alone."""
+        places = {clusters_directory(), *(Path(folder).parent for folder in NODE_FOLDERS), Path("/etc"), Path("/opt")}
+        return cls(
+            frozenset(Path("/proc/mounts").read_text().splitlines()),
+            frozenset(str(folder) for root in hierarchies() for folder in root.glob(f"tranche-{cluster}")),
+            frozenset(os.listdir("/sys/class/net")),
+            frozenset(_sysctls()),
+            frozenset(str(path) for place in places if place.is_dir() for path in place.iterdir()),
+            frozenset(_programs(cluster)),
+        )
+
+    def changes(self, later: MachineState) -> dict[str, tuple[list[str], list[str]]]:
+        """What is gone and what is new at a later moment, by kind; empty when nothing differs."""
+        return {
+            kind: (sorted(map(str, before - after)), sorted(map(str, after - before)))
+            for kind in self.__slots__
+            if (before := getattr(self, kind)) != (after := getattr(later, kind))
+        }
+
+
+def _sysctls() -> list[tuple[str, str]]:
+    values = []
+    for folder, _, names in os.walk("/proc/sys"):
+        for name in names:
+            path = Path(folder) / name
+            key = str(path.relative_to("/proc/sys"))
+            if not key.startswith(_MOVING) and (value := _value(path)) is not None:
+                values.append((key, value))
+    return values
+
+
+def _value(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _programs(cluster: str) -> list[str]:
+    """Processes in the cluster's cgroup that have not ended."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and Cgroup(f"tranche-{cluster}").contains(int(process.name)):
+            found.append(f"{process.name} {_value(process / 'cmdline')}")
+    return found

@@ -1,0 +1,195 @@
+"""The test cluster: what it offers works, its parts can be killed and come back, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from cluster.errors import ClusterError
+from cluster.node import Node
+from cluster.waiting import wait_for
+
+from tests.cluster.machine_state import MachineState
+from tests.cluster.pods import deployment, phase, phases, pod, pods_in
+
+pytestmark = pytest.mark.cluster
+
+_REPOSITORY = Path(__file__).parents[2]
+_OWN_NAME = f"own-{os.getpid()}"
+
+
+@pytest.fixture
+def own_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for clusters that no other test uses, so that the last one of them leaves within the test."""
+    root = Path(f"/var/lib/tranche-{_OWN_NAME}")
+    monkeypatch.setenv("TRANCHE_CLUSTER_ROOT", str(root))
+    yield root
+    remove_cluster(_OWN_NAME)
+    assert not root.exists()
+
+
+def test_a_pod_runs_and_can_be_looked_at(cluster: Cluster, p4d: Node, namespace: str) -> None:
+    cluster.apply(pod("one", namespace, script="echo from inside; sleep 1000", node=p4d.name))
+
+    wait_for("the pod runs", lambda: phase(cluster, namespace, "one") == "Running")
+
+    assert cluster.kubectl("logs", "one", "--namespace", namespace) == "from inside\n"
+    assert cluster.kubectl("exec", "one", "--namespace", namespace, "--", "hostname") == "one\n"
+
+
+def test_nodes_are_of_the_pinned_release_and_report_no_gpus_by_themselves(cluster: Cluster, p4d: Node) -> None:
+    status = cluster.api.get(f"/api/v1/nodes/{p4d.name}")["status"]
+
+    assert status["nodeInfo"]["kubeletVersion"].startswith("v1.")
+    assert tuple(map(int, status["nodeInfo"]["kubeletVersion"][1:].split(".")[:2])) >= (1, 36)
+    assert status["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
+    assert not [resource for resource in status["allocatable"] if resource.startswith("nvidia.com/")]
+
+
+def test_each_node_has_its_own_machine_and_the_kubelet_in_its_usual_place(p4d: Node, g4dn: Node) -> None:
+    p4d_gpus, g4dn_gpus = p4d.run("nvidia-smi", "-L"), g4dn.run("nvidia-smi", "-L")
+
+    assert p4d_gpus.count("A100") == 8
+    assert g4dn_gpus.count("T4") == 1
+    for node in (p4d, g4dn):
+        inside = node.run("stat", "--format=%i", "/var/lib/kubelet/device-plugins/kubelet.sock")
+        assert int(inside) == (node.paths.device_plugins / "kubelet.sock").stat().st_ino
+        assert node.paths.pod_resources_socket.is_socket()
+
+
+def test_pods_run_on_while_kubelet_and_containerd_are_killed(cluster: Cluster, p4d: Node, namespace: str) -> None:
+    cluster.apply(deployment("steady", namespace, 2, node=p4d.name))
+    wait_for("both pods run", lambda: phases(cluster, namespace) == {"Running": 2})
+    before = _containers(cluster, namespace)
+
+    p4d.kill9("kubelet")
+    p4d.kill9("containerd")
+    assert p4d.unit("kubelet").pid is None
+    p4d.start(cluster.api)
+
+    assert phases(cluster, namespace) == {"Running": 2}
+    wait_for("their status is known again", lambda: _containers(cluster, namespace) == before)
+    cluster.apply(pod("after", namespace, node=p4d.name))
+    wait_for("a new pod runs", lambda: phase(cluster, namespace, "after") == "Running")
+
+
+@pytest.mark.parametrize("component", ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"])
+def test_a_killed_part_of_the_control_plane_comes_back_with_what_was_stored(
+    cluster: Cluster, namespace: str, component: str
+) -> None:
+    cluster.kill9(component)
+    assert cluster.control_plane.unit(component).pid is None
+    cluster.start_component(component)
+
+    found = wait_for("the namespace is there", lambda: cluster.api.get(f"/api/v1/namespaces/{namespace}"))
+    assert found["metadata"]["name"] == namespace
+
+
+def test_a_node_that_lost_power_boots_with_its_pods(cluster: Cluster, g4dn: Node, namespace: str) -> None:
+    cluster.apply(deployment("back", namespace, 1, node=g4dn.name))
+    wait_for("the pod runs", lambda: phases(cluster, namespace) == {"Running": 1})
+    before = _containers(cluster, namespace)
+
+    g4dn.power_off()
+    assert not g4dn.cgroup.processes()
+    g4dn.start(cluster.api)
+
+    wait_for("the pod's container was started anew", lambda: _containers(cluster, namespace) - before)
+
+
+def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
+    with _sysctl("kernel/panic", "7"):
+        before = MachineState.now(_OWN_NAME)
+        made = Cluster.create(_OWN_NAME, {"n1": "a30-server", "bare": ""}, say=print)
+        made.apply(pod("one", "default", node="n1"))
+        wait_for("the pod runs", lambda: phase(made, "default", "one") == "Running")
+        during = MachineState.now(_OWN_NAME)
+        assert {"cgroups", "interfaces", "sysctls", "folders", "programs"} <= before.changes(during).keys()
+
+        assert remove_cluster(_OWN_NAME)
+
+        assert before.changes(MachineState.now(_OWN_NAME)) == {}
+    assert not remove_cluster(_OWN_NAME)
+
+
+@pytest.mark.parametrize("last_seen", ["cluster.json", "kubeconfig", "control/etcd.pid", "nodes/n1/units/kubelet.pid"])
+def test_a_bring_up_that_was_killed_is_finished_or_removed(own_root: Path, last_seen: str) -> None:
+    before = MachineState.now(_OWN_NAME)
+    with _command("up", "n1=g4dn.xlarge") as process:
+        wait_for(f"{last_seen} is there", (own_root / _OWN_NAME / last_seen).exists, period=0.005)
+        process.send_signal(signal.SIGKILL)
+
+    if last_seen == "kubeconfig":
+        with _command("up") as process:
+            assert process.wait() == 0
+        nodes = Cluster.open(_OWN_NAME).api.get("/api/v1/nodes")["items"]
+        assert [node["metadata"]["name"] for node in nodes] == ["n1"]
+    assert remove_cluster(_OWN_NAME)
+
+    assert before.changes(MachineState.now(_OWN_NAME)) == {}
+
+
+def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
+    before = MachineState.now(_OWN_NAME)
+    Cluster.create(_OWN_NAME, {"n1": "g4dn.xlarge"}, say=print)
+    with _command("down") as process:
+        etcd = Cluster.open(_OWN_NAME).control_plane.unit("etcd")
+        wait_for("the first processes are gone", lambda: etcd.pid is None, period=0.001)
+        process.send_signal(signal.SIGKILL)
+
+    remove_cluster(_OWN_NAME)
+
+    assert before.changes(MachineState.now(_OWN_NAME)) == {}
+
+
+def test_a_cluster_does_not_outlive_its_owner_for_long(own_root: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    owner = (ended.pid, 1)
+    ended.wait()
+    Cluster.create(_OWN_NAME, {}, owner=owner, say=print)
+
+    assert remove_leftovers() == [_OWN_NAME]
+
+    assert not own_root.exists()
+
+
+def test_a_cluster_of_a_living_owner_is_no_leftover(own_root: Path) -> None:
+    Cluster.create(_OWN_NAME, {}, owner=this_process(), say=print)
+
+    assert remove_leftovers() == []
+    with pytest.raises(ClusterError, match="there is a cluster"):
+        Cluster.create(_OWN_NAME, {}, say=print)
+
+
+def _containers(cluster: Cluster, namespace: str) -> set[str]:
+    """The container ids of running pods."""
+    statuses = [
+        status for item in pods_in(cluster, namespace) for status in item["status"].get("containerStatuses", [])
+    ]
+    return {status["containerID"] for status in statuses if "running" in status["state"]}
+
+
+@contextmanager
+def _command(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m cluster` on the test's own cluster."""
+    command = [sys.executable, "-m", "cluster", arguments[0], "--name", _OWN_NAME, *arguments[1:]]
+    with subprocess.Popen(command, cwd=_REPOSITORY) as process:
+        yield process
+
+
+@contextmanager
+def _sysctl(name: str, value: str) -> Iterator[None]:
+    path = Path("/proc/sys") / name
+    before = path.read_text()
+    path.write_text(value)
+    try:
+        yield
+    finally:
+        path.write_text(before)
