@@ -1,7 +1,7 @@
 """Downloads official builds of the cluster's programs, where the network allows.
 
-Each file is checked against the checksum that its project publishes beside it, fetched over the same TLS connection's host: that
-finds a broken transfer, not a forged release.
+Each file is checked against the checksum that its project publishes beside it. That finds a broken transfer; against a forged
+release there is TLS alone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,200 @@
+"""The parts of the test cluster that need no cluster: images, downloads, numbers, and configuration files."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+import socket
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster.binaries import FOLDER_VARIABLE, find_binaries
+from cluster.download import download_kit, sources
+from cluster.errors import ClusterError
+from cluster.kits import CONTAINERD, ETCD, GO_MODULE, KITS, KUBERNETES, Kit
+from cluster.oci_image import Image
+from cluster.record import ClusterRecord, free_slot, load_record
+from cluster.waiting import wait_for
+
+IMAGE = Image(
+    "localhost/thing:1",
+    files={"/usr/bin/thing": b"program"},
+    texts={"/etc/thing.conf": "text"},
+    links={"/bin/thing": "/usr/bin/thing"},
+    folders=["/tmp"],
+    entrypoint=["/bin/thing"],
+)
+RECORD = ClusterRecord("dev", 3, "192.0.2.7").with_node("p4d", "p4d.24xlarge").with_node("bare", "")
+
+
+def test_an_image_names_itself_and_every_blob_is_what_its_digest_says() -> None:
+    files = _files_of(IMAGE.archive())
+    (manifest,) = json.loads(files["index.json"])["manifests"]
+
+    assert manifest["annotations"]["io.containerd.image.name"] == "localhost/thing:1"
+    for name, content in files.items():
+        if name.startswith("blobs/"):
+            assert name == f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+    described = json.loads(_blob(files, manifest))
+    layer = gzip.decompress(_blob(files, described["layers"][0]))
+    config = json.loads(_blob(files, described["config"]))
+    assert config["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(layer).hexdigest()]
+    assert config["config"]["Entrypoint"] == ["/bin/thing"]
+
+
+def test_an_image_holds_what_was_put_in_with_parents_before_children() -> None:
+    files = _files_of(IMAGE.archive())
+    (manifest,) = json.loads(files["index.json"])["manifests"]
+    layer = gzip.decompress(_blob(files, json.loads(_blob(files, manifest))["layers"][0]))
+
+    with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+        assert tar.getnames() == ["bin", "etc", "tmp", "usr", "usr/bin", "usr/bin/thing", "etc/thing.conf", "bin/thing"]
+        assert tar.getmember("tmp").mode == 0o1777
+        assert tar.getmember("usr/bin/thing").mode & 0o111
+        assert tar.getmember("bin/thing").linkname == "/usr/bin/thing"
+
+
+def test_the_same_image_is_the_same_bytes() -> None:
+    assert IMAGE.archive() == replace(IMAGE).archive()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no official builds for this processor")
+@pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+def test_a_release_is_unpacked_into_programs(kit: Kit, tmp_path: Path) -> None:
+    download_kit(kit, tmp_path, _release(kit))
+
+    assert {path.name for path in tmp_path.iterdir()} == set(kit.programs)
+    for name in kit.programs:
+        assert (tmp_path / name).read_bytes() == name.encode()
+        assert (tmp_path / name).stat().st_mode & 0o111
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no official builds for this processor")
+@pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+def test_a_file_that_was_changed_on_the_way_is_refused(kit: Kit, tmp_path: Path) -> None:
+    honest = _release(kit)
+
+    def changed(url: str) -> bytes:
+        return honest(url) if "sha256" in url.lower() else honest(url) + b"!"
+
+    with pytest.raises(ClusterError, match="checksum"):
+        download_kit(kit, tmp_path, changed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_pinned_program_is_a_tool_of_the_module_that_builds_it() -> None:
+    text = (GO_MODULE / "go.mod").read_text()
+
+    for kit in KITS:
+        assert kit.version.startswith("v")
+        for package in kit.programs.values():
+            assert f"\t{package}\n" in text
+
+
+def test_a_folder_with_older_programs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(version: str) -> None:
+        for name in KUBERNETES.programs:
+            (tmp_path / name).write_text(f"#!/bin/sh\necho Kubernetes {version}\n")
+            (tmp_path / name).chmod(0o755)
+
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("TRANCHE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    for kit, version in ((ETCD, "3.6.1"), (CONTAINERD, "2.2.0")):
+        for name in kit.programs:
+            (tmp_path / name).write_text(f"#!/bin/sh\necho {name} {version}\n")
+            (tmp_path / name).chmod(0o755)
+
+    put("v1.35.9")
+    assert find_binaries() is None
+    put("v1.36.0")
+    found = find_binaries()
+    assert found is not None
+    assert found["kubelet"] == str(tmp_path / "kubelet")
+
+
+def test_clusters_share_no_port_no_subnet_and_no_bridge() -> None:
+    other = replace(RECORD, name="other", slot=4)
+
+    def numbers(record: ClusterRecord) -> set[object]:
+        ports = {record.port(offset) for offset in range(10)}
+        ports |= {record.port(10 + 2 * node.index + i) for node in record.nodes for i in (0, 1)}
+        return ports | {f(node) for node in record.nodes for f in (record.subnet, record.bridge)}
+
+    assert numbers(RECORD).isdisjoint(numbers(other))
+    assert len(numbers(RECORD)) == 10 + 2 * 2 + 2 * 2
+
+
+def test_a_slot_that_is_taken_listened_on_or_routed_is_not_given_again() -> None:
+    free = free_slot([], "")
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", ClusterRecord("", free, "").port(0)))
+        busy.listen()
+        second = free_slot([], "")
+        assert second != free
+        assert free_slot([replace(RECORD, slot=second)], "") not in (free, second)
+        assert free_slot([], f"10.{200 + second}.1.0/24 dev trn0n1") not in (free, second)
+
+
+def test_a_record_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
+    record = replace(RECORD, owner=(12, 345), time_scale=0.5)
+    record.save(tmp_path)
+
+    assert load_record(tmp_path) == record
+    (tmp_path / "cluster.json").write_text('{"name": "dev"')
+    assert load_record(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["p4d", "UPPER", "", "-x", "a" * 25])
+def test_a_node_name_that_is_taken_or_none_is_refused(name: str) -> None:
+    with pytest.raises(ClusterError):
+        RECORD.with_node(name, "")
+
+
+def test_a_wait_that_ends_in_vain_says_what_was_waited_for_and_what_was_seen() -> None:
+    def probe() -> str:
+        raise ClusterError("two of three")
+
+    with pytest.raises(ClusterError, match=r"^the thing: not within 0 s; at last: two of three\nthe log$"):
+        wait_for("the thing", probe, timeout=0, explain=lambda: "the log")
+
+
+def _files_of(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {member.name: file.read() for member in tar if (file := tar.extractfile(member))}
+
+
+def _blob(files: dict[str, bytes], descriptor: dict[str, str]) -> bytes:
+    return files[f"blobs/sha256/{descriptor['digest'].removeprefix('sha256:')}"]
+
+
+def _release(kit: Kit) -> Callable[[str], bytes]:
+    """The files of a release, each program's content being its name."""
+    published: dict[str, bytes] = {}
+    architecture = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    for source in sources(kit, architecture):
+        name = source.url.rsplit("/", 1)[1]
+        content = _archive(kit) if name.endswith(".tar.gz") else name.encode()
+        published[source.url] = content
+        checksum = hashlib.sha256(content).hexdigest()
+        alone = source.checksums.endswith(".sha256")
+        published[source.checksums] = (
+            checksum.encode() if alone else f"{'0' * 64}  other\n{checksum}  {name}\n".encode()
+        )
+    return published.__getitem__
+
+
+def _archive(kit: Kit) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w:gz") as tar:
+        for name in kit.programs:
+            entry = tarfile.TarInfo(f"release/bin/{name}")
+            entry.size = len(name)
+            tar.addfile(entry, io.BytesIO(name.encode()))
+    return output.getvalue()
