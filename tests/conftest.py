@@ -19,6 +19,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite golden files from the output")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many crashes the crash tests made, which is what their result is worth."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    if crashes := sum(count for name, count in properties if name == "crashes"):
+        terminalreporter.write_line(f"{crashes} crashes were made and recovered from")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Compare a text with `goldens/<name>` beside the test file, or write it under --update-goldens."""

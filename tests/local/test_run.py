@@ -276,3 +276,31 @@ def test_requests_for_the_same_gpu_are_served_in_order_whatever_their_size(a100:
     large.terminate()
     large.communicate(timeout=60)
     wait_until(lambda: [each["request"]["migProfile"] for each in allocations(a100)] == ["1g.5gb"], small)  # type: ignore[index]
+
+
+def test_a_command_that_is_told_twice_to_end_while_its_slice_is_made_cleans_up(a100: TestMachine) -> None:
+    before = a100.machine.gpus()
+    a100.machine.set_time_scale(1.0)
+    runs = a100.start("run", "-q", *SLICE, "--", "sleep", "600")
+    wait_until(lambda: [each["phase"] for each in allocations(a100)] == ["preparing"], runs)
+    for _ in range(3):
+        runs.send_signal(signal.SIGTERM)
+    _, err = runs.communicate(timeout=60)
+    assert runs.returncode == 143, err
+    assert "Traceback" not in err
+    assert allocations(a100) == []
+    assert a100.machine.gpus() == before
+
+
+def test_a_share_that_came_back_unannounced_reaches_whoever_can_use_it(tmp_path: Path) -> None:
+    """The head of the queue waits for another GPU; the command that held the share was killed, and `ps` cleared it."""
+    with machine_in(tmp_path, "A100-40GB", "A30-24GB") as machine:
+        machine.hold("--mig-profile", "7g.40gb")
+        work = machine.hold("--mig-profile", "4g.24gb")
+        machine.wait_in_queue("--mig-profile", "7g.40gb")
+        second = machine.wait_in_queue("--mig-profile", "4g.24gb")
+        work.process.kill()
+        work.process.wait()
+        os.kill(work.pid, signal.SIGKILL)
+        wait_until(lambda: len(allocations(machine)) == 1 or len(machine.json("ps")["waiters"]) == 1, second)
+        wait_until(lambda: [waiter["request"]["migProfile"] for waiter in machine.json("ps")["waiters"]] == ["7g.40gb"])
