@@ -1,0 +1,55 @@
+"""Events about the node: each said once when it begins, and again only when it has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.api import KubeApi, KubeNode, Severity
+from tranche.kubernetes.live import Live
+
+_RETRY_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Something that holds now and that people should see. `reason` is one CamelCase word."""
+
+    severity: Severity
+    reason: str
+    message: str
+
+
+class Announcer:
+    """Says what is new. What the API server does not take is said later."""
+
+    def __init__(self, api: KubeApi, node: Live[KubeNode | None], *, clock: Callable[[], float]) -> None:
+        """`clock` is monotonic, in seconds."""
+        self._api = api
+        self._node = node
+        self._clock = clock
+        self._said: dict[str, Announcement] = {}
+        self._not_before = 0.0
+
+    async def say(self, current: Mapping[str, Announcement]) -> None:
+        """Say what is in `current`, by its key, and was not said the last time."""
+        self._said = {key: said for key, said in self._said.items() if key in current}
+        node = self._node.value if self._node.synced else None
+        if node is None or self._clock() < self._not_before:
+            return
+        for key, announcement in current.items():
+            if self._said.get(key) == announcement:
+                continue
+            try:
+                await self._api.create_node_event(
+                    node, announcement.severity, announcement.reason, announcement.message
+                )
+            except TrancheError as error:
+                self._not_before = self._clock() + _RETRY_SECONDS
+                _log.warning("event not recorded", extra={"event_reason": announcement.reason, "error": str(error)})
+                return
+            self._said[key] = announcement

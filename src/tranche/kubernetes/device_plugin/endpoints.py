@@ -1,0 +1,139 @@
+"""The servers of all resources: kept to what is advertised, and to the kubelet that is there now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.errors import KubeletUnavailable
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
+from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, ListedDevice
+
+LINGER_SECONDS = 5.0
+_FIRST_PAUSE = 2.0
+_LAST_PAUSE = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Place:
+    """One endpoint: when to announce it (again), and since when it is listened to, or no longer wanted."""
+
+    endpoint: Endpoint
+    not_before: float = 0.0
+    pause: float = _FIRST_PAUSE
+    watched_since: float | None = None
+    unwanted_since: float | None = None
+
+    def begin_anew(self) -> None:
+        """Announce it at once: the kubelet is another."""
+        self.not_before, self.pause = 0.0, _FIRST_PAUSE
+
+
+class Endpoints:
+    """Level-based: `settle` may be called at any time and as often as one likes, and does what is missing.
+
+    A resource that is no longer wanted is first told to the kubelet as having no devices, and withdrawn a little later. A new
+    kubelet is known by its new socket; it has removed every other socket in the folder, so the servers get new ones.
+    """
+
+    def __init__(
+        self, folder: Path, kubelet_socket: Path | None, allocator: Allocator, clock: Callable[[], float]
+    ) -> None:
+        """`kubelet_socket` None: serve, but announce nothing. `clock` is monotonic, in seconds."""
+        self._folder = folder
+        self._kubelet_socket = kubelet_socket
+        self._allocator = allocator
+        self._clock = clock
+        self._places: dict[str, _Place] = {}
+        self._kubelet: SocketIdentity | None = None
+        self._failure = ""
+
+    def ready(self) -> Readiness:
+        """Ready when the kubelet has been sent the present list of every resource."""
+        if self._failure:
+            return Readiness(False, self._failure)
+        if self._kubelet_socket is None:
+            return Readiness(True)
+        for resource, place in self._places.items():
+            if place.unwanted_since is None and not place.endpoint.delivered:
+                return Readiness(False, f"the kubelet does not have the devices of {resource} yet")
+        return Readiness(True)
+
+    async def settle(self, wanted: Mapping[str, Sequence[ListedDevice]]) -> None:
+        """Bring servers, lists and registrations to what is wanted. A kubelet that does not answer is tried again later."""
+        now = self._clock()
+        for resource, devices in wanted.items():
+            place = self._places.setdefault(resource, _Place(Endpoint(resource, self._folder, self._allocator)))
+            place.unwanted_since = None
+            place.endpoint.update(devices)
+        for resource in [name for name in self._places if name not in wanted]:
+            await self._withdraw(resource, now)
+        await self._follow_kubelet()
+        for place in self._places.values():
+            if not place.endpoint.serving:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                await place.endpoint.start()
+                place.begin_anew()
+            if self._kubelet is not None:
+                await self._announce(place, now)
+
+    async def close(self) -> None:
+        """Stop every server."""
+        for place in self._places.values():
+            await place.endpoint.stop()
+        self._places.clear()
+
+    async def _withdraw(self, resource: str, now: float) -> None:
+        place = self._places[resource]
+        place.endpoint.update(())
+        if place.unwanted_since is None:
+            place.unwanted_since = now
+        told = place.endpoint.delivered or not place.endpoint.watched
+        if told and now - place.unwanted_since >= LINGER_SECONDS:
+            _log.info("resource withdrawn", extra={"resource": resource})
+            await place.endpoint.stop()
+            del self._places[resource]
+
+    async def _follow_kubelet(self) -> None:
+        """Notice another kubelet. While there is none the servers stay as they are."""
+        self._failure = ""
+        if self._kubelet_socket is None:
+            return
+        found = identify(self._kubelet_socket)
+        if found is None:
+            self._failure = f"there is no kubelet at {self._kubelet_socket}"
+            return
+        if found != self._kubelet:
+            if self._kubelet is not None:
+                _log.info("kubelet started anew")
+            self._kubelet = found
+            for place in self._places.values():
+                await place.endpoint.stop()
+
+    async def _announce(self, place: _Place, now: float) -> None:
+        """Register with a kubelet that does not listen: it was not told yet, or another plugin took the resource over."""
+        assert self._kubelet_socket is not None
+        endpoint = place.endpoint
+        if endpoint.watched:
+            place.watched_since = place.watched_since or now
+            if now - place.watched_since >= _LAST_PAUSE:
+                place.begin_anew()
+            return
+        place.watched_since = None
+        # A kubelet that was just told calls back by itself; one that never knew of the resource need not learn of its end.
+        if now < place.not_before or place.unwanted_since is not None:
+            return
+        place.not_before = now + place.pause
+        place.pause = min(2 * place.pause, _LAST_PAUSE)
+        try:
+            await register(self._kubelet_socket, endpoint=endpoint.socket.name, resource=endpoint.resource)
+        except KubeletUnavailable as error:
+            self._failure = str(error)
+            _log.warning("not registered", extra={"resource": endpoint.resource, "error": str(error)})
+            return
+        _log.info("registered", extra={"resource": endpoint.resource, "devices": len(endpoint.devices)})

@@ -1,0 +1,236 @@
+"""The device plugin as a part of the agent: what the inventory shows is what the kubelet is told, at every change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import operator
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tranche.core.errors import GpuBusy, GpuNotFound, TrancheError
+from tranche.core.state import GpuState, NodeState
+from tranche.hardware.cdi import write_spec
+from tranche.hardware.nodes import DeviceFiles
+from tranche.kubernetes.api import Severity
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
+from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer
+from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.device_plugin.config_source import ConfigSource
+from tranche.kubernetes.device_plugin.endpoints import Endpoints
+from tranche.kubernetes.device_plugin.health import Ward, recall_lost, xid_policy
+from tranche.kubernetes.device_plugin.preferred import Links, preferred
+from tranche.kubernetes.device_plugin.resources import Advertisement, PluginDevice, advertise
+from tranche.kubernetes.device_plugin.server import ListedDevice
+from tranche.kubernetes.gpu_events import GpuEvents
+from tranche.kubernetes.inventory import Inventory, Snapshot
+from tranche.kubernetes.live import Live
+
+CDI_FOLDER = Path("/var/run/cdi")
+_TICK_SECONDS = 0.5
+_NEWS_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the plugin asks of the machine beside the inventory. `links` and `needs_recovery` block."""
+
+    files: Callable[[PluginConfig], DeviceFiles]
+    links: Callable[[], Links]
+    needs_recovery: Callable[[str], bool]
+
+
+class DevicePlugin:
+    """A component: offers the node's GPUs and slices to the kubelet.
+
+    One loop does everything, level-based: it runs at each change of inventory, configuration or health, and twice a second to
+    see whether the kubelet is still the same.
+    """
+
+    name = "device-plugin"
+
+    def __init__(
+        self,
+        config: ConfigSource,
+        inventory: Inventory,
+        events: GpuEvents,
+        machine: Machine,
+        announcer: Announcer,
+        *,
+        clock: Callable[[], float],
+        cdi_folder: Path = CDI_FOLDER,
+    ) -> None:
+        """`clock` is monotonic, in seconds."""
+        self._config = config
+        self._inventory = inventory
+        self._events = events
+        self._machine = machine
+        self._announcer = announcer
+        self._clock = clock
+        self._cdi_folder = cdi_folder
+        self._wake = asyncio.Event()
+        self._ward = Ward()
+        self._remembered: dict[str, GpuState] = {}
+        self._links: tuple[Collection[str], Links] = ((), {})
+        self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
+        self._basis: tuple[Snapshot, PluginConfig, Ward] | None = None
+        self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
+        self._news: Live[Mapping[str, Announcement]] = Live()
+        self._endpoints: Endpoints | None = None
+        self._failure = "the devices were not offered yet"
+
+    def ready(self) -> Readiness:
+        """Ready when the kubelet knows every resource and its devices as they are now."""
+        if self._failure or self._endpoints is None:
+            return Readiness(False, self._failure)
+        return self._endpoints.ready()
+
+    async def run(self) -> None:
+        """Offer devices until cancelled."""
+        config = await self._config.latest.first()
+        await self._inventory.latest.first()
+        socket = Path(config.kubelet_socket) if config.kubelet_socket else None
+        self._endpoints = Endpoints(config.plugin_folder, socket, self, self._clock)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._wake_with(self._inventory.latest))
+                group.create_task(self._wake_with(self._config.latest))
+                group.create_task(self._note_errors())
+                group.create_task(self._keep_settled(self._endpoints))
+                group.create_task(self._keep_announcing())
+        finally:
+            await self._endpoints.close()
+            self._endpoints = None
+
+    async def _wake_with(self, source: Live[Any]) -> None:
+        async for _ in source.changes():
+            self._wake.set()
+
+    async def _note_errors(self) -> None:
+        with self._events.listen() as reports:
+            while True:
+                event = await reports.get()
+                config = self._config.latest.value
+                policy = xid_policy(config.disabled_health_checks, config.enabled_health_checks)
+                self._ward = self._ward.admit(event, policy, self._inventory.latest.value.view.node, self._clock())
+                self._wake.set()
+
+    async def _keep_settled(self, endpoints: Endpoints) -> None:
+        while True:
+            self._wake.clear()
+            await self._discharge()
+            snapshot, config = self._inventory.latest.value, self._config.latest.value
+            if self._basis is None or not all(map(operator.is_, self._basis, (snapshot, config, self._ward))):
+                self._basis = (snapshot, config, self._ward)
+                self._wanted = await self._decide(snapshot, config)
+            await endpoints.settle(self._wanted)
+            self._failure = ""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._wake.wait()
+
+    async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[ListedDevice]]:
+        """What the kubelet is to be told; what it may then ask about is prepared before that."""
+        self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
+        node, lost = recall_lost(snapshot.view.node, self._remembered)
+        files = self._machine.files(config)
+        advertised = advertise(node, config.mig_strategy)
+        if config.cdi_enabled:
+            # A runtime looks devices up when a container starts.
+            await asyncio.to_thread(lambda: write_spec(cdi_spec(node, files), self._cdi_folder))
+        await self._read_links(node)
+        self._offered = {
+            resource.name: {device.uuid: device for device in resource.devices} for resource in advertised.resources
+        }
+        self._news.publish(self._announcements(advertised, lost))
+        numa_nodes = {gpu.uuid: files.numa_node(gpu) for gpu in node}
+        return {
+            resource.name: [
+                ListedDevice(device.uuid, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
+                for device in resource.devices
+                if device.uuid not in snapshot.condemned
+            ]
+            for resource in advertised.resources
+        }
+
+    async def _keep_announcing(self) -> None:
+        await self._news.first()
+        while True:
+            await self._announcer.say({**self._news.value, **self._config_news()})
+            await asyncio.sleep(_NEWS_SECONDS)
+
+    def _config_news(self) -> Mapping[str, Announcement]:
+        if not self._config.problem.synced or not self._config.problem.value:
+            return {}
+        return {"config": Announcement(Severity.WARNING, "DevicePluginConfigInvalid", self._config.problem.value)}
+
+    async def _discharge(self) -> None:
+        quiet = self._ward.quiet(self._clock())
+        if not quiet:
+            return
+        well = {uuid for uuid in quiet if not await asyncio.to_thread(self._machine.needs_recovery, uuid)}
+        self._ward = self._ward.discharge(well, self._clock())
+
+    async def _read_links(self, node: NodeState) -> None:
+        """Once for each set of GPUs. Without the answer GPUs are chosen by their index."""
+        gpus = sorted(gpu.uuid for gpu in node)
+        if gpus == self._links[0]:
+            return
+        try:
+            self._links = (gpus, await asyncio.to_thread(self._machine.links))
+        except TrancheError as error:
+            _log.warning("links not read", extra={"error": str(error)})
+            self._links = (gpus, {})
+
+    def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
+        return "the GPU is lost" if device.gpu.uuid in lost else self._ward.why_sick(device)
+
+    def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, Announcement]:
+        found = {}
+        if advertised.problem:
+            message = f"nvidia.com/gpu is 0 under MIG strategy single: {advertised.problem}"
+            found["single"] = Announcement(Severity.WARNING, "MigStrategySingleInvalid", message)
+        for warning in advertised.warnings:
+            found[warning] = Announcement(Severity.WARNING, "SlicesNotAdvertised", warning)
+        for device in advertised.devices:
+            if why := self._why_unfit(device, lost):
+                message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
+                found[f"sick {device.gpu.uuid}"] = Announcement(Severity.WARNING, "GpuUnhealthy", message)
+        return found
+
+    def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
+        """What a container that is given those devices gets.
+
+        Raises:
+            GpuNotFound: a device that is not offered.
+            GpuBusy: a device that a change in progress may take away.
+        """
+        devices = [self._device(resource, device_id) for device_id in device_ids]
+        for device in devices:
+            if self._inventory.is_condemned(device.uuid):
+                raise GpuBusy(
+                    f"device {device.uuid} is about to be taken away by a change of the GPUs",
+                    hint="delete the pod; its successor will be placed anew",
+                )
+        self._inventory.hand_over(device_ids)
+        config = self._config.latest.value
+        return respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
+
+    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
+        """Which of the available devices a container should be given; those that are not offered any more are left out."""
+        offered = self._offered.get(resource, {})
+        devices = [offered[device_id] for device_id in available if device_id in offered]
+        return preferred(devices, required, size, self._links[1])
+
+    def _device(self, resource: str, device_id: str) -> PluginDevice:
+        device = self._offered.get(resource, {}).get(device_id)
+        if device is None:
+            raise GpuNotFound(f"invalid request: unknown device: {device_id}")
+        return device

@@ -1,0 +1,180 @@
+"""One resource's gRPC server: the kubelet's device plugin API on a socket of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.device_plugin.registration import API_VERSION
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.proto import deviceplugin_pb2 as pb
+
+_HEALTH = {True: "Healthy", False: "Unhealthy"}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """One device as the kubelet is told of it."""
+
+    id: str
+    healthy: bool = True
+    numa_node: int | None = None
+
+
+class Allocator(Protocol):
+    """Who answers for the devices. Both methods are called from the event loop."""
+
+    def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
+        """What a container that is given those devices gets; a TrancheError refuses them."""
+        ...
+
+    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
+        """Which of the available devices it should be given."""
+        ...
+
+
+class Endpoint:
+    """The server of one resource. It can be stopped and started again."""
+
+    def __init__(self, resource: str, folder: Path, allocator: Allocator) -> None:
+        self.resource = resource
+        self.socket = folder / f"tranche-{resource.rpartition('/')[2]}.sock"
+        self._allocator = allocator
+        self._devices: Live[tuple[ListedDevice, ...]] = Live()
+        self._server: Any = None
+        self._delivered: tuple[ListedDevice, ...] | None = None
+        self._watchers = 0
+
+    @property
+    def devices(self) -> tuple[ListedDevice, ...]:
+        """What the kubelet should know."""
+        return self._devices.value if self._devices.synced else ()
+
+    @property
+    def serving(self) -> bool:
+        """Whether the server runs and its socket is still where the kubelet looks for it."""
+        return self._server is not None and self.socket.exists()
+
+    @property
+    def watched(self) -> bool:
+        """Whether a kubelet listens."""
+        return self._watchers > 0
+
+    @property
+    def delivered(self) -> bool:
+        """Whether a kubelet listens and has been sent the present list."""
+        return self.watched and self._delivered == self.devices
+
+    def update(self, devices: Sequence[ListedDevice]) -> None:
+        """Tell the kubelet of the devices, if they are others than before."""
+        self._devices.publish(tuple(devices))
+
+    async def start(self) -> None:
+        """Serve, on a new socket."""
+        await self.stop()
+        self.socket.unlink(missing_ok=True)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_insecure_port(f"unix:{self.socket}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Serve no more: open streams end at once."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(None)
+            self._delivered = None
+
+    def _handlers(self) -> Any:
+        return grpc.method_handlers_generic_handler(
+            f"{API_VERSION}.DevicePlugin",
+            {
+                "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(
+                    self._options, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
+                ),
+                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                    self._list_and_watch, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
+                ),
+                "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
+                    self._prefer,
+                    pb.PreferredAllocationRequest.FromString,
+                    pb.PreferredAllocationResponse.SerializeToString,
+                ),
+                "Allocate": grpc.unary_unary_rpc_method_handler(
+                    self._allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString
+                ),
+                "PreStartContainer": grpc.unary_unary_rpc_method_handler(
+                    self._pre_start,
+                    pb.PreStartContainerRequest.FromString,
+                    pb.PreStartContainerResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    async def _list_and_watch(self, request: pb.Empty, context: Any) -> AsyncIterator[pb.ListAndWatchResponse]:
+        self._watchers += 1
+        _log.info("kubelet listens", extra={"resource": self.resource})
+        try:
+            async for devices in self._devices.changes():
+                yield pb.ListAndWatchResponse(devices=[_device(each) for each in devices])
+                self._delivered = devices
+        finally:
+            self._watchers -= 1
+
+    async def _prefer(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
+        answer = pb.PreferredAllocationResponse()
+        for each in request.container_requests:
+            chosen = self._allocator.prefer(
+                self.resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
+            )
+            answer.container_responses.add(deviceIDs=chosen)
+        return answer
+
+    async def _allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
+        answer = pb.AllocateResponse()
+        try:
+            for each in request.container_requests:
+                answer.container_responses.append(_response(self._allocator.allocate(self.resource, each.devices_ids)))
+        except TrancheError as error:
+            _log.warning("allocation refused", extra={"resource": self.resource, "error": str(error)})
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
+        return answer
+
+    async def _pre_start(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+
+def _device(device: ListedDevice) -> pb.Device:
+    listed = pb.Device(ID=device.id, health=_HEALTH[device.healthy])
+    if device.numa_node is not None:
+        listed.topology.nodes.add(ID=device.numa_node)
+    return listed
+
+
+def _response(answer: ContainerResponse) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=answer.environment,
+        mounts=[
+            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+            for mount in answer.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=node.permissions)
+            for node in answer.device_nodes
+        ],
+        annotations=answer.annotations,
+        cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi_devices],
+    )

@@ -1,0 +1,123 @@
+"""A kubelet's side of the device plugin API on real sockets: registration, ListAndWatch, Allocate."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tranche.kubernetes.proto import deviceplugin_pb2 as pb
+
+_DEADLINE_SECONDS = 60.0
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Return when the condition holds; fail after a minute."""
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+class KubeletStandIn:
+    """Does what a kubelet does with plugins in one folder; `devices` is what it knows of each resource."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "kubelet.sock"
+        self.registrations: list[pb.RegisterRequest] = []
+        self.devices: dict[str, dict[str, pb.Device]] = {}
+        self.ended: list[str] = []
+        self.refuse = False
+        self._channels: dict[str, Any] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Start as a kubelet does: with an empty folder, and a new socket."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._register, pb.RegisterRequest.FromString, pb.Empty.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler}),)
+        )
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End, and forget everything."""
+        await self._server.stop(None)
+        for watch in self._watches.values():
+            watch.cancel()
+        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+        self._watches, self._channels = {}, {}
+        self.devices.clear()
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Capacity and allocatable, by resource."""
+        return {
+            name: (len(devices), sum(device.health == "Healthy" for device in devices.values()))
+            for name, devices in self.devices.items()
+        }
+
+    async def allocate(self, resource: str, *device_ids: str) -> pb.ContainerAllocateResponse:
+        """What the plugin answers for one container."""
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
+        answer = await self._call(resource, "Allocate", request, pb.AllocateResponse)
+        (container,) = answer.container_responses
+        return pb.ContainerAllocateResponse.FromString(container.SerializeToString())
+
+    async def prefer(self, resource: str, available: Sequence[str], size: int) -> list[str]:
+        """Which devices the plugin prefers."""
+        one = pb.ContainerPreferredAllocationRequest(available_deviceIDs=available, allocation_size=size)
+        request = pb.PreferredAllocationRequest(container_requests=[one])
+        answer = await self._call(resource, "GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        return list(answer.container_responses[0].deviceIDs)
+
+    async def options(self, resource: str) -> pb.DevicePluginOptions:
+        """What the plugin says that it can do."""
+        answer: pb.DevicePluginOptions = await self._call(
+            resource, "GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions
+        )
+        return answer
+
+    async def _call(self, resource: str, method: str, request: Any, answer: Any) -> Any:
+        call = self._channels[resource].unary_unary(
+            f"/v1beta1.DevicePlugin/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        return await call(request, timeout=_DEADLINE_SECONDS)
+
+    async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:
+        if self.refuse:
+            await context.abort(grpc.StatusCode.UNKNOWN, "not now")
+        self.registrations.append(request)
+        name = request.resource_name
+        if name in self._watches:
+            self._watches.pop(name).cancel()
+        channel = grpc.aio.insecure_channel(f"unix:{self.folder / request.endpoint}")
+        self._channels[name] = channel
+        self._watches[name] = asyncio.create_task(self._watch(name, channel))
+        return pb.Empty()
+
+    async def _watch(self, name: str, channel: Any) -> None:
+        stream = channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            request_serializer=pb.Empty.SerializeToString,
+            response_deserializer=pb.ListAndWatchResponse.FromString,
+        )(pb.Empty())
+        with suppress(grpc.RpcError):
+            async for answer in stream:
+                self.devices[name] = {device.ID: device for device in answer.devices}
+        self.ended.append(name)
