@@ -99,7 +99,8 @@ class GpuState:
     """One GPU. `memory` and `memory_free` in bytes.
 
     `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
-    with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`.
+    with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is
+    CUDA's, major and minor.
     """
 
     index: int
@@ -122,6 +123,7 @@ class GpuState:
     minor: int | None = None
     numa_node: int | None = None
     lost: bool = False
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:
@@ -181,11 +183,12 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Every GPU of the machine, in index order."""
+    """Every GPU of the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor."""
 
     gpus: tuple[GpuState, ...]
     driver_version: str = ""
     nvml_version: str = ""
+    cuda_version: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[GpuState]:
         return iter(self.gpus)

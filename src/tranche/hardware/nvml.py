@@ -46,7 +46,9 @@ class NvmlDriver:
         with explained("list the GPUs"):
             count = pynvml.nvmlDeviceGetCount()
             gpus = tuple(self._observe_index(index) for index in range(count))
-            return NodeState(gpus, pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetNVMLVersion())
+            driver, nvml = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetNVMLVersion()
+            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 for 12.4
+            return NodeState(gpus, driver, nvml, (cuda // 1000, cuda % 1000 // 10))
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now."""
@@ -177,6 +179,7 @@ class NvmlDriver:
             processes=tuple(p for (gi_id, _), found in processes.items() if gi_id not in held for p in found),
             minor=_optional(pynvml.nvmlDeviceGetMinorNumber, handle),
             numa_node=_optional(pynvml.nvmlDeviceGetNumaNodeId, handle),
+            compute_capability=_pair(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
         )
 
     def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> Geometry:
@@ -218,6 +221,11 @@ def _optional(query: Any, handle: Any) -> int | None:
         if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
             raise
         return None
+
+
+def _pair(numbers: Any) -> tuple[int, int]:
+    first, second = numbers
+    return int(first), int(second)
 
 
 def _hex_id(value: int) -> str:

@@ -1,0 +1,37 @@
+"""What the kernel says about the machine around the GPUs: its product name, and what kind of PCI device each GPU is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SYS = Path("/sys")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """The machine's product name ("" when the kernel has none), and the PCI class of each bus id that the kernel knows.
+
+    A class is text such as `0x030200` (3D controller) or `0x030000` (display controller).
+    """
+
+    product: str = ""
+    pci_classes: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_host_facts(pci_bus_ids: Iterable[str], *, sys: Path = _SYS) -> HostFacts:
+    """The facts of this machine; what cannot be read is left out. Bus ids are as NVML writes them: `00000000:10:1C.0`."""
+    classes = {}
+    for bus_id in pci_bus_ids:
+        domain, _, rest = bus_id.partition(":")
+        if found := _text(sys / "bus" / "pci" / "devices" / f"{domain[-4:]}:{rest}".lower() / "class"):
+            classes[bus_id] = found
+    return HostFacts(_text(sys / "class" / "dmi" / "id" / "product_name"), classes)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
