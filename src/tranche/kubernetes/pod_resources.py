@@ -16,8 +16,10 @@ DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 _METHOD = "/v1.PodResourcesLister/List"
 _TIMEOUT_SECONDS = 5.0
 _RESOURCE_PREFIX = "nvidia.com/"
-# The kubelet's own limit for what it sends.
-_LARGEST_ANSWER = 16 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),  # the kubelet's own limit for what it sends
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the back-off of the one before
+)
 
 
 class PodResources:
@@ -28,8 +30,7 @@ class PodResources:
 
     async def read(self) -> Mapping[str, PodRef]:
         """The pod of each NVIDIA device that the kubelet gave away; KubeletUnavailable when it does not answer."""
-        options = [("grpc.max_receive_message_length", _LARGEST_ANSWER)]
-        async with grpc.aio.insecure_channel(f"unix://{self._socket}", options=options) as channel:
+        async with grpc.aio.insecure_channel(f"unix://{self._socket}", options=_OPTIONS) as channel:
             ask = channel.unary_unary(
                 _METHOD,
                 request_serializer=ListPodResourcesRequest.SerializeToString,
