@@ -69,7 +69,10 @@ SMALL = {
 
 def node(*gpus: GpuState) -> NodeState:
     return NodeState(
-        tuple(replace(g, compute_capability=(8, 0), memory=40960 * MIB) for g in gpus), "550.107.02", "12.550.107", (12, 5)
+        tuple(replace(g, compute_capability=(8, 0), memory=40960 * MIB) for g in gpus),
+        "550.107.02",
+        "12.550.107",
+        (12, 5),
     )
 
 
