@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tranche.cli.agent_parts import PARTS, AgentPart
+from tranche.cli.agent_plugin_options import PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.runtime import open_agent
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
@@ -79,6 +80,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         health_host=values["health_host"],
         health_port=values["health_port"],
         period=values["refresh_seconds"],
+        plugin=plugin_settings(values, os.environ),
     )
     wanted = [part for part in PARTS if part.name not in values["without"]]
     with open_agent(settings) as agent:
@@ -105,6 +107,7 @@ command = TrancheCommand(
             multiple=True,
             help="Leave a part out, where another program does its work.",
         ),
+        *PLUGIN_OPTIONS,
         *(option for part in PARTS for option in part.options),
     ],
     help="""Serve this node of a Kubernetes cluster until SIGTERM.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,4 +26,24 @@ class AgentPart:
     build: Callable[[NodeServices, Mapping[str, Any]], Component]
 
 
-PARTS: tuple[AgentPart, ...] = ()
+def _device_plugin(services: NodeServices, values: Mapping[str, Any]) -> Component:
+    from tranche.cli.agent_device_plugin import build_device_plugin
+
+    return build_device_plugin(services, cdi_folder=values["cdi_folder"])
+
+
+PARTS: tuple[AgentPart, ...] = (
+    AgentPart(
+        "device-plugin",
+        (
+            click.Option(
+                ["--cdi-folder"],
+                type=click.Path(path_type=Path),
+                default="/var/run/cdi",
+                show_default=True,
+                help="Where CDI specifications are written, under a CDI strategy.",
+            ),
+        ),
+        _device_plugin,
+    ),
+)

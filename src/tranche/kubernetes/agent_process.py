@@ -19,6 +19,7 @@ from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.client import KubeClient
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.connection import ApiConnection
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.gpu_events import GpuEvents
 from tranche.kubernetes.health_server import HealthServer
 from tranche.kubernetes.inventory import Inventory
@@ -48,6 +49,7 @@ class AgentOptions:
     health_host: str
     health_port: int
     period: float
+    plugin: StartSettings
 
 
 def run_agent(
@@ -58,9 +60,9 @@ def run_agent(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    KubeconfigInvalid when no API server is known, UsageError when the health port is taken. Threads that are still at work
-    half a second after the components have ended are left: the process then exits under them, which is safe at any point, as
-    the ledger's journal is written for `kill -9`.
+    KubeconfigInvalid when no API server is known, PluginConfigInvalid when the device plugin's settings are wrong, UsageError
+    when the health port is taken. Threads that are still at work half a second after the components have ended are left: the
+    process then exits under them, which is safe at any point, as the ledger's journal is written for `kill -9`.
     """
     asyncio.run(_serve(agent, options, parts, environ))
 
@@ -71,6 +73,7 @@ async def _serve(
     parts: Sequence[Callable[[NodeServices], Component]],
     environ: Mapping[str, str],
 ) -> None:
+    options.plugin.check()
     loop = asyncio.get_running_loop()
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="blocking")
     loop.set_default_executor(threads)
@@ -85,16 +88,25 @@ async def _serve(
         agent.view, PodResources(options.pod_resources_socket), clock=time.monotonic, period=options.period
     )
     gpu_events = GpuEvents(GpuEventStream, inventory)
+    namespace = options.namespace or server.namespace
+    plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
     services = NodeServices(
         node_name=options.node_name,
-        namespace=options.namespace or server.namespace,
+        namespace=namespace,
         api=api,
         node=node_watch.latest,
         inventory=inventory,
         gpu_events=gpu_events,
+        plugin_config=plugin_config,
         agent=agent,
     )
-    components: list[Component] = [node_watch, inventory, gpu_events, *(build(services) for build in parts)]
+    components: list[Component] = [
+        node_watch,
+        inventory,
+        gpu_events,
+        plugin_config,
+        *(build(services) for build in parts),
+    ]
     node_agent = NodeAgent(components, clock=time.monotonic)
     health = HealthServer(node_agent.readiness)
     await health.start(options.health_host, options.health_port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.kubernetes.api import KubeApi, KubeNode
+from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.gpu_events import GpuEvents
 from tranche.kubernetes.inventory import Inventory
 from tranche.kubernetes.live import Live
@@ -15,8 +16,8 @@ from tranche.node.agent import Agent
 class NodeServices:
     """What components share.
 
-    `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for. `agent`
-    blocks: call it through `asyncio.to_thread`.
+    `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for,
+    `plugin_config` tells the MIG strategy. `agent` blocks: call it through `asyncio.to_thread`.
     """
 
     node_name: str
@@ -25,4 +26,5 @@ class NodeServices:
     node: Live[KubeNode | None]
     inventory: Inventory
     gpu_events: GpuEvents
+    plugin_config: ConfigSource
     agent: Agent

@@ -45,6 +45,10 @@ class StartSettings:
         xid_policy(config.disabled_health_checks, config.enabled_health_checks)
         return config
 
+    def check(self) -> None:
+        """PluginConfigInvalid when no node could use this, whatever its label and the ConfigMap."""
+        self.read(self.file)
+
     def choose(self, label: str | None, config_map: ConfigMap | None) -> PluginConfig:
         """The configuration of a node with that label; PluginConfigInvalid otherwise."""
         if not self.config_map:
