@@ -1,9 +1,12 @@
-"""`python -m cluster`: up, down, status, build."""
+"""`python -m cluster`: up, down, status, run, end, build."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
+from pathlib import Path
 
 import click
 
@@ -39,7 +42,7 @@ def command() -> None:
     help="Factor for how long the simulated driver's operations take.",
 )
 def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
-    """Bring a cluster up, or what is down of one that exists. Prints the line that lets kubectl find it.
+    """Bring a cluster up, or what is down of one that exists. Prints the line that lets a shell find it.
 
     A node without a machine (`NAME=`) has no GPUs.
     """
@@ -54,8 +57,8 @@ def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
                 _say(f"node {node} is Ready")
     else:
         cluster = Cluster.create(name, wanted, time_scale=time_scale, say=_say)
-    _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; look at it with {cluster.binaries['kubectl']}")
-    click.echo(f"export KUBECONFIG={cluster.kubeconfig}")
+    _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; a shell uses it after")
+    click.echo(_shell_line(cluster))
 
 
 @command.command()
@@ -78,13 +81,38 @@ def status() -> None:
             click.echo(f"{folder.name}: half made or half removed; remove it with `python -m cluster down`")
             continue
         cluster = Cluster.open(folder.name)
-        click.echo(f"{folder.name}: export KUBECONFIG={cluster.kubeconfig}")
+        click.echo(f"{folder.name}: {_shell_line(cluster)}")
         plane = cluster.control_plane
         for component in control_plane.COMPONENTS:
             click.echo(f"  {component}: {_state(plane.unit(component).pid)}")
         for node in cluster.nodes:
             parts = ", ".join(f"{name} {_state(node.unit(name).pid)}" for name in node_module.COMPONENTS)
             click.echo(f"  node {node.name} ({node.record.machine or 'no GPUs'}): {parts}")
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@_name_option
+@click.option("--background", metavar="WORD", help="Let it run under this name until the node or the cluster ends.")
+@click.argument("node")
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND...")
+def run(name: str, background: str | None, node: str, words: tuple[str, ...]) -> None:
+    """Run a command inside a node: with its simulated GPUs, its kubelet in the usual place, and the cluster's KUBECONFIG."""
+    chosen = Cluster.open(name).node(node)
+    if background:
+        unit = chosen.start_program(background, words)
+        _say(f"{background} runs as {unit.pid} on {node}; its output goes to {unit.log}")
+        return
+    command_line = chosen.command(words)
+    os.execvpe(command_line[0], command_line, chosen.environment())
+
+
+@command.command()
+@_name_option
+@click.argument("node")
+@click.argument("word")
+def end(name: str, node: str, word: str) -> None:
+    """End a command that runs in the background of a node, under the name WORD."""
+    Cluster.open(name).node(node).unit(word).stop()
 
 
 @command.command()
@@ -100,6 +128,12 @@ def _node(text: str) -> tuple[str, str]:
     if not equals:
         raise click.UsageError(f"{text!r} is no node: write NAME=MACHINE, or NAME= for one without GPUs")
     return name, machine
+
+
+def _shell_line(cluster: Cluster) -> str:
+    """What a shell needs to find the cluster and its kubectl."""
+    folder = shlex.quote(str(Path(cluster.binaries["kubectl"]).parent))
+    return f'export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))} PATH={folder}:"$PATH"'
 
 
 def _state(pid: int | None) -> str:

@@ -96,6 +96,10 @@ class Cluster:
         """The administrator's kubeconfig."""
         return self.control_plane.admin_kubeconfig
 
+    def account_kubeconfig(self, namespace: str, account: str) -> Path:
+        """A kubeconfig with the rights of a service account alone; ClusterError where there is no such account."""
+        return self.control_plane.account_kubeconfig(namespace, account)
+
     @property
     def api(self) -> ApiClient:
         """A client with the administrator's rights."""

@@ -47,6 +47,18 @@ class ControlPlane:
             raise ClusterError(f"{component} is no part of the control plane: {', '.join(COMPONENTS)}")
         return Unit(component, self.folder / "control", Cgroup(f"{self.record.cgroup}/control"))
 
+    def account_kubeconfig(self, namespace: str, account: str) -> Path:
+        """A kubeconfig with the rights of a service account alone, as a pod of that account has them.
+
+        Raises:
+            ClusterError: there is no such account.
+        """
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        token = self.api().request("POST", path, {"spec": {"expirationSeconds": 86400}})["status"]["token"]
+        file = self.folder / "pki" / f"account-{namespace}-{account}.kubeconfig"
+        self.pki.write_kubeconfig(file, {"token": token}, self.record.server)
+        return file
+
     def create_certificates(self) -> None:
         """Make the authority, the certificates and the kubeconfigs of the control plane."""
         pki = self.pki
@@ -58,8 +70,8 @@ class ControlPlane:
         pki.issue_client("apiserver-kubelet", "apiserver-kubelet", "system:masters")
         for component in ("kube-controller-manager", "kube-scheduler"):
             pki.issue_client(component, f"system:{component}")
-            pki.write_kubeconfig(self._kubeconfig(component), component, self.record.server)
-        pki.write_kubeconfig(self.admin_kubeconfig, "admin", self.record.server)
+            pki.write_kubeconfig(self._kubeconfig(component), pki.user(component), self.record.server)
+        pki.write_kubeconfig(self.admin_kubeconfig, pki.user("admin"), self.record.server)
 
     def start(self) -> None:
         """Start what does not run, and wait until everything answers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,11 @@ class Node:
         return SimulatedMachine.open(self.name, root=self.folder / "machines")
 
     @property
+    def agent_port(self) -> int:
+        """A port for a program of the node: nodes share the machine's network."""
+        return self._port + 2
+
+    @property
     def cgroup(self) -> Cgroup:
         """What the node's programs and its pods run in."""
         return Cgroup(f"{self.cluster.cgroup}/{self.name}")
@@ -100,7 +106,7 @@ class Node:
         )
         self._create_machine()
         pki.issue_client(f"node-{self.name}", f"system:node:{self.name}", "system:nodes")
-        pki.write_kubeconfig(paths.kubeconfig, f"node-{self.name}", self.cluster.server)
+        pki.write_kubeconfig(paths.kubeconfig, pki.user(f"node-{self.name}"), self.cluster.server)
 
     def start(self, api: ApiClient) -> Node:
         """Start what does not run, and wait until the node is Ready.
@@ -181,11 +187,21 @@ class Node:
         return ["nsenter", f"--mount=/proc/{pid}/ns/mnt", "--", *command]
 
     def environment(self) -> dict[str, str]:
-        """This process's environment, with the node's name and what makes a program meet its simulated machine."""
-        environment = {**os.environ, "NODE_NAME": self.name}
-        if self.record.machine:
-            environment |= self.machine.environment()
-        return environment
+        """What a program inside the node has in its environment.
+
+        This process's own, the node's name, an administrator's KUBECONFIG, what makes a program meet the simulated machine, and a
+        PATH that leads to this interpreter's programs and to kubectl.
+        """
+        machine = self.machine.environment() if self.record.machine else {}
+        folders = (Path(sys.executable).parent, Path(self.binaries["kubectl"]).parent)
+        path = machine.get("PATH") or os.environ.get("PATH", os.defpath)
+        return {
+            **os.environ,
+            **machine,
+            "PATH": ":".join((*map(str, folders), path)),
+            "NODE_NAME": self.name,
+            "KUBECONFIG": str(self.folder / "kubeconfig"),
+        }
 
     def run(self, *command: str) -> str:
         """What a command prints that is run inside the node, with its simulated machine.
@@ -214,7 +230,7 @@ class Node:
 
     @property
     def _port(self) -> int:
-        return self.cluster.port(10 + 2 * self.record.index)
+        return self.cluster.port(10 + 3 * self.record.index)
 
     def _create_machine(self) -> None:
         if self.record.machine and not (self.folder / "machines" / self.name / "state").exists():

@@ -54,23 +54,19 @@ class Pki:
         subject = f"/O={group}/CN={user}" if group else f"/CN={user}"
         self._issue(name, subject, "extendedKeyUsage=clientAuth\n")
 
-    def write_kubeconfig(self, path: Path, client: str, server: str) -> None:
-        """Write a kubeconfig for a client certificate. It is JSON, which is YAML."""
+    def user(self, client: str) -> dict[str, str]:
+        """The credentials of a client certificate, as a kubeconfig has them."""
+        return {"client-certificate": str(self.certificate(client)), "client-key": str(self.key(client))}
+
+    def write_kubeconfig(self, path: Path, user: dict[str, str], server: str) -> None:
+        """Write a kubeconfig with a user's credentials. It is JSON, which is YAML."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
                 {"name": "cluster", "cluster": {"server": server, "certificate-authority": str(self.authority)}}
             ],
-            "users": [
-                {
-                    "name": "user",
-                    "user": {
-                        "client-certificate": str(self.certificate(client)),
-                        "client-key": str(self.key(client)),
-                    },
-                }
-            ],
+            "users": [{"name": "user", "user": user}],
             "contexts": [{"name": "context", "context": {"cluster": "cluster", "user": "user"}}],
             "current-context": "context",
         }

@@ -15,7 +15,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?")
 _FILE = "cluster.json"
 _SLOTS = 32
 _FIRST_PORT, _PORTS_PER_SLOT = 16000, 100
-_NODES_MAX = 40
+_NODES_MAX = 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ClusterRecord:
         return f"tranche-{self.name}"
 
     def port(self, offset: int) -> int:
-        """A port of this cluster: 0 to 9 for the control plane, then two for each node."""
+        """A port of this cluster: 0 to 9 for the control plane, then three for each node."""
         return _FIRST_PORT + self.slot * _PORTS_PER_SLOT + offset
 
     @property

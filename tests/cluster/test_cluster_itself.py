@@ -14,6 +14,7 @@ import pytest
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
 from cluster.errors import ClusterError
 from cluster.node import Node
+from cluster.units import Unit
 from cluster.waiting import wait_for
 
 from tests.cluster.machine_state import MachineState
@@ -62,6 +63,32 @@ def test_each_node_has_its_own_machine_and_the_kubelet_in_its_usual_place(p4d: N
         inside = node.run("stat", "--format=%i", "/var/lib/kubelet/device-plugins/kubelet.sock")
         assert int(inside) == (node.paths.device_plugins / "kubelet.sock").stat().st_ino
         assert node.paths.pod_resources_socket.is_socket()
+
+
+def test_a_program_in_the_background_of_a_node_is_ended_by_name_or_with_the_node(cluster: Cluster, g4dn: Node) -> None:
+    first = g4dn.start_program("first", ["sleep", "1000"])
+    second = g4dn.start_program("second", ["sleep", "1000"])
+    assert [_runs(first), _runs(second)] == [True, True]
+
+    first.stop()
+    assert [_runs(first), _runs(second)] == [False, True]
+
+    g4dn.power_off()
+    assert [_runs(first), _runs(second)] == [False, False]
+    g4dn.start(cluster.api)
+
+
+def test_a_service_accounts_kubeconfig_has_its_rights_and_no_more(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("create", "serviceaccount", "reader", "--namespace", namespace)
+    cluster.kubectl("create", "role", "reader", "--verb=get", "--resource=configmaps", "--namespace", namespace)
+    binding = ("rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:reader")
+    cluster.kubectl("create", *binding, "--namespace", namespace)
+    file = cluster.account_kubeconfig(namespace, "reader")
+    ask = ("auth", "can-i", "--kubeconfig", str(file), "--namespace", namespace)
+
+    wait_for("the role is known", lambda: cluster.kubectl(*ask, "get", "configmaps") == "yes\n")
+    with pytest.raises(ClusterError):
+        cluster.kubectl(*ask, "get", "secrets")
 
 
 def test_pods_run_on_while_kubelet_and_containerd_are_killed(cluster: Cluster, p4d: Node, namespace: str) -> None:
@@ -166,6 +193,10 @@ def test_a_cluster_of_a_living_owner_is_no_leftover(own_root: Path) -> None:
     assert remove_leftovers() == []
     with pytest.raises(ClusterError, match="there is a cluster"):
         Cluster.create(_OWN_NAME, {}, say=print)
+
+
+def _runs(unit: Unit) -> bool:
+    return unit.pid is not None
 
 
 def _containers(cluster: Cluster, namespace: str) -> set[str]:

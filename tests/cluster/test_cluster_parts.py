@@ -124,11 +124,11 @@ def test_clusters_share_no_port_no_subnet_and_no_bridge() -> None:
 
     def numbers(record: ClusterRecord) -> set[object]:
         ports = {record.port(offset) for offset in range(10)}
-        ports |= {record.port(10 + 2 * node.index + i) for node in record.nodes for i in (0, 1)}
+        ports |= {record.port(10 + 3 * node.index + i) for node in record.nodes for i in range(3)}
         return ports | {f(node) for node in record.nodes for f in (record.subnet, record.bridge)}
 
     assert numbers(RECORD).isdisjoint(numbers(other))
-    assert len(numbers(RECORD)) == 10 + 2 * 2 + 2 * 2
+    assert len(numbers(RECORD)) == 10 + 3 * 2 + 2 * 2
 
 
 def test_a_slot_that_is_taken_listened_on_or_routed_is_not_given_again() -> None:
