@@ -21,10 +21,10 @@ from tests.crash.aftermath import (
     one_further_command,
 )
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_plan, random_request
-from tranche.node.agent import Agent
+from tranche.node.agent import Agent, Held
 from tranche.planning.allocate import decide
 
-DEFAULT_CASES = 360
+DEFAULT_CASES = 240
 CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
 """How many crashes, about, over all families and both kinds of work; TRANCHE_CRASH_CASES asks for more."""
 
@@ -43,14 +43,16 @@ def _change(agent: Agent, scenario: Scenario, seed: int) -> None:
 
 
 def request_work(scenario: Scenario, seed: int) -> Work:
-    """A request that is served and given back."""
+    """A request that is served and, half of the time, given back."""
 
     def work(agent: Agent) -> None:
         rng = random.Random(f"request {seed}")
         request = random_request(agent.view(), rng)
         destroy = rng.random() < 0.5
         ticket = agent.enqueue(request, command="victim", pid=os.getpid())
-        agent.start(ticket, lambda view, queue: decide(view, request, adopt_foreign_destroy=destroy))
+        held = agent.start(ticket, lambda view, queue: decide(view, request, adopt_foreign_destroy=destroy))
+        if isinstance(held, Held) and rng.random() < 0.5:
+            agent.release(held.allocation.id, why="ended")
 
     return work
 

@@ -24,7 +24,7 @@ from tranche.hardware.simulator.machine import Client
 from tranche.node.locks import is_held
 from tranche.node.session import Places
 
-DEFAULT_CASES = 90
+DEFAULT_CASES = 60
 CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
 """How many crashes over all families; TRANCHE_CRASH_CASES asks for more."""
 

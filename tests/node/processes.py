@@ -65,11 +65,12 @@ class Child(Generic[T]):
         return result
 
     def end(self) -> None:
-        """Kill it if it still runs, and forget it."""
+        """Kill it if it still runs, and return when it is gone, also from between the fork and the exec of a program."""
         self.kill()
         self.wait()
         if self._results is not None:
-            os.close(self._results)
+            with os.fdopen(self._results, "rb") as stream:
+                stream.read()
             self._results = None
 
 

@@ -44,7 +44,9 @@ def run_to_death(node: Node, work: Callable[[Agent], None]) -> None:
         with node.agent() as agent:
             work(agent)
 
-    assert Child(victim).wait() == -signal.SIGKILL
+    child = Child(victim)
+    assert child.wait() == -signal.SIGKILL
+    child.end()
 
 
 def kinds(agent: Agent) -> list[str]:
@@ -82,7 +84,9 @@ def test_a_change_that_was_complete_is_done(a100: Node) -> None:
         with a100.agent(boundary=fuse) as agent:
             work(agent)
 
-    assert Child(victim).wait() == -signal.SIGKILL
+    child = Child(victim)
+    assert child.wait() == -signal.SIGKILL
+    child.end()
 
     def look() -> tuple[int, int, int, list[str]]:
         with a100.agent() as agent:
