@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, UnsuitableMachine
 
 ROOT = Path("/sys/fs/cgroup")
 _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
@@ -129,4 +129,7 @@ def _pids_in(file: Path) -> set[int]:
 
 def _pass_controllers_on(folder: Path) -> None:
     available = (folder / "cgroup.controllers").read_text().split()
-    (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in available))
+    try:
+        (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in available))
+    except OSError as error:
+        raise UnsuitableMachine(f"{folder} does not pass its controllers on: {error.strerror}") from error

@@ -16,7 +16,7 @@ from cluster.binaries import Binaries, ensure_binaries, find_binaries
 from cluster.cgroups import Cgroup
 from cluster.client import ApiClient
 from cluster.control_plane import ControlPlane
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.host import cluster_directories, clusters_directory, host_lock, prepare_host, restore_host
 from cluster.images import write_images
 from cluster.node import Node
@@ -50,10 +50,11 @@ class Cluster:
         `time_scale` is that of the simulated machines. The cluster counts as left over once `owner` (pid, start time) has ended.
 
         Raises:
-            ClusterError: no cluster can run here, there is one of that name, or a part of it does not start.
+            UnsuitableMachine: no cluster can run here.
+            ClusterError: there is one of that name, or a part of it does not start.
         """
         if reason := why_not():
-            raise ClusterError(f"no cluster can run here: {reason}")
+            raise UnsuitableMachine(f"no cluster can run here: {reason}")
         if not NAME.fullmatch(name):
             raise ClusterError(f"{name!r} is no name for a cluster", hint="use lower-case letters, digits and dashes")
         install_missing(say)
@@ -226,7 +227,7 @@ def _node_address() -> str:
     """The machine's first address that is not on loopback: a kubelet refuses to have one there.
 
     Raises:
-        ClusterError: it has none.
+        UnsuitableMachine: it has none.
     """
     listed = subprocess.run(
         ["ip", "-json", "-4", "address", "show", "scope", "global", "up"], capture_output=True, text=True, check=True
@@ -234,7 +235,7 @@ def _node_address() -> str:
     for interface in json.loads(listed.stdout):
         for address in interface.get("addr_info", []):
             return str(address["local"])
-    raise ClusterError("this machine has no IPv4 address outside loopback, and a node needs one")
+    raise UnsuitableMachine("this machine has no IPv4 address outside loopback, and a node needs one")
 
 
 def _delete_interface(name: str) -> None:

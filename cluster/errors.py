@@ -10,3 +10,7 @@ class ClusterError(Exception):
         super().__init__(message if not hint else f"{message}\n{hint}")
         self.message = message
         self.hint = hint
+
+
+class UnsuitableMachine(ClusterError):
+    """No cluster can run on this machine as it is: not Linux, not root, or something is missing that cannot be got."""

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.kits import CONTAINERD, GO_MODULE, KUBERNETES, Kit
 
 
@@ -19,11 +19,12 @@ def build_kits(kits: Sequence[Kit], target: Path, say: Callable[[str], None]) ->
     The programs appear in `target` only when all are built. Builds of two processes do not disturb each other.
 
     Raises:
-        ClusterError: there is no Go, or a module cannot be fetched or compiled.
+        UnsuitableMachine: there is no Go.
+        ClusterError: a module cannot be fetched or compiled.
     """
     go = shutil.which("go")
     if go is None:
-        raise ClusterError(
+        raise UnsuitableMachine(
             "the cluster's programs are neither installed nor downloadable, and there is no Go to build them with",
             hint="install Go, or name a folder that has them in TRANCHE_CLUSTER_BIN",
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.cgroups import hierarchies, is_unified
-from cluster.errors import ClusterError
+from cluster.errors import UnsuitableMachine
 
 # Program or file to the Debian package that has it.
 _PROGRAMS = {
@@ -53,14 +53,14 @@ def install_missing(say: Callable[[str], None]) -> None:
     """Install the packages that are missing, on Debian and its kin.
 
     Raises:
-        ClusterError: this is another distribution, or a package cannot be installed.
+        UnsuitableMachine: this is another distribution, or a package cannot be installed.
     """
     packages = _missing_packages()
     if not packages:
         return
     apt = shutil.which("apt-get")
     if apt is None:
-        raise ClusterError(f"a cluster needs {', '.join(packages)}", hint="install them with your package manager")
+        raise UnsuitableMachine(f"a cluster needs {', '.join(packages)}", hint="install them with your package manager")
     say(f"installing {', '.join(packages)}")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
@@ -68,9 +68,11 @@ def install_missing(say: Callable[[str], None]) -> None:
             [apt, "--quiet", *arguments], env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise ClusterError(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-1000:]}")
+            raise UnsuitableMachine(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-1000:]}")
     if still_missing := _missing_packages():
-        raise ClusterError(f"{', '.join(still_missing)} are installed, but what a cluster needs of them is not there")
+        raise UnsuitableMachine(
+            f"{', '.join(still_missing)} are installed, but what a cluster needs of them is not there"
+        )
 
 
 def _missing_packages() -> list[str]:
