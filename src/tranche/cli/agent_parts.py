@@ -32,6 +32,25 @@ def _device_plugin(services: NodeServices, values: Mapping[str, Any]) -> Compone
     return build_device_plugin(services, cdi_folder=values["cdi_folder"])
 
 
+def _mig_manager(services: NodeServices, values: Mapping[str, Any]) -> Component:
+    from tranche.kubernetes.drain import Policy
+    from tranche.kubernetes.mig_manager import MigManager, MigSettings
+
+    settings = MigSettings(
+        config_map=values["layouts"],
+        policy=Policy(values["in_use"]),
+        with_reboot=values["with_reboot"],
+        host_root=values["host_root"],
+    )
+    return MigManager(services, settings)
+
+
+def _feature_labels(services: NodeServices, values: Mapping[str, Any]) -> Component:
+    from tranche.kubernetes.feature_labeler import FeatureLabeler
+
+    return FeatureLabeler(services)
+
+
 PARTS: tuple[AgentPart, ...] = (
     AgentPart(
         "device-plugin",
@@ -46,4 +65,41 @@ PARTS: tuple[AgentPart, ...] = (
         ),
         _device_plugin,
     ),
+    AgentPart(
+        "mig-manager",
+        (
+            click.Option(
+                ["--layouts"],
+                metavar="NAME",
+                envvar="TRANCHE_LAYOUTS",
+                default="tranche-layouts",
+                show_default=True,
+                help="The ConfigMap of layouts, key config.yaml; without it a node has the layouts of its own GPUs.",
+            ),
+            click.Option(
+                ["--in-use"],
+                type=click.Choice(["wait", "refuse", "drain"]),
+                envvar="TRANCHE_IN_USE",
+                default="wait",
+                show_default=True,
+                help="What to do about a slice in use that is in a layout's way: wait for its end, refuse, evict its pod.",
+            ),
+            click.Option(
+                ["--with-reboot"],
+                is_flag=True,
+                envvar="WITH_REBOOT",
+                help="Restart the machine for a MIG mode that changes no other way.",
+            ),
+            click.Option(
+                ["--host-root"],
+                type=click.Path(path_type=Path),
+                envvar="HOST_ROOT_MOUNT",
+                default="/host",
+                show_default=True,
+                help="Where the host's root is mounted, for --with-reboot.",
+            ),
+        ),
+        _mig_manager,
+    ),
+    AgentPart("feature-labels", (), _feature_labels),
 )

@@ -11,9 +11,7 @@ from tranche.core.errors import TrancheError
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.api import KubeNode
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.feature_labels import changed_labels, feature_labels
-from tranche.kubernetes.live import Live
 from tranche.kubernetes.services import NodeServices
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -23,20 +21,19 @@ _log = logging.getLogger(__name__)
 
 
 class FeatureLabeler:
-    """A component of the node agent. `config` tells the MIG strategy; `clock` is seconds since the epoch."""
+    """A component of the node agent. `clock` is seconds since the epoch."""
 
     name = "feature-labels"
 
     def __init__(
         self,
         services: NodeServices,
-        config: Live[PluginConfig],
         *,
         clock: Callable[[], float] = time.time,
         host_facts: Callable[[Iterable[str]], HostFacts] = read_host_facts,
     ) -> None:
         self._services = services
-        self._config = config
+        self._config = services.plugin_config.latest
         self._clock = clock
         self._host_facts = host_facts
         self._wake = asyncio.Event()
