@@ -331,3 +331,22 @@ def test_gpus_that_were_switched_by_an_interrupted_change_are_switched_back(tmp_
 
     off, on = MigMode.DISABLED, MigMode.ENABLED
     assert in_child(modes) == [(off, off), (on, on)]
+
+
+def test_files_of_dead_sessions_are_removed_and_those_of_living_ones_are_not(a100: Node) -> None:
+    def work(agent: Agent) -> None:
+        change(agent, *enable(only(agent)))
+        die()
+
+    run_to_death(a100, work)
+    folder = a100.state_dir / "locks" / "sessions"
+    (dead,) = folder.iterdir()
+
+    def live() -> tuple[bool, int]:
+        with a100.agent() as agent, a100.agent() as other:
+            change(agent, create(only(agent), "1g.5gb", 0))
+            other.change(lambda view: Plan("nothing"))
+            return dead.exists(), len(list(folder.iterdir()))
+
+    assert in_child(live) == (False, 1)
+    assert list(folder.iterdir()) == []

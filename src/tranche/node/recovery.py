@@ -52,6 +52,10 @@ class Recovery:
                 records.remove_waiter(db, waiter_id)
             self._places.waiter(waiter_id).unlink(missing_ok=True)
             self._places.doorbell(waiter_id).unlink(missing_ok=True)
+        # Sessions begin under the decision lock, so none is between making its file and locking it.
+        for path in self._places.sessions():
+            if not is_held(path):
+                path.unlink(missing_ok=True)
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
@@ -73,7 +77,6 @@ class Recovery:
         if complete and plan.status is journal.PlanStatus.RUNNING and not plan.allocation_id:
             with self._ledger.write() as db:
                 journal.close_plan(db, plan.id, journal.PlanStatus.DONE)
-            self._places.session(plan.session).unlink(missing_ok=True)
             return
         self._executor.undo(plan.id, allocation_id=plan.allocation_id)
         with self._ledger.write() as db:
@@ -83,7 +86,6 @@ class Recovery:
             records.add_event(db, self._clock(), "Recovered", message, allocation_id=plan.allocation_id)
         if plan.allocation_id:
             self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
-        self._places.session(plan.session).unlink(missing_ok=True)
 
     def _interrupted_plans(self, db: sqlite3.Connection) -> list[journal.PlanRecord]:
         return [plan for plan in journal.running_plans(db) if not is_held(self._places.session(plan.session))]

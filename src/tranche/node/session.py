@@ -31,6 +31,11 @@ class Places:
         """Held while the process of that session lives."""
         return self.state_dir / "locks" / "sessions" / name
 
+    def sessions(self) -> list[Path]:
+        """The lock files of all sessions, living and dead."""
+        folder = self.state_dir / "locks" / "sessions"
+        return list(folder.iterdir()) if folder.is_dir() else []
+
     def allocation(self, allocation_id: str) -> Path:
         """Held by `tranche run` and, inherited, by its workload."""
         return self.state_dir / "locks" / "allocations" / allocation_id
