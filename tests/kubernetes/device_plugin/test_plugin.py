@@ -1,0 +1,310 @@
+"""The whole plugin on a simulated machine, against a kubelet on real sockets: what changes is told, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
+from tests.kubernetes.test_inventory import Kubelet as PodResourcesStandIn
+from tests.node.machines import Node, change, create, enable, node_of
+from tranche.core.errors import KubernetesUnavailable
+from tranche.hardware.gpu_events import GpuEventStream
+from tranche.hardware.nvml_links import read_links
+from tranche.hardware.nvml_recovery import needs_recovery
+from tranche.hardware.simulator.build import ensure_built
+from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
+from tranche.kubernetes.api import ConfigMap, KubeNode, Severity
+from tranche.kubernetes.device_plugin.announcements import Announcer
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.device_plugin.health import QUIET_SECONDS
+from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
+from tranche.kubernetes.gpu_events import GpuEvents
+from tranche.kubernetes.inventory import BEING_ADMITTED, Inventory
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.node_agent import NodeAgent
+from tranche.node.agent import Agent
+
+GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
+
+
+class Api:
+    """The two things that the plugin asks of an API server."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Severity, str, str]] = []
+        self.config_map: Live[ConfigMap | None] = Live()
+        self.failures = 0
+
+    async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KubernetesUnavailable("no API server")
+        self.events.append((severity, reason, message))
+
+    async def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
+        async for value in self.config_map.changes():
+            yield value
+
+    @property
+    def reasons(self) -> list[str]:
+        return [reason for _, reason, _ in self.events]
+
+
+class Rig:
+    """Everything around the plugin; `skip` moves its clock."""
+
+    def __init__(self, node: Node, agent: Agent, **settings: object) -> None:
+        self.node, self.agent = node, agent
+        self.api = Api()
+        self.kubelet = KubeletStandIn(node.folder / "plugins")
+        self.kube_node: Live[KubeNode | None] = Live()
+        self.kube_node.publish(KubeNode("n"))
+        self.cdi_folder = node.folder / "cdi"
+        self._skipped = 0.0
+        flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
+        start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
+        self.inventory = Inventory(agent.view, PodResourcesStandIn(), clock=self.clock, period=3600.0)
+        self.config = ConfigSource(start, self.api, "ns", self.kube_node)  # type: ignore[arg-type]
+        self.events = GpuEvents(GpuEventStream, self.inventory)
+        files = SimulatedDeviceFiles(node.machine.state, ensure_built())
+        self.plugin = DevicePlugin(
+            self.config,
+            self.inventory,
+            self.events,
+            Machine(lambda config: files, read_links, needs_recovery),
+            Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
+            clock=self.clock,
+            cdi_folder=self.cdi_folder,
+        )
+
+    def clock(self) -> float:
+        return time.monotonic() + self._skipped
+
+    def skip(self, seconds: float) -> None:
+        self._skipped += seconds
+
+    async def counts(self, expected: dict[str, tuple[int, int]]) -> None:
+        """Return when the kubelet knows just that."""
+        await until(lambda: self.kubelet.counts() == expected, f"{expected}")
+
+    async def strike(self, expected: dict[str, tuple[int, int]], *inject: Callable[[], None]) -> None:
+        """Have the driver report errors until the kubelet knows just that: what nobody listened to yet is reported again."""
+
+        def struck() -> bool:
+            for each in inject:
+                each()
+            return self.kubelet.counts() == expected
+
+        await until(struck, f"{expected}")
+
+    async def cut(self, gpu: int, *slices: tuple[str, int]) -> None:
+        """Put a GPU into MIG mode, and make slices on it; the inventory looks afterwards."""
+        state = self.agent.view().node.gpus[gpu]
+        steps = [] if state.mig_enabled else enable(state)
+        await asyncio.to_thread(change, self.agent, *steps, *(create(state, name, start) for name, start in slices))
+        await self.inventory.refresh()
+
+
+def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]], *boards: str, **settings: object) -> None:
+    async def main(agent: Agent, node: Node) -> None:
+        rig = Rig(node, agent, **settings)
+        await rig.kubelet.start()
+        components = (rig.inventory, rig.config, rig.events, rig.plugin)
+        hosted = asyncio.create_task(NodeAgent(components, clock=rig.clock).run())
+        try:
+            await scenario(rig)
+        finally:
+            hosted.cancel()
+            with suppress(asyncio.CancelledError):
+                await hosted
+            await rig.kubelet.stop()
+            await asyncio.get_running_loop().shutdown_default_executor()
+
+    node = node_of(folder, *(boards or ("A100-40GB", "A100-40GB")))
+    with node.agent() as agent:
+        asyncio.run(main(agent, node))
+
+
+def test_a_change_of_the_cut_is_told_with_no_restart(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        await until(lambda: rig.plugin.ready().ready, "ready")
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1), ("3g.20gb", 4))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2), "nvidia.com/mig-3g.20gb": (1, 1)})
+        await rig.cut(0, ("1g.5gb", 2))
+        await rig.counts({GPU: (1, 1), SLICE: (3, 3), "nvidia.com/mig-3g.20gb": (1, 1)})
+        assert [each.resource_name for each in rig.kubelet.registrations].count(SLICE) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_allocate_gives_what_the_simulated_slice_needs_and_notes_the_hand_over(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        first, second = rig.kubelet.devices[SLICE]
+        answer = await rig.kubelet.allocate(SLICE, first)
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == first
+        assert "/run/tranche/simulator/state" in {mount.container_path for mount in answer.mounts}
+        await rig.inventory.refresh()
+        assert rig.inventory.latest.value.holders == {first: BEING_ADMITTED}
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown device: MIG-unknown"):
+            await rig.kubelet.allocate(SLICE, "MIG-unknown")
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):
+            await rig.kubelet.allocate(GPU, second)
+
+    run(tmp_path, scenario)
+
+
+def test_condemned_devices_are_withdrawn_refused_and_come_back(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        condemned, _ = rig.kubelet.devices[SLICE]
+        async with rig.inventory.condemning([condemned]):
+            with pytest.raises(grpc.aio.AioRpcError, match="about to be taken away"):
+                await rig.kubelet.allocate(SLICE, condemned)
+            await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+
+    run(tmp_path, scenario)
+
+
+def test_an_xid_makes_every_sibling_sick_until_a_quiet_minute_has_passed(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1), ("2g.10gb", 2))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2), "nvidia.com/mig-2g.10gb": (1, 1)})
+        machine = rig.node.machine
+        await rig.strike(
+            {GPU: (1, 1), SLICE: (2, 0), "nvidia.com/mig-2g.10gb": (1, 0)},
+            lambda: machine.inject_xid(1, 31),
+            lambda: machine.inject_xid(0, 48),
+        )
+        await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said")
+        assert "XID 48" in rig.api.events[-1][2]
+        rig.skip(QUIET_SECONDS)
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2), "nvidia.com/mig-2g.10gb": (1, 1)})
+
+    run(tmp_path, scenario)
+
+
+def test_an_xid_of_one_instance_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        sick = rig.agent.view().node.gpus[0].instances[1]
+        machine = rig.node.machine
+        await rig.strike(
+            {GPU: (1, 1), SLICE: (2, 1)},
+            lambda: machine.inject_xid(0, 95, gpu_instance_id=sick.id, compute_instance_id=0),
+        )
+        assert rig.kubelet.devices[SLICE][sick.compute_instances[0].uuid].health == "Unhealthy"
+
+    run(tmp_path, scenario)
+
+
+def test_a_lost_gpu_keeps_its_devices_listed_as_sick_until_it_is_back(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        rig.node.machine.inject_lost(0)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (1, 1), SLICE: (2, 0)})
+        rig.node.machine.inject_lost(0, lost=False)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+
+    run(tmp_path, scenario)
+
+
+def test_an_invalid_single_layout_is_zero_with_an_event_and_heals(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.api.failures = 1
+        await rig.cut(0, ("1g.5gb", 0))
+        await rig.counts({GPU: (0, 0)})
+        await until(lambda: rig.plugin.ready().ready, "an invalid layout is no failure of the plugin")
+        await until(lambda: not rig.api.failures, "it was tried")
+        rig.skip(10)
+        await until(lambda: "MigStrategySingleInvalid" in rig.api.reasons, "said once the API server answers")
+        (said,) = [event for event in rig.api.events if event[1] == "MigStrategySingleInvalid"]
+        assert said[0] is Severity.WARNING
+        assert "same migEnabled value: GPU 1 is not in MIG mode" in said[2]
+        await rig.cut(1, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (3, 3)})
+
+    socket = str(tmp_path / "plugins" / "kubelet.sock")
+    run(tmp_path, scenario, flags={"--mig-strategy": "single", "--kubelet-socket": socket})
+
+
+def test_a_config_map_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0))
+        await until(lambda: "there is no ConfigMap plugin" in rig.config.ready().why, "no configuration yet")
+        assert not rig.plugin.ready().ready
+        data = {"default": "version: v1", "cut": "version: v1\nflags: {migStrategy: mixed}"}
+        rig.api.config_map.publish(ConfigMap("ns", "plugin", data))
+        await rig.counts({GPU: (2, 2)})
+        rig.kube_node.publish(KubeNode("n", labels={"nvidia.com/device-plugin.config": "cut"}))
+        await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        rig.api.config_map.publish(
+            ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: both}"})
+        )
+        await until(lambda: "DevicePluginConfigInvalid" in rig.api.reasons, "said")
+        assert "'both' is none of" in rig.api.events[-1][2]
+        assert rig.kubelet.counts() == {GPU: (1, 1), SLICE: (1, 1)}
+        rig.api.config_map.publish(
+            ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: none}"})
+        )
+        rig.skip(10)
+        await until(lambda: rig.kubelet.counts()[GPU] == (2, 2), "the corrected one is in effect")
+
+    async def main(rig: Rig) -> None:
+        rig.api.config_map.publish(None)
+        await scenario(rig)
+
+    socket = str(tmp_path / "plugins" / "kubelet.sock")
+    run(tmp_path, main, config_map="plugin", flags={"--kubelet-socket": socket})
+
+
+def test_cdi_specifications_are_there_before_the_devices_are(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        specification = rig.cdi_folder / "k8s.device-plugin.nvidia.com-gpu.json"
+
+        def names() -> set[str]:
+            return {device["name"] for device in json.loads(specification.read_text())["devices"]}
+
+        await rig.counts({GPU: (2, 2)})
+        assert names() == set(rig.kubelet.devices[GPU])
+        await rig.cut(0, ("1g.5gb", 0))
+        await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        (uuid,) = rig.kubelet.devices[SLICE]
+        assert uuid in names()
+        answer = await rig.kubelet.allocate(SLICE, uuid)
+        assert [device.name for device in answer.cdi_devices] == [f"k8s.device-plugin.nvidia.com/gpu={uuid}"]
+        assert not answer.envs
+
+    socket = str(tmp_path / "plugins" / "kubelet.sock")
+    flags = {"--mig-strategy": "mixed", "--kubelet-socket": socket, "--device-list-strategy": ["cdi-cri"]}
+    run(tmp_path, scenario, flags=flags)
+
+
+def test_linked_gpus_are_preferred_together(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        uuids = [gpu.uuid for gpu in rig.agent.view().node.gpus]
+        links = read_links()
+        assert len(links) == 6
+        assert all(score >= 100 for score in links.values()), "an A100 has NVLinks to the switch"
+        chosen = await rig.kubelet.prefer(GPU, uuids, 2)
+        assert set(chosen) <= set(uuids)
+        assert len(chosen) == 2
+
+    run(tmp_path, scenario, *["A100-40GB"] * 4)
