@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
@@ -32,7 +33,10 @@ class Child(Generic[T]):
         self._status: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
+        with warnings.catch_warnings():
+            # From Python 3.12 on forking beside threads is warned of; those of the test runner hold nothing that a child needs.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
         if self.pid == 0:
             os.close(reading)
             _run(work, results)

@@ -350,3 +350,29 @@ def test_files_of_dead_sessions_are_removed_and_those_of_living_ones_are_not(a10
 
     assert in_child(live) == (False, 1)
     assert list(folder.iterdir()) == []
+
+
+def test_a_restart_of_the_machine_frees_everything_and_forgets_the_instances(tmp_path: Path) -> None:
+    node = node_of(tmp_path, "A100-40GB", "H100-80GB-SXM")
+
+    def work(agent: Agent) -> None:
+        ampere, hopper = agent.view().node.gpus
+        change(agent, *enable(ampere), *enable(hopper), create(hopper, "1g.10gb", 0))
+        ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
+        agent.start(ticket, lambda view, queue: decide(view, SMALL))
+        agent.enqueue(SMALL, command="waits", pid=os.getpid())
+        agent.change(lambda view: Plan("interrupted", (create(hopper, "1g.10gb", 1),)), progress=die_at("create"))
+
+    run_to_death(node, work)
+    node.machine.reboot()
+
+    def look() -> tuple[list[MigMode], int, int, int, int, list[str]]:
+        with node.agent() as agent:
+            agent.change(lambda view: Plan("nothing"))
+            view = agent.view()
+            left = [event.kind for event in agent.events() if event.kind == "UndoIncomplete"]
+            instances = sum(len(gpu.instances) for gpu in view.node)
+            modes = [gpu.mode for gpu in view.node]
+            return modes, instances, len(view.allocations), len(view.owned), len(agent.waiters()), left
+
+    assert in_child(look) == ([MigMode.ENABLED, MigMode.DISABLED], 0, 0, 0, 0, [])
