@@ -15,6 +15,8 @@ from tranche.core.state import ComputeInstance, GpuInstance, Process
 
 _NO_INSTANCE = 0xFFFFFFFF
 _COMPUTE_PROFILE_ENUMS = range(9)
+_LOOKS = 10
+_GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[Process]]:
@@ -60,7 +62,7 @@ def read_mig_devices(handle: Any) -> dict[tuple[int, int], tuple[int, str]]:
             devices[gi_id, ci_id] = (index, pynvml.nvmlDeviceGetUUID(device))
         except pynvml.NVMLError as error:
             # Indexes have no gaps (nvml.h), but an instance may vanish between two calls.
-            if error.value in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            if error.value in _GONE:
                 continue
             raise
     return devices
@@ -79,7 +81,29 @@ class InstanceReader:
         profiles: Sequence[GpuInstanceProfile],
         processes: Mapping[tuple[int | None, int | None], Sequence[Process]],
     ) -> tuple[GpuInstance, ...]:
-        """Every GPU instance on the GPU, by placement."""
+        """Every GPU instance on the GPU, by placement.
+
+        It takes many calls, and another process may cut the GPU between two of them: an instance is gone, or the indexes of the
+        MIG devices have moved and one was passed over. So the GPU is looked at again until the looks agree with themselves.
+        """
+        for look in range(1, _LOOKS + 1):
+            try:
+                instances = self._read_once(handle, gpu_uuid, profiles, processes)
+            except pynvml.NVMLError as error:
+                if error.value not in _GONE or look == _LOOKS:
+                    raise
+                continue
+            if all(ci.uuid for instance in instances for ci in instance.compute_instances):
+                break
+        return instances
+
+    def _read_once(
+        self,
+        handle: Any,
+        gpu_uuid: str,
+        profiles: Sequence[GpuInstanceProfile],
+        processes: Mapping[tuple[int | None, int | None], Sequence[Process]],
+    ) -> tuple[GpuInstance, ...]:
         devices: dict[tuple[int, int], tuple[int, str]] | None = None
         instances: list[GpuInstance] = []
         for profile in profiles:

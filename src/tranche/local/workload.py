@@ -29,7 +29,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[st
             continue
         instance = gpu.instance_at(grant.placement)
         slice_ = None if instance is None or instance.profile != grant.profile else instance.whole_slice
-        if slice_ is None:
+        if slice_ is None or not slice_.uuid:
             raise VerificationFailed(
                 f"{gpu.label}: the granted {grant.profile} at {grant.placement} is not there",
                 hint="another tool cut the GPU at the same moment; run the command again",

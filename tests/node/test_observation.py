@@ -1,0 +1,57 @@
+"""What is seen of a GPU while another process cuts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.node.machines import Node, change, create, destroy, enable, node_of
+from tests.node.processes import Child, in_child
+from tranche.core.state import GpuState
+from tranche.node.agent import Agent
+
+
+def only(agent: Agent) -> GpuState:
+    return agent.view().node.gpus[0]
+
+
+def prepare(node: Node) -> str:
+    """An A100 with an instance that stays at the end of the grid; its device's UUID."""
+    with node.agent() as agent:
+        change(agent, *enable(only(agent)))
+        change(agent, create(only(agent), "1g.5gb", 6))
+        return only(agent).instances[0].compute_instances[0].uuid
+
+
+def test_an_instance_is_seen_whole_while_its_neighbours_come_and_go(tmp_path: Path) -> None:
+    """MIG devices are listed by index, and the indexes move when one goes."""
+    node = node_of(tmp_path, "A100-40GB")
+    uuid = in_child(lambda: prepare(node))
+
+    def recut_without_end() -> None:
+        with node.agent() as agent:
+            gpu = only(agent)
+            while True:
+                for start in range(4):
+                    change(agent, create(gpu, "1g.5gb", start))
+                for start in range(4):
+                    change(agent, destroy(gpu, "1g.5gb", start))
+
+    def watch() -> list[list[str]]:
+        seen = []
+        with node.driver() as driver:
+            for _ in range(400):
+                (gpu,) = driver.observe().gpus
+                last = gpu.instances[-1]
+                seen.append([ci.uuid for ci in last.compute_instances])
+        return seen
+
+    cutter = Child(recut_without_end)
+    try:
+        seen = in_child(watch)
+        os.kill(cutter.pid, 0)
+    finally:
+        cutter.end()
+    assert cutter.wait() == -signal.SIGKILL
+    assert seen == [[uuid]] * 400
