@@ -150,7 +150,12 @@ class Cluster:
             ClusterError: it fails; the message is what it said.
         """
         done = subprocess.run(
-            [self.binaries["kubectl"], f"--kubeconfig={self.kubeconfig}", *arguments],
+            [
+                self.binaries["kubectl"],
+                f"--kubeconfig={self.kubeconfig}",
+                f"--cache-dir={self.folder}/kubectl",
+                *arguments,
+            ],
             input=stdin,
             capture_output=True,
             text=True,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # What a kubelet and the bridge plugin write to.
-_SYSCTLS = (
+SYSCTLS = (
     "kernel/panic",
     "kernel/panic_on_oops",
     "kernel/keys/root_maxkeys",
@@ -65,7 +65,7 @@ def prepare_host() -> None:
     """
     record = clusters_directory() / _RECORD
     if not record.exists():
-        sysctls = {name: value for name in _SYSCTLS if (value := _read_sysctl(name)) is not None}
+        sysctls = {name: value for name in SYSCTLS if (value := read_sysctl(name)) is not None}
         unfinished = record.with_suffix(".new")
         unfinished.write_text(json.dumps({"sysctls": sysctls, "folders": _folders_to_make()}, indent=2) + "\n")
         unfinished.replace(record)
@@ -82,7 +82,7 @@ def restore_host() -> None:
     if record.exists():
         before = json.loads(record.read_text())
         for name, value in before["sysctls"].items():
-            if _read_sysctl(name) != value:
+            if read_sysctl(name) != value:
                 (Path("/proc/sys") / name).write_text(value)
         for folder in before["folders"]:
             if os.path.isdir(folder) and not os.listdir(folder):
@@ -100,7 +100,8 @@ def _folders_to_make() -> list[str]:
     return sorted(missing, key=len, reverse=True)
 
 
-def _read_sysctl(name: str) -> str | None:
+def read_sysctl(name: str) -> str | None:
+    """A kernel parameter, by its path below /proc/sys; None where the kernel has none of that name."""
     try:
         return (Path("/proc/sys") / name).read_text().strip()
     except OSError:

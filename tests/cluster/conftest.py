@@ -64,6 +64,8 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     wait_for(f"namespace {name} has its service account", lambda: cluster.api.get(account))
     yield name
+    # A test that failed may have left a part of the cluster down.
+    cluster.start(_say)
     # What makes pods goes first, or it would make new ones.
     cluster.kubectl("delete", "deployments,replicasets,daemonsets,statefulsets,jobs", "--all", "--namespace", name)
     # Without force: a pod that is gone from the API server then holds no device any more.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.cgroups import Cgroup, hierarchies
-from cluster.host import NODE_FOLDERS, clusters_directory
+from cluster.host import NODE_FOLDERS, SYSCTLS, clusters_directory
 
 # Counters and what the kernel itself moves on.
 _MOVING = ("kernel/random", "kernel/ns_last_pid", "fs/", "net/netfilter/nf_conntrack_count", "kernel/pty/nr", "debug")
@@ -15,7 +15,10 @@ _MOVING = ("kernel/random", "kernel/ns_last_pid", "fs/", "net/netfilter/nf_connt
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """Mounts, cgroups, interfaces, kernel parameters and folders of the machine, and programs of a cluster that run."""
+    """Mounts, cgroups, interfaces, kernel parameters and folders of the machine, and programs of a cluster that run.
+
+    Not among the parameters are those that every kubelet sets: one of another cluster may do so at any time.
+    """
 
     mounts: frozenset[str]
     cgroups: frozenset[str]
@@ -31,7 +34,7 @@ class MachineState:
         return cls(
             frozenset(Path("/proc/mounts").read_text().splitlines()),
             frozenset(str(folder) for root in hierarchies() for folder in root.glob(f"tranche-{cluster}")),
-            frozenset(os.listdir("/sys/class/net")),
+            frozenset(_interfaces()),
             frozenset(_sysctls()),
             frozenset(str(path) for place in places if place.is_dir() for path in place.iterdir()),
             frozenset(_programs(cluster)),
@@ -46,13 +49,24 @@ class MachineState:
         }
 
 
+def _interfaces() -> list[str]:
+    """Network interfaces but for the ends of pods' links that are in use: those of other clusters come and go."""
+    interfaces = Path("/sys/class/net").iterdir()
+    return [path.name for path in interfaces if not (path.name.startswith("veth") and (path / "master").exists())]
+
+
 def _sysctls() -> list[tuple[str, str]]:
     values = []
     for folder, _, names in os.walk("/proc/sys"):
         for name in names:
             path = Path(folder) / name
             key = str(path.relative_to("/proc/sys"))
-            if not key.startswith(_MOVING) and (value := _value(path)) is not None:
+            if (
+                not key.startswith(_MOVING)
+                and key not in SYSCTLS
+                and "/veth" not in key
+                and (value := _value(path)) is not None
+            ):
                 values.append((key, value))
     return values
 
