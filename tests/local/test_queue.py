@@ -1,0 +1,107 @@
+"""Waiting in one process: patience, what is tried again, and what somebody else's trouble must not cost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.node.machines import Node, change, create, enable, node_of
+from tests.node.processes import isolated
+from tranche.core.errors import GpuBusy, NoRoom, WaitTimeout
+from tranche.core.profile import parse_profile
+from tranche.core.request import MigSlice, Request
+from tranche.local.queue import Patience, Queue
+from tranche.node.agent import Agent, Held
+from tranche.planning.allocate import Waiting
+
+IN_USE, UNKNOWN = 19, 999
+WHOLE = Request(MigSlice(parse_profile("7g.40gb")))
+
+
+@pytest.fixture
+def a100(tmp_path: Path) -> Node:
+    """One A100 40 GB, MIG mode off."""
+    return node_of(tmp_path, "A100-40GB")
+
+
+def acquire(agent: Agent, **options: object) -> Held:
+    settings: dict[str, object] = {"patience": Patience(wait=False), **options}
+    return Queue(agent).acquire(WHOLE, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
+
+
+@isolated
+def test_what_another_program_disturbed_is_decided_again(a100: Node) -> None:
+    with a100.agent() as agent:
+        change(agent, *enable(agent.view().node.gpus[0]))
+        a100.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", IN_USE, calls=1)
+        held = acquire(agent)
+        assert [allocation.id for allocation in agent.view().allocations] == [held.allocation.id]
+        assert [event.kind for event in agent.events()].count("Undone") == 1
+
+
+@isolated
+def test_what_stays_disturbed_is_given_up_and_leaves_nothing(a100: Node) -> None:
+    with a100.agent() as agent:
+        change(agent, *enable(agent.view().node.gpus[0]))
+        a100.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", IN_USE, calls=1_000)
+        with pytest.raises(GpuBusy):
+            acquire(agent)
+        view = agent.view()
+        assert (view.allocations, agent.waiters()) == ((), ())
+        assert view.node.gpus[0].instances == ()
+
+
+@isolated
+def test_who_will_not_wait_is_told_why(a100: Node) -> None:
+    with a100.agent() as agent, a100.agent() as other:
+        acquire(other)
+        with pytest.raises(NoRoom, match="GPU 0") as caught:
+            acquire(agent)
+        assert "tranche explain" in caught.value.hint
+        assert agent.waiters() == ()
+
+
+@isolated
+def test_who_waits_is_told_how_many_are_ahead_until_patience_ends(a100: Node) -> None:
+    told: list[int] = []
+
+    def note(outcome: Waiting, ahead: int) -> None:
+        told.append(ahead)
+
+    with a100.agent() as agent, a100.agent() as other:
+        acquire(other)
+        first = other.enqueue(WHOLE, command="first", pid=os.getpid())
+        with pytest.raises(WaitTimeout, match=r"0\.05 s"):
+            acquire(agent, patience=Patience(seconds=0.05), waiting=note)
+        assert [waiter.id for waiter in agent.waiters()] == [first.id]
+    assert set(told) == {1}
+
+
+@isolated
+def test_a_share_is_given_back_whatever_ails_the_machine(a100: Node) -> None:
+    """Ringing the next waiter takes a look at the machine; that look may fail, the release may not."""
+    with a100.agent() as agent, a100.agent() as other:
+        held = acquire(agent)
+        other.enqueue(WHOLE, command="next", pid=os.getpid())
+        a100.machine.inject_error("nvmlDeviceGetCount_v2", UNKNOWN, calls=1)
+        a100.machine.inject_error("nvmlDeviceGetUUID", UNKNOWN, calls=1)
+        Queue(agent).release(held.allocation.id, why="ended")
+        a100.machine.clear_injections()
+        assert agent.view().allocations == ()
+
+
+@isolated
+def test_nobody_is_overtaken_by_a_request_for_the_same_gpu(a100: Node) -> None:
+    with a100.agent() as agent, a100.agent() as other:
+        change(agent, *enable(agent.view().node.gpus[0]))
+        change(agent, create(agent.view().node.gpus[0], "1g.5gb", 0))
+        small = Request(MigSlice(parse_profile("1g.5gb")))
+        held = Queue(agent).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        large = other.enqueue(WHOLE, command="large", pid=os.getpid())
+        with pytest.raises(NoRoom, match=large.id):
+            Queue(agent).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        other.leave(large)
+        Queue(agent).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        assert held.allocation.id in {allocation.id for allocation in agent.view().allocations}
