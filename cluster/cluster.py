@@ -21,7 +21,7 @@ from cluster.host import cluster_directories, clusters_directory, host_lock, pre
 from cluster.images import write_images
 from cluster.node import Node
 from cluster.preflight import install_missing, why_not
-from cluster.record import NAME, ClusterRecord, free_slot, load_record
+from cluster.record import NAME, ClusterRecord, free_slot, load_record, port_is_free
 from cluster.waiting import wait_for
 
 Say = Callable[[str], None]
@@ -64,10 +64,10 @@ class Cluster:
             if folder.exists():
                 raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
             record = _claimed(ClusterRecord(name, 0, _node_address(), time_scale, owner))
-            prepare_host()
-            folder.mkdir()
             for node, machine in nodes.items():
                 record = record.with_node(node, machine)
+            prepare_host()
+            folder.mkdir()
             record.save(folder)
         cluster = cls(folder, record, binaries)
         cluster.start(say)
@@ -191,19 +191,13 @@ def remove_cluster(name: str) -> bool:
         ClusterError: a process or a cgroup does not go.
     """
     folder = clusters_directory() / name
-    record = load_record(folder)
-    if not folder.exists():
-        return False
-    cgroup = Cgroup(ClusterRecord(name, 0, "").cgroup)
-    cgroup.kill()
-    cgroup.remove()
-    if record is not None:
-        for bridge in map(record.bridge, record.nodes):
-            _delete_interface(bridge)
-    _remove_folder(folder)
-    with host_lock():
-        restore_host()
-    return True
+    existed = folder.exists()
+    if existed:
+        _remove_parts(name, folder)
+    if clusters_directory().exists():
+        with host_lock():
+            restore_host()
+    return existed
 
 
 def remove_leftovers() -> list[str]:
@@ -223,9 +217,22 @@ def this_process() -> tuple[int, int]:
     return os.getpid(), _start_time(os.getpid())
 
 
+def _remove_parts(name: str, folder: Path) -> None:
+    """End a cluster's processes, and remove its cgroups, bridges and files."""
+    record = load_record(folder)
+    cgroup = Cgroup(ClusterRecord(name, 0, "").cgroup)
+    cgroup.kill()
+    cgroup.remove()
+    if record is not None:
+        for bridge in map(record.bridge, record.nodes):
+            _delete_interface(bridge)
+    _remove_folder(folder)
+
+
 def _claimed(record: ClusterRecord) -> ClusterRecord:
     routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
-    return replace(record, slot=free_slot([r for r in map(load_record, cluster_directories()) if r], routes))
+    taken = [other for other in map(load_record, cluster_directories()) if other is not None]
+    return replace(record, slot=free_slot(taken, routes, port_is_free))
 
 
 def _node_address() -> str:

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # What a kubelet and the bridge plugin write to.
@@ -48,14 +48,11 @@ def cluster_directories() -> list[Path]:
 @contextmanager
 def host_lock() -> Iterator[None]:
     """Hold off other processes that begin or end a cluster."""
-    root = clusters_directory()
-    while True:
-        root.mkdir(parents=True, exist_ok=True)
-        with (root / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is_still(root / "lock", lock.fileno()):
-                yield
-                return
+    lock = _locked()
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def prepare_host() -> None:
@@ -89,7 +86,8 @@ def restore_host() -> None:
                 os.rmdir(folder)
         record.unlink()
     (root / "lock").unlink()
-    root.rmdir()
+    with suppress(OSError):  # who waited for the lock may have made a new one already
+        root.rmdir()
 
 
 def _folders_to_make() -> list[str]:
@@ -108,8 +106,22 @@ def read_sysctl(name: str) -> str | None:
         return None
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether a lock file that was waited for is still the one at its path: its last holder may have removed it."""
+def _locked() -> int:
+    """The lock file, open and locked. Its last holder may have removed it, and the folder with it: then it is made anew."""
+    path = clusters_directory() / "lock"
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_at(path, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
     try:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:

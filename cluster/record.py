@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cluster.errors import ClusterError
+from tranche.hardware.simulator import MACHINE_TYPES
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?")
 _FILE = "cluster.json"
@@ -78,8 +79,10 @@ class ClusterRecord:
         """The record with one more node.
 
         Raises:
-            ClusterError: the name is no node name, is taken, or there are as many nodes as ports.
+            ClusterError: the name is no node name or is taken, the type is unknown, or there are as many nodes as ports.
         """
+        if machine and machine not in MACHINE_TYPES:
+            raise ClusterError(f"{machine!r} is no machine type", hint=f"the types are {', '.join(MACHINE_TYPES)}")
         if not NAME.fullmatch(name):
             raise ClusterError(f"{name!r} is no name for a node", hint="use lower-case letters, digits and dashes")
         if any(node.name == name for node in self.nodes):
@@ -107,8 +110,8 @@ def load_record(folder: Path) -> ClusterRecord | None:
         return None
 
 
-def free_slot(taken: Sequence[ClusterRecord], routes: str) -> int:
-    """A slot that no cluster has, whose first ports nobody listens on and whose subnets are not routed.
+def free_slot(taken: Sequence[ClusterRecord], routes: str, is_free: Callable[[int], bool]) -> int:
+    """A slot that no cluster has, whose first ports are free and whose subnets are not routed.
 
     `routes` is what `ip route` prints.
 
@@ -118,12 +121,13 @@ def free_slot(taken: Sequence[ClusterRecord], routes: str) -> int:
     used = {record.slot for record in taken}
     for slot in range(_SLOTS):
         probe = ClusterRecord("", slot, "")
-        if slot not in used and f"10.{200 + slot}." not in routes and all(_is_free(probe.port(i)) for i in range(10)):
+        if slot not in used and f"10.{200 + slot}." not in routes and all(is_free(probe.port(i)) for i in range(10)):
             return slot
     raise ClusterError("this machine has no ports and subnets left for one more cluster")
 
 
-def _is_free(port: int) -> bool:
+def port_is_free(port: int) -> bool:
+    """Whether nobody listens on a port of loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
 from cluster.errors import ClusterError
-from cluster.host import SYSCTLS, read_sysctl
+from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
 from cluster.node import Node
 from cluster.preflight import why_not
 from cluster.units import Unit
@@ -178,6 +178,24 @@ def test_a_bring_up_that_was_killed_is_finished_or_removed(own_root: Path, last_
         nodes = Cluster.open(_OWN_NAME).api.get("/api/v1/nodes")["items"]
         assert [node["metadata"]["name"] for node in nodes] == ["n1"]
     assert remove_cluster(_OWN_NAME)
+
+    _assert_left_as(before)
+
+
+def test_a_cluster_that_cannot_be_made_as_wanted_leaves_no_trace(own_root: Path) -> None:
+    with pytest.raises(ClusterError, match="no machine type"):
+        Cluster.create(_OWN_NAME, {"n1": "p9.colossal"}, say=print)
+
+    assert not remove_cluster(_OWN_NAME)
+    assert not own_root.exists()
+
+
+def test_a_host_that_was_prepared_for_a_cluster_that_never_came_is_restored(own_root: Path) -> None:
+    before = MachineState.now(_OWN_NAME)
+    with host_lock():
+        prepare_host()
+
+    assert not remove_cluster(_OWN_NAME)
 
     _assert_left_as(before)
 

@@ -19,7 +19,7 @@ from cluster.download import download_kit, sources
 from cluster.errors import ClusterError
 from cluster.kits import CONTAINERD, ETCD, GO_MODULE, KITS, KUBERNETES, Kit
 from cluster.oci_image import Image
-from cluster.record import ClusterRecord, free_slot, load_record
+from cluster.record import ClusterRecord, free_slot, load_record, port_is_free
 from cluster.waiting import wait_for
 
 IMAGE = Image(
@@ -132,14 +132,23 @@ def test_clusters_share_no_port_no_subnet_and_no_bridge() -> None:
 
 
 def test_a_slot_that_is_taken_listened_on_or_routed_is_not_given_again() -> None:
-    free = free_slot([], "")
+    taken = [replace(RECORD, slot=0)]
+    listening = replace(RECORD, slot=1).port(9)
+    routes = "default via 192.0.2.1 dev eth0\n10.202.1.0/24 dev trn2n1 proto kernel scope link src 10.202.1.1\n"
+
+    assert free_slot(taken, routes, lambda port: port != listening) == 3
+    assert free_slot([], "", lambda port: True) == 0
+    with pytest.raises(ClusterError):
+        free_slot([], "", lambda port: False)
+
+
+def test_a_port_is_free_until_somebody_listens_on_it() -> None:
     with socket.socket() as busy:
-        busy.bind(("127.0.0.1", ClusterRecord("", free, "").port(0)))
+        busy.bind(("127.0.0.1", 0))
+        port = busy.getsockname()[1]
         busy.listen()
-        second = free_slot([], "")
-        assert second != free
-        assert free_slot([replace(RECORD, slot=second)], "") not in (free, second)
-        assert free_slot([], f"10.{200 + second}.1.0/24 dev trn0n1") not in (free, second)
+        assert not port_is_free(port)
+    assert port_is_free(port)
 
 
 def test_a_record_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
