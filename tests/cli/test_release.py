@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
+from tranche.node.locks import FileLock
+from tranche.node.session import Places
 
 
 def _lives(pid: int) -> bool:
@@ -89,13 +91,17 @@ def test_what_the_workload_left_running_is_ended_too(two_a100: TestMachine) -> N
 
 def test_a_share_that_is_being_prepared_is_taken_back_with_its_command(two_a100: TestMachine) -> None:
     cut = two_a100.machine.gpus()
-    two_a100.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 3.0)
-    command = two_a100.start("run", "--mig-profile", "2g.10gb", "-q", "--", "sleep", "600")
-    wait_until(lambda: [each["phase"] for each in two_a100.json("ps")["allocations"]] == ["preparing"], command)
-    (allocation,) = two_a100.json("ps")["allocations"]
-    assert f"pid {command.pid}" in two_a100.tranche("release", allocation["id"], code=80).stderr
-    two_a100.tranche("release", allocation["id"], "--terminate", "--grace", "60")
-    assert command.wait(timeout=60) == 128 + signal.SIGTERM
+    locks = Places(two_a100.state_dir).gpu_locks
+    with ExitStack() as stack:
+        # While somebody else holds the GPUs, no plan gets beyond its beginning.
+        for gpu in cut:
+            stack.enter_context(FileLock(locks / f"{gpu.uuid}.lock"))
+        command = two_a100.start("run", "--mig-profile", "2g.10gb", "-q", "--", "sleep", "600")
+        wait_until(lambda: [each["phase"] for each in two_a100.json("ps")["allocations"]] == ["preparing"], command)
+        (allocation,) = two_a100.json("ps")["allocations"]
+        assert f"pid {command.pid}" in two_a100.tranche("release", allocation["id"], code=80).stderr
+        two_a100.tranche("release", allocation["id"], "--terminate", "--grace", "60")
+        assert command.wait(timeout=60) == 128 + signal.SIGTERM
     assert (two_a100.json("ps")["allocations"], two_a100.json("ps")["waiters"]) == ([], [])
     assert two_a100.machine.gpus() == cut
 

@@ -109,6 +109,8 @@ def spanning_profile(gpu_instance: Handle) -> int:
         except nvml.NVMLError:
             continue
         sizes[int(info.sliceCount)] = int(info.id)
+    if not sizes:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)  # another process has destroyed the instance
     return sizes[max(sizes)]
 
 
