@@ -150,6 +150,19 @@ def test_a_failure_keeps_the_last_snapshot_and_says_why_it_is_not_ready() -> Non
     asyncio.run(run())
 
 
+def test_a_look_that_hangs_makes_it_unready() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory(period=10.0)
+        await inventory.refresh()
+        world.now = 30.0
+        assert inventory.ready().ready
+        world.now = 40.0
+        assert "last read 40 s ago" in inventory.ready().why
+
+    asyncio.run(run())
+
+
 def test_it_refreshes_by_itself_at_once_when_poked_and_through_failures() -> None:
     async def run() -> None:
         world = World()

@@ -147,6 +147,16 @@ def test_health_and_readiness_over_http() -> None:
     asyncio.run(run())
 
 
+def test_every_address_is_served_on_one_port() -> None:
+    async def run() -> None:
+        server = HealthServer(dict)
+        await server.start("", 0)
+        assert await http(server.port, b"GET /healthz HTTP/1.1\r\n\r\n") == (200, '{"ok": true}')
+        server.stop()
+
+    asyncio.run(run())
+
+
 def record(message: str, **extra: object) -> logging.LogRecord:
     logger = logging.Logger("tranche.test")
     return logger.makeRecord("tranche.test", logging.WARNING, "f.py", 1, message, (), None, extra=extra)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
@@ -33,9 +34,9 @@ class HealthServer:
         return port
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen; port 0 takes a free one. UsageError when the port cannot be had."""
+        """Begin to listen, on every address when `host` is ""; port 0 takes a free one. UsageError when it cannot be had."""
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST_REQUEST)
+            self._server = await asyncio.start_server(self._serve, sock=_listener(host, port), limit=_LONGEST_REQUEST)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}", hint="choose another with --health-port"
@@ -76,3 +77,11 @@ class HealthServer:
             status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
             return status, {"ready": ready, "components": components}
         return HTTPStatus.NOT_FOUND, {}
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """One socket: "" by name would give one for IPv4 and one for IPv6, and under port 0 with different ports."""
+    if host == "" and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)

@@ -26,6 +26,8 @@ DEFAULT_PERIOD = 10.0
 ADMISSION_GRACE = 30.0
 BEING_ADMITTED = PodRef("", "being admitted")
 
+_SLOW_READ_SECONDS = 5.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -82,10 +84,18 @@ class Inventory:
         self._condemned: Counter[str] = Counter()
         self._handed_over: dict[str, float] = {}
         self._failure = "the GPUs were not read yet"
+        self._read_at = 0.0
 
     def ready(self) -> Readiness:
-        """Ready when the last refresh succeeded."""
-        return Readiness(not self._failure, self._failure)
+        """Ready when the last refresh succeeded, and none has been hanging since: the driver may not answer at all."""
+        if self._failure:
+            return Readiness(False, self._failure)
+        age = self._clock() - self._read_at
+        if age > 3 * self._period + _SLOW_READ_SECONDS:
+            return Readiness(
+                False, f"the GPUs were last read {age:.0f} s ago: the driver or the kubelet does not answer"
+            )
+        return Readiness(True)
 
     def poke(self) -> None:
         """Have the inventory refreshed soon."""
@@ -120,6 +130,7 @@ class Inventory:
                 self._failure = str(error)
                 raise
             self._failure = ""
+            self._read_at = self._clock()
             snapshot = Snapshot(view, holders, frozenset(self._condemned))
             self.latest.publish(snapshot)
             return snapshot
