@@ -1,0 +1,119 @@
+"""The agent as a process on a node of the test cluster, with no more rights than its manifest gives it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from cluster.cluster import Cluster
+from cluster.node import Node
+from cluster.units import Unit
+from cluster.waiting import wait_for
+
+MANIFEST = Path(__file__).parents[2] / "deploy" / "tranche-agent.yaml"
+NAMESPACE = "tranche-system"
+ACCOUNT = "tranche-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAgent:
+    """One agent, from one start on."""
+
+    node: Node
+    command: tuple[str, ...]
+    log_start: int
+
+    @classmethod
+    def start(cls, node: Node, command: tuple[str, ...]) -> RunningAgent:
+        """Start it, in the place of one that an interrupted test has left."""
+        node.unit("agent").kill()
+        log = node.unit("agent").log
+        log_start = log.stat().st_size if log.exists() else 0
+        node.start_program("agent", command)
+        return cls(node, command, log_start)
+
+    def start_again(self) -> RunningAgent:
+        """The same once more, after its end."""
+        return RunningAgent.start(self.node, self.command)
+
+    @property
+    def unit(self) -> Unit:
+        """Its process."""
+        return self.node.unit("agent")
+
+    @property
+    def log(self) -> str:
+        """What it has logged since this start."""
+        return self.unit.log.read_bytes()[self.log_start :].decode()
+
+    @property
+    def pid(self) -> int:
+        """Its process id; it must run."""
+        pid = self.unit.pid
+        assert pid is not None, f"the agent does not run:\n{self.log}"
+        return pid
+
+    def health(self, path: str = "/readyz") -> tuple[int, Mapping[str, object]]:
+        """Status and body of one of its health pages; OSError while it does not listen."""
+        found = re.search(r'"health_port": (\d+)', self.log)
+        if found is None:
+            raise ConnectionError("it does not serve yet")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}{path}", timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every component does its work."""
+        wait_for("the agent is ready", lambda: self.health()[0] == 200, explain=lambda: f"{self._last()}\n{self.log}")
+
+    def wait_until_not_ready(self, component: str, why: str) -> None:
+        """Wait until that component says such a reason."""
+
+        def says() -> bool:
+            status, body = self.health()
+            components = body["components"]
+            assert isinstance(components, dict)
+            return status == 503 and why in components[component]
+
+        wait_for(f"{component} says: {why}", says, explain=lambda: f"{self._last()}\n{self.log}")
+
+    def _last(self) -> str:
+        try:
+            return str(self.health())
+        except OSError as error:
+            return str(error)
+
+
+def install_rights(cluster: Cluster) -> None:
+    """Apply the manifest without its DaemonSet: there is no image of the agent here."""
+    objects = [item for item in yaml.safe_load_all(MANIFEST.read_text()) if item["kind"] != "DaemonSet"]
+    cluster.apply(*objects)
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
+    wait_for("the agent's service account is there", lambda: cluster.api.get(account))
+
+
+@contextmanager
+def agent_on(cluster: Cluster, node: Node, *options: str, wait: bool = True) -> Iterator[RunningAgent]:
+    """Run the agent on a node, ready unless it is not waited for; it is ended with the block."""
+    install_rights(cluster)
+    program = str(Path(sys.executable).with_name("tranche"))
+    kubeconfig = cluster.account_kubeconfig(NAMESPACE, ACCOUNT)
+    fixed = (f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", "--health-port=0", "--log-format=json")
+    agent = RunningAgent.start(node, (program, "agent", *fixed, *options))
+    try:
+        if wait:
+            agent.wait_until_ready()
+        yield agent
+    finally:
+        agent.unit.stop()
