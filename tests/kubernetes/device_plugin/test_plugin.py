@@ -15,7 +15,7 @@ import pytest
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tests.kubernetes.test_inventory import Kubelet as PodResourcesStandIn
 from tests.node.machines import Node, change, create, enable, node_of
-from tranche.core.errors import KubernetesUnavailable
+from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
@@ -25,7 +25,7 @@ from tranche.kubernetes.api import ConfigMap, KubeNode, Severity
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.health import QUIET_SECONDS
-from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
+from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, DevicePlugin, Machine
 from tranche.kubernetes.gpu_events import GpuEvents
 from tranche.kubernetes.inventory import BEING_ADMITTED, Inventory
 from tranche.kubernetes.live import Live
@@ -221,6 +221,23 @@ def test_a_lost_gpu_keeps_its_devices_listed_as_sick_until_it_is_back(tmp_path: 
         rig.node.machine.inject_lost(0, lost=False)
         await rig.inventory.refresh()
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+
+    run(tmp_path, scenario)
+
+
+def test_gpus_that_cannot_be_read_for_long_are_not_given_away(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        rig.node.machine.inject_error("nvmlDeviceGetCount_v2", 999, calls=1_000_000)
+        with pytest.raises(TrancheError):
+            await rig.inventory.refresh()
+        await asyncio.sleep(1.5)
+        assert rig.kubelet.counts() == {GPU: (2, 2)}, "one failure says little"
+        rig.skip(BLIND_SECONDS)
+        await rig.counts({GPU: (2, 0)})
+        rig.node.machine.clear_injections()
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (2, 2)})
 
     run(tmp_path, scenario)
 

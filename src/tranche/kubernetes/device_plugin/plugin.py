@@ -34,6 +34,7 @@ from tranche.kubernetes.live import Live
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5
 _NEWS_SECONDS = 1.0
+BLIND_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,9 @@ class DevicePlugin:
         self._remembered: dict[str, GpuState] = {}
         self._links: tuple[Collection[str], Links] = ((), {})
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
-        self._basis: tuple[Snapshot, PluginConfig, Ward] | None = None
+        self._blind_since: float | None = None
+        self._blind = ""
+        self._basis: tuple[Snapshot, PluginConfig, Ward, str] | None = None
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
         self._news: Live[Mapping[str, Announcement]] = Live()
         self._endpoints: Endpoints | None = None
@@ -127,14 +130,26 @@ class DevicePlugin:
             self._wake.clear()
             await self._discharge()
             snapshot, config = self._inventory.latest.value, self._config.latest.value
-            if self._basis is None or not all(map(operator.is_, self._basis, (snapshot, config, self._ward))):
-                self._basis = (snapshot, config, self._ward)
+            basis = (snapshot, config, self._ward, self._blindness())
+            if self._basis is None or not all(map(operator.is_, self._basis, basis)):
+                self._basis = basis
                 self._wanted = await self._decide(snapshot, config)
             await endpoints.settle(self._wanted)
             self._failure = ""
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._wake.wait()
+
+    def _blindness(self) -> str:
+        """Why nothing may be given away, when the GPUs could not be read for a while; "" otherwise."""
+        inventory = self._inventory.ready()
+        if inventory.ready:
+            self._blind_since, self._blind = None, ""
+        elif self._blind_since is None:
+            self._blind_since = self._clock()
+        elif not self._blind and self._clock() - self._blind_since >= BLIND_SECONDS:
+            self._blind = f"the GPUs cannot be read: {inventory.why}"
+        return self._blind
 
     async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[ListedDevice]]:
         """What the kubelet is to be told; what it may then ask about is prepared before that."""
@@ -190,7 +205,7 @@ class DevicePlugin:
             self._links = (gpus, {})
 
     def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
-        return "the GPU is lost" if device.gpu.uuid in lost else self._ward.why_sick(device)
+        return "the GPU is lost" if device.gpu.uuid in lost else self._blind or self._ward.why_sick(device)
 
     def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, Announcement]:
         found = {}
