@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +128,16 @@ def test_no_two_settings_share_a_name() -> None:
     assert len(set(flags)) == len(flags)
     assert len(set(variables)) == len(variables)
     assert {setting.field for setting in SETTINGS} == set(PluginConfig.__dataclass_fields__)
+
+
+def test_the_reference_page_has_every_setting_with_all_its_names() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "device-plugin.md").read_text()
+    lines = (line.replace("`", "") for line in page.splitlines() if line.startswith("| `--"))
+    rows = {cells[0]: cells for line in lines if (cells := [cell.strip() for cell in line.strip("|").split("|")])}
+    for setting in SETTINGS:
+        _, variables, place, _ = rows[setting.flag]
+        assert variables.split(", ") == list(setting.environment)
+        assert place == ".".join(setting.place)
 
 
 JSON = st.recursive(
