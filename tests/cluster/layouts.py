@@ -1,0 +1,81 @@
+"""A node's layout, asked for and awaited as an admin does it: by labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.cluster import Cluster
+from cluster.node import Node
+from cluster.waiting import wait_for
+
+from tests.cluster.agents import NAMESPACE
+
+LAYOUTS = f"/api/v1/namespaces/{NAMESPACE}/configmaps/tranche-layouts"
+_LABEL, _STATE, _REASON = "nvidia.com/mig.config", "nvidia.com/mig.config.state", "tranche.dev/mig.config.reason"
+
+
+def node_object(cluster: Cluster, node: Node) -> Mapping[str, Any]:
+    """The node as the API server has it."""
+    found: Mapping[str, Any] = cluster.api.get(f"/api/v1/nodes/{node.name}")
+    return found
+
+
+def labels(cluster: Cluster, node: Node) -> Mapping[str, str]:
+    """The node's labels."""
+    found: Mapping[str, str] = node_object(cluster, node)["metadata"].get("labels", {})
+    return found
+
+
+def label(cluster: Cluster, node: Node, layout: str | None) -> None:
+    """Ask for a layout; None takes the wish back."""
+    words = f"{_LABEL}-" if layout is None else f"{_LABEL}={layout}"
+    cluster.kubectl("label", "node", node.name, words, "--overwrite")
+
+
+def write_layouts(cluster: Cluster, text: str) -> None:
+    """Create or replace the ConfigMap of layouts."""
+    meta = {"name": "tranche-layouts", "namespace": NAMESPACE}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"config.yaml": text}})
+
+
+def remove_layouts(cluster: Cluster) -> None:
+    """Remove the ConfigMap of layouts."""
+    cluster.kubectl("delete", "configmap", "tranche-layouts", "--namespace", NAMESPACE, "--ignore-not-found")
+
+
+def condition(cluster: Cluster, node: Node) -> Mapping[str, str]:
+    """The condition about the layout; empty when there is none."""
+    conditions = node_object(cluster, node)["status"]["conditions"]
+    return next((each for each in conditions if each["type"] == "MigLayoutApplied"), {})
+
+
+def wait_for_state(cluster: Cluster, node: Node, state: str, reason: str | None = None) -> None:
+    """Wait until the node shows state and reason; success must be about the layout that is wished now."""
+
+    def shown() -> bool:
+        now = labels(cluster, node)
+        about_it = state != "success" or f"'{now.get(_LABEL)}'" in condition(cluster, node).get("message", "")
+        return (now.get(_STATE), now.get(_REASON)) == (state, reason) and about_it
+
+    wait_for(
+        f"{node.name} shows {state}", shown, explain=lambda: f"{labels(cluster, node)}\n{condition(cluster, node)}"
+    )
+
+
+def slices(cluster: Cluster, node: Node) -> dict[str, int]:
+    """What the node offers: allocatable devices by resource, without the domain and without resources that have none."""
+    found = node_object(cluster, node)["status"]["allocatable"]
+    return {
+        name.partition("/")[2]: int(count) for name, count in found.items() if "nvidia.com/" in name and count != "0"
+    }
+
+
+def wait_for_slices(cluster: Cluster, node: Node, **offered: int) -> None:
+    """Wait until the node offers exactly that; `mig_1g_5gb=56` stands for nvidia.com/mig-1g.5gb."""
+    wanted = {name.replace("_", "-", 1).replace("_", "."): count for name, count in offered.items()}
+    wait_for(
+        f"{node.name} offers {wanted}",
+        lambda: slices(cluster, node) == wanted,
+        explain=lambda: f"{slices(cluster, node)}\n{condition(cluster, node)}",
+    )
