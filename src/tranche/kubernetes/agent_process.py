@@ -31,7 +31,7 @@ from tranche.kubernetes.services import NodeServices
 from tranche.node.agent import Agent
 
 _COMPONENTS_END_SECONDS = 1.0
-_THREADS_END_SECONDS = 0.5
+_THREADS_END_SECONDS = 0.7
 # The inventory, the driver's events, a plan, and what the parts ask of the kubelet's files, all at once.
 _THREADS = 8
 
@@ -61,7 +61,7 @@ def run_agent(
     """Serve until SIGTERM or SIGINT.
 
     KubeconfigInvalid when no API server is known, PluginConfigInvalid when the device plugin's settings are wrong, UsageError
-    when the health port is taken. Threads that are still at work half a second after the components have ended are left: the
+    when the health port is taken. Threads that are still at work a moment after the components have ended are left: the
     process then exits under them, which is safe at any point, as the ledger's journal is written for `kill -9`.
     """
     asyncio.run(_serve(agent, options, parts, environ))

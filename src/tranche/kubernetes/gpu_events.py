@@ -13,7 +13,7 @@ from tranche.hardware.gpu_events import GpuEvent
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.inventory import Inventory, Snapshot
 
-_WAIT_SECONDS = 0.5
+_WAIT_SECONDS = 0.25
 _BACKLOG = 1000
 
 _log = logging.getLogger(__name__)

@@ -102,15 +102,19 @@ class Inventory:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Refresh until cancelled. A failure is remembered and logged once, and tried again."""
+        """Refresh until cancelled. A failure is tried again, and logged when it begins and when it is over."""
+        logged = ""
         while True:
             self._wanted.clear()
-            before = self._failure
             try:
                 await self.refresh()
+                if logged:
+                    _log.info("inventory refreshed again")
+                logged = ""
             except TrancheError as error:
-                if str(error) != before:
+                if str(error) != logged:
                     _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
+                logged = str(error)
             try:
                 async with asyncio.timeout(self._period):
                     await self._wanted.wait()

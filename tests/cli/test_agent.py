@@ -1,0 +1,93 @@
+"""`tranche agent` as a process: what it refuses at the start, how it serves without a kubelet, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kubernetes.fake_api_server import api_server
+from tests.kubernetes.waiting import patiently
+from tests.machines import TRANCHE, TestMachine
+
+
+def kubeconfig_in(folder: Path, url: str) -> Path:
+    path = folder / "kubeconfig"
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_without_a_way_to_an_api_server_it_ends_and_says_what_to_set(two_a100: TestMachine) -> None:
+    done = two_a100.tranche("agent", code=44, KUBECONFIG="", KUBERNETES_SERVICE_HOST="")
+    assert "KUBECONFIG" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_taken_health_port_is_said(two_a100: TestMachine, tmp_path: Path) -> None:
+    config = kubeconfig_in(tmp_path, "http://127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = [f"--kubeconfig={config}", "--health-host=127.0.0.1", f"--health-port={port}"]
+        done = two_a100.tranche("agent", *options, code=2)
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "--health-port" in done.stderr
+
+
+async def get(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n".encode())
+    head, _, body = (await patiently(reader.read())).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(body)
+
+
+def test_it_serves_without_a_kubelet_says_what_is_missing_and_ends_in_peace(
+    two_a100: TestMachine, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            server.put("/api/v1/nodes/n1", {"metadata": {"uid": "u1"}})
+            options = [f"--kubeconfig={kubeconfig_in(tmp_path, server.url)}", "--node-name=n1", "--health-port=0"]
+            options += ["--without=device-plugin", "--without=mig-manager", "--without=feature-labels"]
+            agent = await asyncio.create_subprocess_exec(
+                *TRANCHE,
+                "agent",
+                *options,
+                f"--pod-resources-socket={tmp_path / 'none.sock'}",
+                env=two_a100.environment,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            assert agent.stderr is not None
+            try:
+                serving = json.loads(await patiently(agent.stderr.readline()))
+                assert (serving["message"], serving["node"]) == ("serving", "n1")
+                port = serving["health_port"]
+                assert await get(port, "/healthz") == (200, {"ok": True})
+                async with asyncio.timeout(60):
+                    while True:
+                        status, body = await get(port, "/readyz")
+                        components = body["components"]
+                        if components["node-watch"] == "ready" and "kubelet" in components["inventory"]:
+                            break
+                        await asyncio.sleep(0.02)
+                assert (status, body["ready"]) == (503, False)
+            finally:
+                agent.send_signal(signal.SIGTERM)
+                said = (await patiently(agent.stderr.read())).decode()
+                code = await patiently(agent.wait())
+        assert code == 0
+        lines = [json.loads(line) for line in said.splitlines()]
+        assert "ending" in [line["message"] for line in lines]
+        assert not [line for line in lines if "traceback" in line]
+
+    asyncio.run(run())
