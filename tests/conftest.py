@@ -22,7 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many crashes the crash tests made, which is what their result is worth."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
-    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    calls = [report for report in reports if getattr(report, "when", "") == "call"]
+    properties = [pair for report in calls for pair in report.user_properties]
     if crashes := sum(count for name, count in properties if name == "crashes"):
         terminalreporter.write_line(f"{crashes} crashes were made and recovered from")
 

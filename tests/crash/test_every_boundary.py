@@ -24,7 +24,7 @@ from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_pla
 from tranche.node.agent import Agent, Held
 from tranche.planning.allocate import decide
 
-DEFAULT_CASES = 240
+DEFAULT_CASES = 360
 CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
 """How many crashes, about, over all families and both kinds of work; TRANCHE_CRASH_CASES asks for more."""
 

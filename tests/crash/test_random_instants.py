@@ -24,7 +24,7 @@ from tranche.hardware.simulator.machine import Client
 from tranche.node.locks import is_held
 from tranche.node.session import Places, process_start_time
 
-DEFAULT_CASES = 60
+DEFAULT_CASES = 90
 CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
 """How many crashes over all families; TRANCHE_CRASH_CASES asks for more."""
 
