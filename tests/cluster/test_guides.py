@@ -1,0 +1,44 @@
+"""The guides that are walks on a cluster, carried out as written: what the page shows is what is printed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cluster.cluster import remove_cluster
+from cluster.host import cluster_directories
+from cluster.preflight import why_not
+
+from tests.console_blocks import console_sessions, matches, run_sessions
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+_LEFT_OUT = ("KUBECONFIG", "MAKEFLAGS", "MAKELEVEL", "NODES")
+
+
+@pytest.mark.parametrize("page", ["56-pods-on-one-p4d", "mixed-slices-on-one-p5"])
+def test_a_guide_does_what_it_says(page: str) -> None:
+    if reason := why_not():
+        pytest.skip(f"no cluster can run here: {reason}")
+    if any(folder.name == "dev" for folder in cluster_directories()):
+        pytest.skip(
+            "the walks make and remove the cluster 'dev', which is there already; remove it with: make cluster-down"
+        )
+    sessions = list(console_sessions((ROOT / "docs" / "guides" / f"{page}.md").read_text()))
+    environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    try:
+        outputs = run_sessions(sessions, folder=ROOT, environment=environment)
+    finally:
+        remove_cluster("dev")  # which the page has done, unless it broke off
+    wrong = [
+        f"$ {session.command}\nexpected:\n{_text(session.output)}\nprinted:\n{_text(printed)}"
+        for session, printed in zip(sessions, outputs, strict=True)
+        if not matches(session.output, printed)
+    ]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def _text(lines: tuple[str, ...]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
