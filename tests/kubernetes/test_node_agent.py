@@ -51,6 +51,12 @@ async def crashing() -> None:
     raise ZeroDivisionError("oops")
 
 
+async def failing_in_a_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(forever())
+        group.create_task(failing())
+
+
 async def ending() -> None:
     return
 
@@ -76,7 +82,12 @@ def hosted(components: list[Part], check: Callable[[NodeAgent, list[float]], Awa
 
 @pytest.mark.parametrize(
     ("work", "why"),
-    [(failing, "broken"), (crashing, "ZeroDivisionError: oops"), (ending, "it ended without being asked to")],
+    [
+        (failing, "broken"),
+        (failing_in_a_group, "broken"),
+        (crashing, "ZeroDivisionError: oops"),
+        (ending, "it ended without being asked to"),
+    ],
 )
 def test_what_fails_is_started_again_after_growing_pauses_and_the_rest_runs_on(
     work: Callable[[], Awaitable[None]], why: str

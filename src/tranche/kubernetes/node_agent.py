@@ -53,20 +53,40 @@ class NodeAgent:
         pause = _FIRST_RESTART_SECONDS
         while True:
             begun = self._clock()
-            try:
-                await component.run()
+            error = await _outcome(component)
+            if error is None:
                 failure = "it ended without being asked to"
                 _log.error("component ended", extra={"component": component.name})
-            except TrancheError as error:
+            elif isinstance(error, TrancheError):
                 failure = str(error)
                 _log.error(
                     "component failed", extra={"component": component.name, "error": failure, "hint": error.hint}
                 )
-            except Exception as error:
+            else:
                 failure = f"{type(error).__name__}: {error}"
-                _log.exception("component failed", extra={"component": component.name})
+                _log.error("component failed", extra={"component": component.name}, exc_info=error)
             self._failures[component.name] = failure
             if self._clock() - begun > _LAST_RESTART_SECONDS:
                 pause = _FIRST_RESTART_SECONDS
             await self._sleep(pause)
             pause = min(2 * pause, _LAST_RESTART_SECONDS)
+
+
+async def _outcome(component: Component) -> BaseException | None:
+    """What the component failed with; None when it just ended.
+
+    It runs as a task of its own. In the caller's task a failure of the component's own tasks, which arrives as a group, would
+    hide a cancellation that comes at the same moment.
+    """
+    work = asyncio.ensure_future(component.run())
+    try:
+        await asyncio.wait({work})
+    finally:
+        work.cancel()
+        # Taken here in any case: asyncio complains about an error that nobody looked at.
+        (error,) = await asyncio.gather(work, return_exceptions=True)
+    if isinstance(error, asyncio.CancelledError):
+        return None
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
-from tranche.core.errors import GpuNotFound
+from tranche.core.errors import GpuNotFound, KubeletUnavailable
 from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS, Endpoints
@@ -217,6 +217,18 @@ def test_a_lost_socket_of_a_plugin_is_made_again(tmp_path: Path) -> None:
         (rig.kubelet.folder / "tranche-mig-1g.5gb.sock").unlink()
         await rig.settle_until(lambda: len(rig.kubelet.registrations) == 2, "registered anew")
         await rig.settle_until(lambda: rig.endpoints.ready().ready, "ready again")
+
+    run(tmp_path, scenario)
+
+
+def test_a_folder_that_takes_no_socket_is_said(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        (tmp_path / "file").touch()
+        for folder in (tmp_path / "file", tmp_path / ("x" * 120)):
+            endpoints = Endpoints(folder, None, Answers(), lambda: rig.now)
+            with pytest.raises(KubeletUnavailable, match=f"cannot serve {SLICE} on {folder}"):
+                await endpoints.settle({SLICE: devices("a")})
+            await endpoints.close()
 
     run(tmp_path, scenario)
 

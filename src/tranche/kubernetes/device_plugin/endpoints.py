@@ -65,7 +65,11 @@ class Endpoints:
         return Readiness(True)
 
     async def settle(self, wanted: Mapping[str, Sequence[ListedDevice]]) -> None:
-        """Bring servers, lists and registrations to what is wanted. A kubelet that does not answer is tried again later."""
+        """Bring servers, lists and registrations to what is wanted. A kubelet that does not answer is tried again later.
+
+        Raises:
+            KubeletUnavailable: a socket cannot be made in the folder.
+        """
         now = self._clock()
         for resource, devices in wanted.items():
             place = self._places.setdefault(resource, _Place(Endpoint(resource, self._folder, self._allocator)))
@@ -76,7 +80,6 @@ class Endpoints:
         await self._follow_kubelet()
         for place in self._places.values():
             if not place.endpoint.serving:
-                self._folder.mkdir(parents=True, exist_ok=True)
                 await place.endpoint.start()
                 place.begin_anew()
             if self._kubelet is not None:

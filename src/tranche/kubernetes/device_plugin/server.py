@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import KubeletUnavailable, TrancheError
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.registration import API_VERSION
 from tranche.kubernetes.live import Live
@@ -79,12 +79,23 @@ class Endpoint:
         self._devices.publish(tuple(devices))
 
     async def start(self) -> None:
-        """Serve, on a new socket."""
+        """Serve, on a new socket.
+
+        Raises:
+            KubeletUnavailable: no socket can be made there.
+        """
         await self.stop()
-        self.socket.unlink(missing_ok=True)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handlers(),))
-        server.add_insecure_port(f"unix:{self.socket}")
+        try:
+            self.socket.parent.mkdir(parents=True, exist_ok=True)
+            self.socket.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{self.socket}")
+        except (OSError, RuntimeError) as error:
+            raise KubeletUnavailable(
+                f"cannot serve {self.resource} on {self.socket}: {error}",
+                hint="see whether the folder of the kubelet's socket is there and may be written",
+            ) from error
         await server.start()
         self._server = server
 
