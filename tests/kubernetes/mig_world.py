@@ -9,7 +9,7 @@ from tests.layout.model import carry_out
 from tests.strategies import gpu_on, view_of
 from tranche.core.allocation import Allocation, Grant, NodeView, Phase
 from tranche.core.board import board_by_key
-from tranche.core.errors import HardwareError, TrancheError
+from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.kubernetes.api import ConfigMap, KubeNode, KubePod, PodRef
@@ -50,7 +50,9 @@ def gpu(board: str, index: int = 0, *, mode: MigMode = MigMode.ENABLED) -> GpuSt
 
 @dataclass(slots=True)
 class World:
-    """Everything outside of the manager. `fails` makes every change of a GPU fail, `mode_fails` every change of MIG mode."""
+    """Everything outside of the manager. `fails` makes every change of a GPU fail, `mode_fails` every change of MIG
+    mode; `busy` lets the driver refuse because of a process that nobody saw.
+    """
 
     view: NodeView
     labels: dict[str, str] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class World:
     protected: set[PodRef] = field(default_factory=set)
     answers: dict[PodRef, str] = field(default_factory=dict)
     fails: bool = False
+    busy: bool = False
     mode_fails: bool = False
     boots: int = 0
     now: float = 1_000_000.0
@@ -219,6 +222,8 @@ class World:
             changed_mode = any(isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
             if self.fails or (self.mode_fails and changed_mode and decision.work is Work.CUT):
                 raise HardwareError("the driver refuses")
+            if self.busy:
+                raise GpuBusy("a process has come")
             after = carry_out(view, plan)
             self.cuts += 1
             self.view = replace(self.view, node=after.node)

@@ -255,6 +255,23 @@ def test_a_failure_is_tried_again_ever_more_rarely_and_clears_itself() -> None:
     assert (shown(world), ATTEMPT_ANNOTATION in world.annotations) == (("success", None), False)
 
 
+@pytest.mark.parametrize(
+    ("policy", "state"), [(Policy.WAIT, "pending"), (Policy.DRAIN, "pending"), (Policy.REFUSE, "failed")]
+)
+def test_a_process_that_comes_at_the_last_moment_is_waited_for_with_the_patience_of_a_failure(
+    policy: Policy, state: str
+) -> None:
+    world = World(a100s(1), busy=True, policy=policy)
+    world.wish("all-1g.5gb")
+    while (decision := world.round()).look_again is None:
+        pass
+    assert (shown(world), world.cuts) == ((state, "GpuBusy"), 0)
+    assert decision.look_again == 5
+    world.busy = False
+    world.settle()
+    assert shown(world) == ("success", None)
+
+
 def test_a_changed_wish_is_tried_at_once_after_a_failure() -> None:
     world = World(a100s(1), fails=True)
     world.wish("all-1g.5gb")
@@ -387,9 +404,10 @@ class Interference(RuleBasedStateMachine):
         if self.world.held:
             self.world.end_pod(data.draw(st.sampled_from(sorted(self.world.held))))
 
-    @rule(fails=st.booleans(), mode_fails=st.booleans(), stubborn=st.booleans())
-    def hardware(self, fails: bool, mode_fails: bool, stubborn: bool) -> None:
-        self.world.fails, self.world.mode_fails, self.world.stubborn_operands = fails, mode_fails, stubborn
+    @rule(fails=st.booleans(), busy=st.booleans(), mode_fails=st.booleans(), stubborn=st.booleans())
+    def hardware(self, fails: bool, busy: bool, mode_fails: bool, stubborn: bool) -> None:
+        self.world.fails, self.world.busy = fails, busy
+        self.world.mode_fails, self.world.stubborn_operands = mode_fails, stubborn
 
     @rule(rivals=st.sampled_from([(), ("another",)]))
     def rival(self, rivals: tuple[str, ...]) -> None:
@@ -411,7 +429,7 @@ class Interference(RuleBasedStateMachine):
     @rule()
     def causes_go(self) -> None:
         world = self.world
-        world.fails = world.mode_fails = world.stubborn_operands = False
+        world.fails = world.busy = world.mode_fails = world.stubborn_operands = False
         world.rivals, world.config_map = (), self._fitting(TWO_HALVES)
         world.protected.clear()
         for ref in list(world.held):
