@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tranche.core.errors import GpuNotFound, KubeletUnavailable
@@ -219,6 +222,51 @@ def test_a_lost_socket_of_a_plugin_is_made_again(tmp_path: Path) -> None:
         await rig.settle_until(lambda: rig.endpoints.ready().ready, "ready again")
 
     run(tmp_path, scenario)
+
+
+LISTS = st.dictionaries(
+    st.sampled_from([GPU, SLICE, "nvidia.com/mig-2g.10gb"]), st.lists(st.sampled_from("abcd"), unique=True), max_size=3
+)
+HAPPENINGS = st.lists(st.sampled_from(["restart", "refuse", "accept", "lose a socket", "gone"]) | LISTS, max_size=6)
+
+
+@settings(max_examples=60)
+@given(happenings=HAPPENINGS, last=LISTS)
+def test_whatever_happens_the_kubelet_ends_up_knowing_what_is_wanted(
+    happenings: list[str | dict[str, list[str]]], last: dict[str, list[str]]
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        for happening in [*happenings, "accept", last]:
+            if isinstance(happening, dict):
+                rig.wanted = {name: devices(*ids) for name, ids in happening.items()}
+            elif happening in ("restart", "gone"):
+                if rig.kubelet.socket.exists():
+                    await rig.kubelet.stop()
+                    rig.kubelet.socket.unlink(missing_ok=True)
+                if happening == "restart":
+                    await rig.kubelet.start()
+            elif happening == "lose a socket":
+                for socket in list(rig.kubelet.folder.glob("tranche-*"))[:1]:
+                    socket.unlink()
+            else:
+                rig.kubelet.refuse = happening == "refuse"
+            await rig.endpoints.settle(rig.wanted)
+            rig.now += 0.5
+            await asyncio.sleep(0)
+        if not rig.kubelet.socket.exists():
+            await rig.kubelet.start()
+        wanted = {name: (len(ids), len(ids)) for name, ids in last.items()}
+
+        def known() -> bool:
+            counts = rig.kubelet.counts()
+            left = {name: count for name, count in counts.items() if name not in wanted}
+            return {**wanted, **left} == counts and set(left.values()) <= {(0, 0)}
+
+        await rig.settle_until(known, f"{rig.kubelet.counts()} should be {wanted}")
+        await rig.settle_until(lambda: rig.endpoints.ready().ready, "and it says so")
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(Path(folder), scenario)
 
 
 def test_a_folder_that_takes_no_socket_is_said(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tranche.kubernetes.device_plugin.resources import PluginDevice
 Links = Mapping[frozenset[str], int]
 """How well two GPUs are linked, by the UUIDs of both; more is better."""
 
-_MOST_SETS = 50_000
+_MOST_SETS = 5_000
 
 
 def preferred(available: Sequence[PluginDevice], required: Sequence[str], size: int, links: Links) -> tuple[str, ...]:
