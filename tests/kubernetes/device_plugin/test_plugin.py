@@ -71,7 +71,8 @@ class Rig:
         self._skipped = 0.0
         flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
-        self.inventory = Inventory(agent.view, PodResourcesStandIn(), clock=self.clock, period=3600.0)
+        self.holdings = PodResourcesStandIn()
+        self.inventory = Inventory(agent.view, self.holdings, clock=self.clock, period=3600.0)
         self.config = ConfigSource(start, self.api, "ns", self.kube_node)  # type: ignore[arg-type]
         self.events = GpuEvents(GpuEventStream, self.inventory)
         files = SimulatedDeviceFiles(node.machine.state, ensure_built())
@@ -237,6 +238,23 @@ def test_gpus_that_cannot_be_read_for_long_are_not_given_away(tmp_path: Path) ->
         await rig.counts({GPU: (2, 0)})
         rig.node.machine.clear_injections()
         await rig.inventory.refresh()
+        await rig.counts({GPU: (2, 2)})
+
+    run(tmp_path, scenario)
+
+
+def test_a_kubelet_that_was_long_away_is_not_told_that_everything_is_sick(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        rig.holdings.failing = True
+        await rig.kubelet.stop()
+        rig.kubelet.socket.unlink(missing_ok=True)
+        with pytest.raises(TrancheError):
+            await rig.inventory.refresh()
+        await until(lambda: "no kubelet" in rig.plugin.ready().why, "noticed")
+        rig.skip(BLIND_SECONDS)
+        await asyncio.sleep(1)
+        await rig.kubelet.start()
         await rig.counts({GPU: (2, 2)})
 
     run(tmp_path, scenario)

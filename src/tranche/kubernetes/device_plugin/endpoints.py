@@ -64,6 +64,11 @@ class Endpoints:
                 return Readiness(False, f"the kubelet does not have the devices of {resource} yet")
         return Readiness(True)
 
+    @property
+    def listened_to(self) -> bool:
+        """Whether a kubelet listens."""
+        return any(place.endpoint.watched for place in self._places.values())
+
     async def settle(self, wanted: Mapping[str, Sequence[ListedDevice]]) -> None:
         """Bring servers, lists and registrations to what is wanted. A kubelet that does not answer is tried again later.
 

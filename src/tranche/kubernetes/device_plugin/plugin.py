@@ -130,7 +130,7 @@ class DevicePlugin:
             self._wake.clear()
             await self._discharge()
             snapshot, config = self._inventory.latest.value, self._config.latest.value
-            basis = (snapshot, config, self._ward, self._blindness())
+            basis = (snapshot, config, self._ward, self._blindness(endpoints))
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
                 self._basis = basis
                 self._wanted = await self._decide(snapshot, config)
@@ -140,11 +140,17 @@ class DevicePlugin:
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._wake.wait()
 
-    def _blindness(self) -> str:
-        """Why nothing may be given away, when the GPUs could not be read for a while; "" otherwise."""
+    def _blindness(self, endpoints: Endpoints) -> str:
+        """Why nothing may be given away, when the inventory could not be read for a while; "" otherwise.
+
+        Time without a kubelet does not count: the inventory asks it who holds what, and a kubelet that comes back must not be
+        told that everything is sick.
+        """
         inventory = self._inventory.ready()
         if inventory.ready:
             self._blind_since, self._blind = None, ""
+        elif not endpoints.listened_to:
+            self._blind_since = None
         elif self._blind_since is None:
             self._blind_since = self._clock()
         elif not self._blind and self._clock() - self._blind_since >= BLIND_SECONDS:
