@@ -20,11 +20,11 @@ from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
 from tranche.hardware.simulator.build import cache_directory
 from tranche.hardware.simulator.machine import Client, SimulatedMachine
-from tranche.local.demo_clock import DemoClock
-from tranche.local.demo_jobs import JobRunner
-from tranche.local.demo_machine import demo_machine
-from tranche.local.demo_scene import Scene
-from tranche.local.demo_schedule import slice_batch
+from tranche.local.demo.clock import DemoClock
+from tranche.local.demo.jobs import JobRunner
+from tranche.local.demo.machine import demo_machine
+from tranche.local.demo.scene import Scene
+from tranche.local.demo.schedule import slice_batch
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:

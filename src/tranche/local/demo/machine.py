@@ -20,7 +20,7 @@ from tranche.node.agent import Agent
 MACHINE_TYPE = "p4d.24xlarge"
 JOB_MEMORY_MIB = 2048
 _LIMITING_VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "TRANCHE_SIM_TIME_SCALE", "TRANCHE_SIM_UNPRIVILEGED")
-_JOB_SOURCE = Path(__file__).with_name("demo_job.c")
+_JOB_SOURCE = Path(__file__).with_name("job.c")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from tranche.core.allocation import Grant
 from tranche.core.errors import HardwareError
 from tranche.core.state import GpuState
-from tranche.local.demo_clock import DemoClock
-from tranche.local.demo_scene import Scene
-from tranche.local.demo_schedule import Job
+from tranche.local.demo.clock import DemoClock
+from tranche.local.demo.scene import Scene
+from tranche.local.demo.schedule import Job
 from tranche.local.doorbell import ring
 from tranche.local.queue import Patience, Queue
 from tranche.local.workload import share_environment
