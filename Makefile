@@ -7,7 +7,7 @@ PROTO  := src/tranche/kubernetes/proto
 
 NODES ?= p4d=p4d.24xlarge
 
-.PHONY: help setup demo test check bench cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test check bench bench-cluster cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ check: $(STAMP)  ## format, lint, types, layers
 
 bench: $(STAMP)  ## figures beside baselines of the same run
 	$(BIN)/python -m bench
+
+bench-cluster: $(STAMP) ## figures of a Kubernetes node; a cluster is made and removed
+	$(BIN)/python -m bench cluster
 
 cluster: $(STAMP) ## a Kubernetes cluster with simulated GPUs; NODES="p4d=p4d.24xlarge p5=p5.48xlarge" for more nodes
 	$(BIN)/python -m cluster up $(NODES)

@@ -1,4 +1,4 @@
-"""`python -m bench [NAME...]`: run the benchmarks of those names, or all of them."""
+"""`python -m bench [NAME...]`: run the benchmarks of those names, or all that need no Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import acceptance, cold_start, cutting, placement
+from bench import acceptance, cluster, cold_start, cutting, placement
 from bench.report import Report
 
 BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
@@ -18,13 +18,19 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "placement": placement.run,
     "acceptance": acceptance.run,
     "cold_start": cold_start.run,
+    "cluster": cluster.run,
 }
+# Run only when named: it needs root, and changes the machine while it runs.
+_ONLY_BY_NAME = ("cluster",)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Figures beside baselines of the same run.")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"which benchmarks: {', '.join(BENCHMARKS)}; all by default"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which benchmarks: {', '.join(BENCHMARKS)}; all but {', '.join(_ONLY_BY_NAME)} by default",
     )
     parser.add_argument("--long", action="store_true", help="the full, slow form of those that have one")
     options = parser.parse_args()
@@ -35,7 +41,7 @@ def main() -> None:
     print(
         f"{_processor()}, {os.cpu_count()} cores; {platform.system()} {platform.release()}; Python {sys.version.split()[0]}"
     )
-    for name in options.names or BENCHMARKS:
+    for name in options.names or [name for name in BENCHMARKS if name not in _ONLY_BY_NAME]:
         began = time.monotonic()
         BENCHMARKS[name](report)
         print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)

@@ -14,6 +14,7 @@ import pytest
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
 from cluster.errors import UnsuitableMachine
 from cluster.node import Node
+from cluster.preflight import why_not
 from cluster.waiting import wait_for
 
 # MIG operations take a tenth of their time on hardware; tests that measure set their own.
@@ -24,6 +25,8 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster without nodes, but for those that other fixtures have added."""
+    if reason := why_not():
+        pytest.skip(f"no cluster can run here: {reason}")
     running = os.environ.get("TRANCHE_TEST_CLUSTER")
     if running:
         yield Cluster.open(running)
