@@ -15,7 +15,7 @@ from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.state import MigMode
 from tranche.kubernetes.api import PodRef
 from tranche.kubernetes.drain import CORDON_ANNOTATION, Policy
-from tranche.kubernetes.mig_decision import Work
+from tranche.kubernetes.mig_decision import Decision, Work
 from tranche.kubernetes.mig_state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
 from tranche.kubernetes.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.retry import ATTEMPT_ANNOTATION
@@ -26,6 +26,15 @@ ONE_HALF = "version: v1\nmig-configs: {halves: [{devices: all, mig-enabled: true
 
 def shown(world: World) -> tuple[str | None, str | None]:
     return world.labels.get(STATE_LABEL), world.labels.get(REASON_LABEL)
+
+
+def until_it_waits(world: World) -> Decision:
+    """Rounds until one asks for patience."""
+    for _ in range(20):
+        decision = world.round()
+        if decision.look_again is not None:
+            return decision
+    raise AssertionError("it never waits")
 
 
 def test_a_label_becomes_a_cut_and_the_state_pending_and_then_success() -> None:
@@ -156,13 +165,28 @@ def test_drain_cordons_evicts_only_who_is_in_the_way_and_uncordons() -> None:
     assert beside is not None
     world.config_map = ONE_HALF
     world.wish("halves")
-    while not world.unschedulable:
+    for _ in range(5):
         world.round()
+    assert world.unschedulable
     assert CORDON_ANNOTATION in world.annotations
     world.settle()
     assert shown(world) == ("success", None)
     assert (in_the_way in world.pods, beside in world.pods) == (False, True)
     assert (world.unschedulable, CORDON_ANNOTATION in world.annotations) == (False, False)
+
+
+@pytest.mark.parametrize("killed_round", range(8))
+@pytest.mark.parametrize("killed_after", range(6))
+def test_a_drain_that_is_killed_at_any_write_ends_uncordoned(killed_round: int, killed_after: int) -> None:
+    world = World(a100s(1), policy=Policy.DRAIN)
+    cut(world, "all-1g.5gb")
+    world.start_pod("a", 0, 0)
+    world.wish("all-7g.40gb")
+    for number in range(8):
+        with suppress(Killed):
+            world.time_passes(world.round(kill_after=killed_after if number == killed_round else None).look_again or 0)
+    world.settle()
+    assert (shown(world), world.unschedulable, world.annotations) == (("success", None), False, {})
 
 
 def test_drain_respects_a_disruption_budget_and_says_so() -> None:
@@ -243,13 +267,13 @@ def test_a_failure_is_tried_again_ever_more_rarely_and_clears_itself() -> None:
     world = World(a100s(1), fails=True, labels=dict.fromkeys(OPERANDS, "true"))
     world.wish("all-1g.5gb")
     waits: list[int] = []
-    while len(waits) < 9:
+    for _ in range(100):
         decision = world.round()
         if shown(world) == ("failed", "HardwareError"):
             assert [world.labels[key] for key in OPERANDS] == ["true", "true"]
             waits += [round(decision.look_again)] if decision.look_again else []
         world.time_passes(decision.look_again or 0)
-    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert waits[:9] == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     world.fails = False
     world.settle()
     assert (shown(world), ATTEMPT_ANNOTATION in world.annotations) == (("success", None), False)
@@ -263,8 +287,7 @@ def test_a_process_that_comes_at_the_last_moment_is_waited_for_with_the_patience
 ) -> None:
     world = World(a100s(1), busy=True, policy=policy)
     world.wish("all-1g.5gb")
-    while (decision := world.round()).look_again is None:
-        pass
+    decision = until_it_waits(world)
     assert (shown(world), world.cuts) == ((state, "GpuBusy"), 0)
     assert decision.look_again == 5
     world.busy = False
@@ -275,8 +298,7 @@ def test_a_process_that_comes_at_the_last_moment_is_waited_for_with_the_patience
 def test_a_changed_wish_is_tried_at_once_after_a_failure() -> None:
     world = World(a100s(1), fails=True)
     world.wish("all-1g.5gb")
-    while world.round().look_again is None:
-        pass
+    until_it_waits(world)
     world.fails = False
     world.wish("all-2g.10gb")
     assert world.round().work is Work.CUT
@@ -286,9 +308,11 @@ def test_a_mode_that_does_not_change_restarts_the_machine_once_and_then_says_so(
     world = World(a100s(1, mode=MigMode.DISABLED), mode_fails=True, with_reboot=True)
     world.wish("all-1g.5gb")
     states = []
-    while world.boots == 0:
+    for _ in range(20):
         decision = world.round()
         states.append(world.labels[STATE_LABEL])
+        if world.boots:
+            break
         world.time_passes(decision.look_again or 0)
     assert states[-1] == "rebooting"
     world.settle()
@@ -306,8 +330,7 @@ def test_a_restart_that_does_not_help_is_not_repeated() -> None:
             )
             world.view = replace(world.view, node=replace(world.view.node, gpus=gpus))
         world.time_passes(decision.look_again or 0)
-    while decision.look_again is None:
-        decision = world.round()
+    decision = until_it_waits(world)
     assert (world.boots, shown(world)[0]) == (1, "failed")
     assert decision.report is not None
     assert "did not take effect after rebooting" in decision.report.message
@@ -327,8 +350,10 @@ def test_a_restart_waits_for_pods() -> None:
         world.time_passes(world.round().look_again or 0)
     assert (world.boots, shown(world)) == (0, ("pending", "GpuBusy"))
     world.end_pod(pod)
-    while world.boots == 0:
-        world.time_passes(world.round().look_again or 0)
+    for _ in range(20):
+        if world.boots == 0:
+            world.time_passes(world.round().look_again or 0)
+    assert world.boots == 1
     world.settle()
     assert shown(world) == ("success", None)
 
