@@ -89,7 +89,19 @@ def test_two_changes_may_condemn_the_same_device() -> None:
     asyncio.run(run())
 
 
-def test_without_the_kubelets_word_nothing_is_condemned_for_long() -> None:
+def test_an_agent_that_ends_takes_no_mark_back() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        async with inventory.condemning(["MIG-a"]):
+            inventory.keep_marks()
+        assert inventory.is_condemned("MIG-a")
+        assert "MIG-a" in (await inventory.refresh()).condemned
+
+    asyncio.run(run())
+
+
+def test_without_the_kubelets_word_no_change_begins() -> None:
     async def run() -> None:
         world = World()
         inventory = world.inventory()
@@ -98,7 +110,40 @@ def test_without_the_kubelets_word_nothing_is_condemned_for_long() -> None:
         with pytest.raises(KubeletUnavailable):
             async with inventory.condemning(["MIG-a"]):
                 pytest.fail("a change must not begin without knowing who holds what")
+        world.kubelet.failing = False
+        assert (await inventory.refresh()).condemned == frozenset()
         assert not inventory.is_condemned("MIG-a")
+
+    asyncio.run(run())
+
+
+def test_marks_go_with_the_first_look_after_the_change_and_not_before() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        async with inventory.condemning(["MIG-a"]):
+            world.broken = True
+        assert inventory.is_condemned("MIG-a"), "the GPUs could not be read: the slice may be gone"
+        assert inventory.latest.value.condemned == {"MIG-a"}
+        world.broken = False
+        marked_while_looking: list[bool] = []
+        world.kubelet.asked = lambda: marked_while_looking.append(inventory.is_condemned("MIG-a"))
+        assert (await inventory.refresh()).condemned == frozenset()
+        assert marked_while_looking == [True]
+        assert not inventory.is_condemned("MIG-a")
+
+    asyncio.run(run())
+
+
+def test_a_look_that_began_before_the_change_was_over_takes_no_mark_back() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        async with inventory.condemning(["MIG-a"]):
+            early = asyncio.create_task(inventory.refresh())
+            await asyncio.sleep(0)
+        assert early.done()
+        assert early.result().condemned == {"MIG-a"}
         assert inventory.latest.value.condemned == frozenset()
 
     asyncio.run(run())

@@ -38,11 +38,16 @@ def test_each_variable_that_an_option_is_read_from_is_known_to_the_agent() -> No
     assert given <= known
 
 
-def test_every_folder_that_the_agent_works_in_is_the_hosts() -> None:
+def test_every_folder_that_the_agent_works_in_is_the_hosts_at_the_same_path() -> None:
     (daemon_set,) = objects("DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    # The host's root is mounted to be read: driver files are looked for under it.
+    assert volumes.pop("driver-root") == "/"
+    (read_only,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "driver-root")
+    assert read_only["readOnly"]
+    assert mounts.pop("driver-root") == "/driver-root"
     assert volumes == mounts
     assert str(Path(default("pod_resources_socket")).parent) in mounts.values()
 

@@ -117,6 +117,7 @@ async def _serve(
         _log.info("ending", extra={"node": options.node_name})
     finally:
         health.stop()
+        inventory.keep_marks()
         running.cancel()
         await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
         _end_threads(threads)

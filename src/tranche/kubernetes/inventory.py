@@ -82,9 +82,11 @@ class Inventory:
         self._wanted = asyncio.Event()
         self._reading = asyncio.Lock()
         self._condemned: Counter[str] = Counter()
+        self._over: Counter[str] = Counter()  # marks that go with the next look
         self._handed_over: dict[str, float] = {}
         self._failure = "the GPUs were not read yet"
         self._read_at = 0.0
+        self._ending = False
 
     def ready(self) -> Readiness:
         """Ready when the last refresh succeeded, and none has been hanging since: the driver may not answer at all."""
@@ -127,12 +129,16 @@ class Inventory:
         The errors of the driver, the ledger and the kubelet as they are; the last snapshot then stands.
         """
         async with self._reading:
+            over, self._over = self._over, Counter()
             try:
                 holders = await self._read_holders()
                 view = await asyncio.to_thread(self._look)
-            except TrancheError as error:
-                self._failure = str(error)
+            except BaseException as error:
+                self._over += over
+                if isinstance(error, TrancheError):
+                    self._failure = str(error)
                 raise
+            self._condemned -= over
             self._failure = ""
             self._read_at = self._clock()
             snapshot = Snapshot(view, holders, frozenset(self._condemned))
@@ -151,27 +157,30 @@ class Inventory:
         """Whether a change in progress may take the device away: Allocate must refuse it."""
         return device_uuid in self._condemned
 
+    def keep_marks(self) -> None:
+        """Take no mark back any more: the process is about to end, and a change may still be at work on a thread."""
+        self._ending = True
+
     @asynccontextmanager
     async def condemning(self, device_uuids: Iterable[str]) -> AsyncIterator[Snapshot]:
         """Mark devices as about to go, and give the snapshot of after the marking, with holdings read anew.
 
         What that snapshot shows as held was given away before the mark; nothing marked is given away after it. When the block
-        ends, however it ends, the marks go and the inventory is refreshed.
+        ends, however it ends, the marks go with the next look at the GPUs: before it nobody knows which of them are left.
         """
-        marked = frozenset(device_uuids)
-        self._condemned.update(marked)
+        marked = Counter(frozenset(device_uuids))
+        self._condemned += marked
         self._publish_marks()
         try:
             yield await self.refresh()
         finally:
-            self._condemned.subtract(marked)
-            self._condemned += Counter()
-            try:
-                await self.refresh()
-            except TrancheError as error:
-                _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
-                self._publish_marks()
-                self.poke()
+            if not self._ending:
+                self._over += marked
+                try:
+                    await self.refresh()
+                except TrancheError as error:
+                    _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
+                    self.poke()
 
     def _publish_marks(self) -> None:
         if self.latest.synced:
