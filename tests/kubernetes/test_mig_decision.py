@@ -336,7 +336,8 @@ def test_a_restart_that_does_not_help_is_not_repeated() -> None:
     assert "did not take effect after rebooting" in decision.report.message
 
 
-def test_a_restart_waits_for_pods() -> None:
+@pytest.mark.parametrize(("policy", "state"), [(Policy.WAIT, "pending"), (Policy.REFUSE, "failed")])
+def test_a_restart_waits_for_pods(policy: Policy, state: str) -> None:
     view = view_of(gpu("A100-40GB", 0), gpu("A100-40GB", 1, mode=MigMode.DISABLED))
     world = World(
         view, config_map="version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}]}"
@@ -345,10 +346,11 @@ def test_a_restart_waits_for_pods() -> None:
     pod = world.start_pod("a", 0, 0)
     assert pod is not None
     world.mode_fails = world.with_reboot = True
+    world.policy = policy
     world.wish("all-7g.40gb")
     for _ in range(20):
         world.time_passes(world.round().look_again or 0)
-    assert (world.boots, shown(world)) == (0, ("pending", "GpuBusy"))
+    assert (world.boots, shown(world)) == (0, (state, "GpuBusy"))
     world.end_pod(pod)
     for _ in range(20):
         if world.boots == 0:
