@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -31,9 +33,11 @@ CHANGES = (
     ("all-balanced", "all-1g.5gb"),
     ("all-1g.5gb", "all-disabled"),
 )
-LABEL_RUNS = 5
+LABEL_RUNS = 7
 APPLY_RUNS = 3
 GOAL_SECONDS = 2.0
+_SEED = 1
+_STATUS_PERIOD_SECONDS = 1.0
 # Seconds on Ampere of a GPU instance with its one compute instance, by compute slices; as docs/reference/simulator.md has them.
 _CREATE = {1: 0.16, 2: 0.17, 3: 0.20, 4: 0.21, 7: 0.24}
 _DESTROY = {1: 0.20, 2: 0.20, 3: 0.21, 4: 0.21, 7: 0.22}
@@ -47,8 +51,8 @@ def run(report: Report, cluster: Cluster, node: Node) -> None:
         "From a node's label to allocatable slices",
         f"simulated {node.record.machine}, operations as long as on hardware; medians of {LABEL_RUNS} runs, in seconds.",
         "NVML: the plan's steps on the GPU with the most of them. Beyond: everything else from the label on; up to 1 s of it",
-        "is the kubelet's, which writes its node's status once a second here. Baseline: `tranche layout apply` as a process on",
-        f"the node, without Kubernetes, medians of {APPLY_RUNS} runs.",
+        "is the kubelet's, which writes its node's status once a second here: labels come at random instants of that second.",
+        f"Baseline: `tranche layout apply` as a process on the node, without Kubernetes, medians of {APPLY_RUNS} runs.",
     )
     nvml, applied = _without_kubernetes(node)
     allocatable = _labelled(cluster, node)
@@ -86,10 +90,13 @@ def _without_kubernetes(node: Node) -> tuple[dict[Change, float], dict[Change, l
 def _labelled(cluster: Cluster, node: Node) -> dict[Change, list[float]]:
     """Seconds of each run from the label until the slices are allocatable."""
     allocatable: dict[Change, list[float]] = {change: [] for change in CHANGES}
+    rng = random.Random(_SEED)
     with agent_on(cluster, node, "--mig-strategy=mixed"):
         _wish(cluster, node, CHANGES[0][0])
         for _ in range(LABEL_RUNS):
             for change in CHANGES:
+                # The wish before was seen to be fulfilled just after the kubelet wrote its status: come at any time instead.
+                time.sleep(rng.uniform(0, _STATUS_PERIOD_SECONDS))
                 allocatable[change].append(_wish(cluster, node, change[1]))
     label(cluster, node, None)
     return allocatable
