@@ -78,6 +78,10 @@ class Cgroup:
         paths = (line.split(":", 2)[2] for line in membership.splitlines())
         return state != "Z" and any(path == f"/{self.path}" or path.startswith(f"/{self.path}/") for path in paths)
 
+    def running(self) -> set[int]:
+        """Process ids here and below, without those that have ended and only wait to be reaped."""
+        return {pid for pid in self.processes() if self.contains(pid)}
+
     def kill(self) -> None:
         """End every process here and below at once, and wait until they are gone.
 
@@ -85,7 +89,7 @@ class Cgroup:
             ClusterError: a process does not go.
         """
         deadline = time.monotonic() + _KILL_SECONDS
-        while pids := {pid for pid in self.processes() if self.contains(pid)}:
+        while pids := self.running():
             if time.monotonic() > deadline:
                 raise ClusterError(f"processes {sorted(pids)} of {self.path} do not end")
             for pid in pids:

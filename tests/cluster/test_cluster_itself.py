@@ -78,7 +78,7 @@ def test_a_program_in_the_background_of_a_node_is_ended_by_name_or_with_the_node
     assert [_runs(first), _runs(second)] == [False, True]
 
     g4dn.power_off()
-    assert not g4dn.cgroup.processes()
+    assert not g4dn.cgroup.running()
     assert [_runs(first), _runs(second)] == [False, False]
     g4dn.start(cluster.api)
 
