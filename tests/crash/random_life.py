@@ -14,8 +14,9 @@ from tests.crash.scenario import Keep, Scenario, random_plan, random_request
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.hardware.simulator.machine import SimulatedMachine
-from tranche.local.queue import Patience, Queue
+from tranche.local.queue import Queue
 from tranche.node.agent import Agent, Held
+from tranche.node.patience import Patience
 
 
 def live(scenario: Scenario, seed: str, leash: int) -> NoReturn:

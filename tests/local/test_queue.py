@@ -12,8 +12,9 @@ from tests.node.processes import isolated
 from tranche.core.errors import GpuBusy, NoRoom, WaitTimeout
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.local.queue import Patience, Queue
+from tranche.local.queue import Queue
 from tranche.node.agent import Agent, Held
+from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 
 IN_USE, UNKNOWN = 19, 999

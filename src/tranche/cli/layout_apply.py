@@ -29,8 +29,9 @@ from tranche.core.checkpoint import parse_checkpoint
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout
 from tranche.node.agent import Agent
-from tranche.node.change import Change, Patience
+from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
+from tranche.node.patience import Patience
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import Plan, plan_to_dict
 from tranche.planning.reconfigure import LayoutDecision, plan_layout

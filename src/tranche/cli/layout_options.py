@@ -10,9 +10,9 @@ from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, 
 from tranche.core.hooks import HooksFile, parse_hooks
 from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
-from tranche.node.change import Patience
 from tranche.node.files import STANDARD_STREAM, read_document
 from tranche.node.hook_runner import HookRunner
+from tranche.node.patience import Patience
 from tranche.planning.plan import Plan, plan_from_dict
 
 

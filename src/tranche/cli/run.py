@@ -14,9 +14,9 @@ from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.allocation import Grant
 from tranche.core.errors import UsageError
 from tranche.core.state import GpuState
-from tranche.local.queue import Patience
 from tranche.local.run import run
 from tranche.node.agent import Held
+from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.plan import Step
 

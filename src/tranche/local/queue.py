@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, NoRoom, TrancheError, VerificationFailed, WaitTimeout
@@ -20,6 +19,7 @@ from tranche.local.doorbell import Doorbell, ring
 from tranche.node import records
 from tranche.node.agent import Agent, Held, Ticket
 from tranche.node.executor import Progress, no_progress
+from tranche.node.patience import Patience
 from tranche.planning.allocate import Decision, Granted, Waiting
 from tranche.planning.plan import Step
 from tranche.planning.queue import Waiter, may_start, reserved_for
@@ -28,14 +28,6 @@ _ATTEMPTS = 3
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for room: not at all, for ever, or for so many seconds."""
-
-    wait: bool = True
-    seconds: float | None = None
 
 
 class Queue:

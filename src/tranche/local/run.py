@@ -11,10 +11,11 @@ from types import FrameType
 
 from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request
-from tranche.local.queue import Patience, Queue
+from tranche.local.queue import Queue
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node.agent import Agent, Held
 from tranche.node.executor import Progress, no_progress
+from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)

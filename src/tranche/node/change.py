@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
@@ -12,20 +11,13 @@ from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_AP
 from tranche.node.agent import Agent
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
+from tranche.node.patience import Patience
 from tranche.planning.gpu_users import busy_error
 from tranche.planning.plan import Plan, ResetGpu, SetMigMode
 from tranche.planning.reconfigure import LayoutDecision
 from tranche.planning.saved_plan import users_hit_by
 
 _POLL_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Whether to wait for what is in use, and for how many seconds at most (None: without end)."""
-
-    wait: bool = False
-    seconds: float | None = None
 
 
 class Change:

@@ -19,9 +19,10 @@ from tranche.local.demo.clock import DemoClock
 from tranche.local.demo.scene import Scene
 from tranche.local.demo.schedule import Job
 from tranche.local.doorbell import ring
-from tranche.local.queue import Patience, Queue
+from tranche.local.queue import Queue
 from tranche.local.workload import share_environment
 from tranche.node.agent import Agent, Held
+from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.plan import CreateInstance, DestroyInstance, Step
 
