@@ -12,10 +12,10 @@ from time import perf_counter
 from typing import Any
 
 import grpc
+from cluster.agents import RunningAgent, agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-from tests.cluster.agents import RunningAgent, agent_on
 
 from bench.cluster_processes import seconds_of_process
 from bench.report import Report

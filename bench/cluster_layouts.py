@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from cluster.agents import agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
+from cluster.node_layouts import label, slices, wait_for_state
 from cluster.waiting import wait_for
-from tests.cluster.agents import agent_on
-from tests.cluster.layouts import label, slices, wait_for_state
 
 from bench.cluster_processes import seconds_of_process
 from bench.report import Report

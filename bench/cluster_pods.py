@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import median
 from time import perf_counter
 
+from cluster.agents import agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
+from cluster.node_layouts import wait_for_slices
 from cluster.waiting import wait_for
-from tests.cluster.agents import agent_on
-from tests.cluster.layouts import wait_for_slices
-from tests.cluster.pods import phase, pod, pods_in
+from cluster.workloads import phase, pod, pods_in
 
 from bench.report import Report
 

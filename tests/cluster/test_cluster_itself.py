@@ -18,9 +18,9 @@ from cluster.node import Node
 from cluster.preflight import why_not
 from cluster.units import Unit
 from cluster.waiting import wait_for
+from cluster.workloads import deployment, phase, phases, pod, pods_in
 
 from tests.cluster.machine_state import MachineState
-from tests.cluster.pods import deployment, phase, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 

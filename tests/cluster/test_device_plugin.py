@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cluster.agents import RunningAgent, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-
-from tests.cluster.agents import RunningAgent, agent_on, install_rights
-from tests.cluster.pods import deployment, phase, phases, pod, pods_in
+from cluster.workloads import deployment, phase, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 

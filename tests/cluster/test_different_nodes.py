@@ -8,12 +8,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
+from cluster.agents import NAMESPACE, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
-from cluster.waiting import wait_for
-
-from tests.cluster.agents import NAMESPACE, agent_on, install_rights
-from tests.cluster.layouts import (
+from cluster.node_layouts import (
     label,
     labels,
     remove_layouts,
@@ -22,7 +20,8 @@ from tests.cluster.layouts import (
     wait_for_state,
     write_layouts,
 )
-from tests.cluster.pods import FOREVER, deployment, pod, pods_in
+from cluster.waiting import wait_for
+from cluster.workloads import FOREVER, deployment, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from cluster.agents import agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
+from cluster.node_layouts import label, labels, wait_for_slices, wait_for_state
 from cluster.waiting import wait_for
-
-from tests.cluster.agents import agent_on
-from tests.cluster.layouts import label, labels, wait_for_slices, wait_for_state
 
 pytestmark = pytest.mark.cluster
 

@@ -10,13 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from cluster.agents import RunningAgent, agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
+from cluster.node_layouts import label, labels, node_object, wait_for_slices, wait_for_state
 from cluster.waiting import wait_for
-
-from tests.cluster.agents import RunningAgent, agent_on
-from tests.cluster.layouts import label, labels, node_object, wait_for_slices, wait_for_state
-from tests.cluster.pods import FOREVER, deployment, phases, pods_in
+from cluster.workloads import FOREVER, deployment, phases, pods_in
 
 pytestmark = pytest.mark.cluster
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.agents import RunningAgent, agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
-from cluster.waiting import wait_for
-
-from tests.cluster.agents import RunningAgent, agent_on
-from tests.cluster.layouts import (
+from cluster.node_layouts import (
     condition,
     label,
     labels,
@@ -24,7 +22,8 @@ from tests.cluster.layouts import (
     wait_for_state,
     write_layouts,
 )
-from tests.cluster.pods import FOREVER, deployment, phases, pod, pods_in
+from cluster.waiting import wait_for
+from cluster.workloads import FOREVER, deployment, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cluster.agents import agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
-from tests.cluster.agents import agent_on
 from tranche.cli.agent_parts import PARTS
 
 pytestmark = pytest.mark.cluster

@@ -7,13 +7,12 @@ import time
 from collections import Counter
 
 import pytest
+from cluster.agents import agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
+from cluster.node_layouts import label, wait_for_slices, wait_for_state
 from cluster.waiting import wait_for
-
-from tests.cluster.agents import agent_on
-from tests.cluster.layouts import label, wait_for_slices, wait_for_state
-from tests.cluster.pods import phases, pod, pods_in
+from cluster.workloads import phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 

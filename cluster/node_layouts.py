@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.agents import NAMESPACE
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-
-from tests.cluster.agents import NAMESPACE
 
 LAYOUTS = f"/api/v1/namespaces/{NAMESPACE}/configmaps/tranche-layouts"
 _LABEL, _STATE, _REASON = "nvidia.com/mig.config", "nvidia.com/mig.config.state", "tranche.dev/mig.config.reason"

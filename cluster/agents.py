@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
 from cluster.cluster import Cluster
+from cluster.errors import ClusterError
 from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
 
-MANIFEST = Path(__file__).parents[2] / "deploy" / "tranche-agent.yaml"
+MANIFEST = Path(__file__).parents[1] / "deploy" / "tranche-agent.yaml"
 NAMESPACE = "tranche-system"
 ACCOUNT = "tranche-agent"
 
@@ -33,7 +35,7 @@ class RunningAgent:
 
     @classmethod
     def start(cls, node: Node, command: tuple[str, ...]) -> RunningAgent:
-        """Start it, in the place of one that an interrupted test has left."""
+        """Start it, in the place of one that an interrupted run has left."""
         node.unit("agent").kill()
         log = node.unit("agent").log
         log_start = log.stat().st_size if log.exists() else 0
@@ -56,9 +58,14 @@ class RunningAgent:
 
     @property
     def pid(self) -> int:
-        """Its process id; it must run."""
+        """Its process id.
+
+        Raises:
+            ClusterError: it does not run.
+        """
         pid = self.unit.pid
-        assert pid is not None, f"the agent does not run:\n{self.log}"
+        if pid is None:
+            raise ClusterError(f"the agent of {self.node.name} does not run:\n{self.log}")
         return pid
 
     def health(self, path: str = "/readyz") -> tuple[int, Mapping[str, object]]:
