@@ -12,7 +12,16 @@ from typing import Any
 import pynvml as nvml
 import pytest
 
-from tests.simulator.machines import create, error_of, gpu, make_machine, process_environment, run_python, talking_to
+from tests.simulator.machines import (
+    create,
+    enable_mig,
+    error_of,
+    gpu,
+    make_machine,
+    process_environment,
+    run_python,
+    talking_to,
+)
 from tranche.core.errors import SimulatorError
 from tranche.hardware.simulator import SimulatedMachine
 
@@ -213,3 +222,17 @@ def test_change_calls_are_counted_also_when_they_fail(machine: SimulatedMachine,
     calls = machine.change_calls()
     assert calls["nvmlDeviceCreateGpuInstance"] == 2
     assert calls["nvmlGpuInstanceDestroy"] == 1
+
+
+def test_the_last_change_that_took_effect_has_its_time(two: SimulatedMachine) -> None:
+    assert two.changed_at == 0
+    with talking_to(two):
+        before = time.monotonic()
+        enable_mig(two)
+        enabled = two.changed_at
+        assert before < enabled < time.monotonic()
+        error_of(create, gpu(0), 0)
+        nvml.nvmlDeviceGetMigMode(gpu(0))
+        assert two.changed_at == enabled
+        create(gpu(1), 19)
+    assert enabled < two.changed_at < time.monotonic()

@@ -46,6 +46,7 @@ class DescriptionStruct(ctypes.Structure):
         ("time_scale", c_double),
         ("seed", c_ulonglong),
         ("boots", c_ulonglong),
+        ("changed_at", c_ulonglong),
     ]
 
 

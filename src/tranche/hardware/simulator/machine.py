@@ -189,6 +189,14 @@ class SimulatedMachine:
         """How many times the machine was rebooted."""
         return int(self._description().boots)
 
+    @property
+    def changed_at(self) -> float:
+        """When a change of a GPU last took effect, by any process, in seconds of time.monotonic; 0 when none did.
+
+        A change is an instance made or destroyed, a mode that was set, or a reset. A reboot is none.
+        """
+        return float(self._description().changed_at) / 1e9
+
     def gpus(self) -> tuple[SimulatedGpu, ...]:
         """Every GPU of the machine, whatever NVIDIA_VISIBLE_DEVICES says."""
         return tuple(self._gpu(index) for index in range(self._description().gpu_count))

@@ -15,6 +15,7 @@ nvmlReturn_t trancheSimDescribe(trancheSimMachine_t m, trancheSimDescription_t *
     memcpy(&description->timeScale, &scale, sizeof description->timeScale);
     description->seed = m->state->seed;
     description->boots = atomic_load(&m->state->boots);
+    description->changedAt = atomic_load(&m->state->changed_at);
     return NVML_SUCCESS;
 }
 

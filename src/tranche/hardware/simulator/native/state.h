@@ -20,7 +20,7 @@
 #define STATE_MAX_CLIENTS 1024u
 #define STATE_MAX_FAULTS 64u
 #define STATE_EVENT_RING 64u
-#define STATE_MAX_COUNTERS 32u
+#define STATE_MAX_COUNTERS 31u
 #define NO_INSTANCE TRANCHE_SIM_NO_INSTANCE
 
 struct ci_state {
@@ -113,6 +113,7 @@ struct machine_state {
     _Atomic uint64_t time_scale; /* the bits of a double */
     _Atomic uint64_t boots;
     _Atomic uint64_t changes[STATE_MAX_COUNTERS];
+    _Atomic uint64_t changed_at; /* nanoseconds of CLOCK_MONOTONIC at the last commit; 0: none yet */
     _Atomic uint32_t faults_in_use;  /* slots from here on were never used */
     _Atomic uint32_t clients_in_use; /* likewise */
     struct gpu_record gpus[TRANCHE_SIM_MAX_GPUS];

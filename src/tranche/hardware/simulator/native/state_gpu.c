@@ -1,4 +1,6 @@
+#define _GNU_SOURCE
 #include <string.h>
+#include <time.h>
 
 #include "state.h"
 
@@ -38,9 +40,16 @@ void gpu_read(const machine *m, unsigned int gpu, struct gpu_state *copy) {
     }
 }
 
+static uint64_t monotonic_nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 void gpu_commit(machine *m, unsigned int gpu, const struct gpu_state *next) {
     struct gpu_record *record = &m->state->gpus[gpu];
     uint64_t generation = atomic_load_explicit(&record->generation, memory_order_relaxed);
     memcpy(&record->copies[(generation + 1) & 1u], next, sizeof *next);
     atomic_store_explicit(&record->generation, generation + 1, memory_order_release);
+    atomic_store(&m->state->changed_at, monotonic_nanoseconds());
 }

@@ -34,7 +34,8 @@ typedef struct {
     unsigned int ownerUid;
     double timeScale;
     unsigned long long seed;
-    unsigned long long boots; /* how many times it was rebooted */
+    unsigned long long boots;     /* how many times it was rebooted */
+    unsigned long long changedAt; /* nanoseconds of CLOCK_MONOTONIC when a GPU was last changed; 0: never */
 } trancheSimDescription_t;
 
 typedef struct {
