@@ -229,10 +229,11 @@ def test_the_last_change_that_took_effect_has_its_time(two: SimulatedMachine) ->
     with talking_to(two):
         before = time.monotonic()
         enable_mig(two)
-        enabled = two.changed_at
-        assert before < enabled < time.monotonic()
-        error_of(create, gpu(0), 0)
+        create(gpu(0), 0)
+        created = two.changed_at
+        assert before < created < time.monotonic()
+        assert error_of(create, gpu(0), 0) != 0, "there is no room for a second one"
         nvml.nvmlDeviceGetMigMode(gpu(0))
-        assert two.changed_at == enabled
+        assert two.changed_at == created
         create(gpu(1), 19)
-    assert enabled < two.changed_at < time.monotonic()
+    assert created < two.changed_at < time.monotonic()
