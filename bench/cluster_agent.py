@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -17,7 +17,6 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
-from bench.cluster_processes import seconds_of_process
 from bench.report import Report
 from tranche.kubernetes.device_plugin.registration import API_VERSION
 from tranche.kubernetes.proto import deviceplugin_pb2 as pb
@@ -61,7 +60,7 @@ def _starts(report: Report, node: Node, agent: RunningAgent) -> None:
     registered, ready, imports = [], [], []
     for _ in range(STARTS):
         agent.unit.stop()
-        imports.append(seconds_of_process(node, [sys.executable, "-c", _IMPORTS]))
+        imports.append(_seconds_of_process(node, [sys.executable, "-c", _IMPORTS]))
         begun = perf_counter()
         again = agent.start_again()
         wait_for("the kubelet listens", partial(_listens, again), period=0.01)
@@ -109,6 +108,14 @@ def _method(channel: grpc.Channel, name: str, request: Any, response: Any) -> Ca
         response_deserializer=response.FromString,
     )
     return method
+
+
+def _seconds_of_process(node: Node, command: Sequence[str]) -> float:
+    """Seconds of a process on the node, which gets the agent's share of the processor. How it ended is not known."""
+    begun = perf_counter()
+    unit = node.start_program("timed", command)
+    wait_for(f"{command[0]} ends", lambda: unit.pid is None, period=0.01)
+    return perf_counter() - begun
 
 
 def _listens(agent: RunningAgent) -> bool:

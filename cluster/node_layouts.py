@@ -28,8 +28,7 @@ def labels(cluster: Cluster, node: Node) -> Mapping[str, str]:
 
 def label(cluster: Cluster, node: Node, layout: str | None) -> None:
     """Ask for a layout; None takes the wish back."""
-    words = f"{_LABEL}-" if layout is None else f"{_LABEL}={layout}"
-    cluster.kubectl("label", "node", node.name, words, "--overwrite")
+    cluster.api.merge(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {_LABEL: layout}}})
 
 
 def write_layouts(cluster: Cluster, text: str) -> None:
