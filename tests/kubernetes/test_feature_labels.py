@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.grid_model import carry_out
 from tests.kubernetes.mig_world import gpu
-from tests.layout.model import carry_out
 from tests.strategies import node_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.quantity import MIB

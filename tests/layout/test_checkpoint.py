@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from tests.layout.model import carry_out, filled_instance
+from tests.grid_model import carry_out, filled_instance
 from tests.strategies import gpu_on, node_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.board import Board, board_by_key

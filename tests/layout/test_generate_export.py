@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.layout.model import filled_instance
+from tests.grid_model import filled_instance
 from tests.strategies import PLACEABLE_BOARDS, gpu_on, instance_of, node_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.board import Board, board_by_key, catalogue

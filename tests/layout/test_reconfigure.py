@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from tests.layout.model import arrangements, carry_out, filled_instance
+from tests.grid_model import arrangements, carry_out, filled_instance
 from tests.strategies import (
     PLACEABLE_BOARDS,
     gpu_on,

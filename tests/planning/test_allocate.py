@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.planning.grid_model import carry_out
+from tests.grid_model import carry_out
 from tests.strategies import (
     boards,
     gpu_on,

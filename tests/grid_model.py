@@ -47,6 +47,7 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
     match step:
         case SetMigMode(enabled=enabled):
             mode = MigMode.ENABLED if enabled else MigMode.DISABLED
+            assert gpu.mig_capable
             assert not gpu.all_processes
             assert not gpu.instances
             assert not view.grants_on(gpu.uuid)
@@ -80,6 +81,7 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
                 occupants = {Occupant(i.profile, i.placement) for i in others} | set(promised)
                 assert fits(profile, step.placement, list(occupants))
             made = filled_instance(profile, step.placement, step.slices, existing)
+            assert made != existing, "a creation that changes nothing"
             return replace(gpu, instances=(*others, made))
 
 
