@@ -86,6 +86,7 @@ class KubePod:
     owner_kind: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
     terminating: bool = False
 
     @property

@@ -52,6 +52,7 @@ def decode_pod(raw: Json) -> KubePod:
         owner_kind=owners[0].get("kind", "") if owners else "",
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
+        node_selector=(raw.get("spec") or {}).get("nodeSelector") or {},
         terminating=meta.get("deletionTimestamp") is not None,
     )
 
@@ -99,9 +100,10 @@ def raw_condition(raw_node: Json, type_: str) -> Json | None:
 
 
 def _decode_condition(raw: Json) -> NodeCondition:
+    status = raw.get("status")  # the API server takes any word
     return NodeCondition(
         type=raw.get("type", ""),
-        status=ConditionStatus(raw.get("status", "Unknown")),
+        status=ConditionStatus(status) if status in set(ConditionStatus) else ConditionStatus.UNKNOWN,
         reason=raw.get("reason", ""),
         message=raw.get("message", ""),
     )

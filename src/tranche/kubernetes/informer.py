@@ -1,8 +1,9 @@
 """Follows a collection of API objects: list once, then watch, and heal whatever breaks.
 
 The core is pure: `Objects` and `after` say what an event does to what is known. `Informer` adds the network and the waiting:
-a broken connection is watched again from where it broke off; a version that the API server no longer has is listed again;
-failures are paced by `Backoff`.
+whatever ends a watch, everything is listed again, because a version says nothing any more when the API server's database was put
+back to an earlier one: it accepts a watch from a version that it has not reached yet, and keeps silent. Failures are paced by
+`Backoff`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
-from tranche.core.errors import KubernetesUnavailable, TrancheError
+from tranche.core.errors import TrancheError
 
 _log = logging.getLogger(__name__)
 
@@ -104,10 +105,7 @@ class Source(Protocol[Item]):
         ...
 
     def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        """What happens after that version, until the API server ends the watch.
-
-        KubernetesUnavailable when the connection breaks; any other error means that this version cannot be watched.
-        """
+        """What happens after that version, until the API server ends the watch."""
         ...
 
 
@@ -124,28 +122,24 @@ class Informer(Generic[Item]):
 
     async def snapshots(self) -> AsyncGenerator[Mapping[str, Item], None]:
         """Everything as soon as it is known, then after each change; endless."""
-        known: Objects[Item] | None = None
         shown: Mapping[str, Item] | None = None
         while True:
             try:
-                if known is None:
-                    known = await self._source.list()
-                    if known.items != shown:
-                        shown = known.items
-                        yield shown
+                known = await self._source.list()
+                if known.items != shown:
+                    shown = known.items
+                    yield shown
                 async with aclosing(self._source.watch(known.resource_version)) as events:
                     async for event in events:
                         self._follows()
-                        known = after(known, event)
-                        if known is None:
+                        news = after(known, event)
+                        if news is None:
                             break
+                        known = news
                         if known.items is not shown and known.items != shown:
                             shown = known.items
                             yield shown
-            except KubernetesUnavailable as error:
-                self._failed(error)
             except TrancheError as error:
-                known = None
                 self._failed(error)
             # Also after a watch that ended in peace: an API server that ends each at once must not be asked without pause.
             await self._sleep(self._backoff.pause())
