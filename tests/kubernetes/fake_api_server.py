@@ -27,11 +27,14 @@ class Seen:
 
 @dataclass
 class FakeApiServer:
-    """Objects by path. Everything a test may turn: `failures` are statuses for the next requests, whatever they ask."""
+    """Objects by path. Everything a test may turn: `failures` are answers to the next requests, whatever they ask; `refusals`
+    are answers to every request of that method to a path with that end.
+    """
 
     objects: dict[str, Json] = field(default_factory=dict)
     requests: list[Seen] = field(default_factory=list)
     failures: list[tuple[int, Json]] = field(default_factory=list)
+    refusals: dict[tuple[str, str], tuple[int, Json]] = field(default_factory=dict)
     close_after_answer: bool = False
     version: int = 100
     oldest_version: int = 0
@@ -148,6 +151,9 @@ class FakeApiServer:
         writer.write(b"0\r\n\r\n")
 
     def _handle(self, seen: Seen) -> tuple[int, Json]:
+        for (method, end), (code, body) in self.refusals.items():
+            if seen.method == method and seen.path.endswith(end):
+                return code, body
         if seen.path.endswith("/eviction"):
             pod = seen.path.removesuffix("/eviction")
             if pod not in self.objects:

@@ -51,7 +51,7 @@ def gpu(board: str, index: int = 0, *, mode: MigMode = MigMode.ENABLED) -> GpuSt
 @dataclass(slots=True)
 class World:
     """Everything outside of the manager. `fails` makes every change of a GPU fail, `mode_fails` every change of MIG
-    mode; `busy` lets the driver refuse because of a process that nobody saw.
+    mode, `reboot_fails` the restart of the machine; `busy` lets the driver refuse because of a process that nobody saw.
     """
 
     view: NodeView
@@ -71,7 +71,9 @@ class World:
     fails: bool = False
     busy: bool = False
     mode_fails: bool = False
+    reboot_fails: bool = False
     boots: int = 0
+    boot_ids: bool = True
     now: float = 1_000_000.0
     condemned: frozenset[str] = frozenset()
     cuts: int = 0
@@ -100,7 +102,7 @@ class World:
             self.view_with_pods,
             (*self.pods.values(), *apps),
             self.now,
-            f"boot-{self.boots}",
+            f"boot-{self.boots}" if self.boot_ids else "",
             self.policy,
             self.with_reboot,
             self.rivals,
@@ -228,6 +230,8 @@ class World:
             self.cuts += 1
             self.view = replace(self.view, node=after.node)
             boundary()
+            if decision.work is Work.REBOOT and self.reboot_fails:
+                raise HardwareError("cannot restart the machine")
             if decision.work is Work.REBOOT:
                 self.boots += 1
                 gpus = tuple(replace(gpu, mode=gpu.pending_mode, instances=()) for gpu in self.view.node)

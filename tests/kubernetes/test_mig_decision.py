@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.kubernetes.mig_world import OPERANDS, Killed, World, a100s, cut, gpu, profiles
 from tests.strategies import uncuttable_gpu, view_of
+from tranche.core.errors import HardwareError, KubeletUnavailable
 from tranche.core.state import MigMode
 from tranche.kubernetes.api import PodRef
 from tranche.kubernetes.drain import CORDON_ANNOTATION, Policy
-from tranche.kubernetes.mig_decision import Decision, Work
+from tranche.kubernetes.mig_decision import Decision, Work, decide
 from tranche.kubernetes.mig_state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
 from tranche.kubernetes.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.retry import ATTEMPT_ANNOTATION
@@ -70,6 +71,7 @@ def test_a_removed_label_takes_the_words_about_it_along_and_leaves_the_gpus() ->
         ("version: v2", "all-1g.5gb", "LayoutInvalid"),
         ("{", "all-1g.5gb", "LayoutInvalid"),
         (TWO_HALVES.replace(": 2}", ": 3}"), "halves", "LayoutImpossible"),
+        (TWO_HALVES.replace(": 2}", ": 999999999999999999999}"), "halves", "LayoutImpossible"),
         (TWO_HALVES.replace("3g.20gb", "3g.40gb"), "halves", "ProfileNotSupported"),
         (TWO_HALVES.replace("devices: all", "devices: [5]"), "halves", "GpuNotFound"),
         (TWO_HALVES.replace("{devices", "{device-filter: '0x233010DE', devices"), "halves", "GpuNotFound"),
@@ -257,6 +259,24 @@ def test_operands_that_do_not_stop_end_in_failed_and_run_on() -> None:
     assert shown(world) == ("success", None)
 
 
+@pytest.mark.parametrize("since", ["9e15", "nan"])
+def test_operands_that_do_not_stop_end_in_failed_also_when_the_clock_was_put_back(since: str) -> None:
+    world = World(
+        a100s(1),
+        labels=dict.fromkeys(OPERANDS, PAUSED),
+        annotations={SINCE_ANNOTATION: since},
+        operand_pods=set(OPERANDS.values()),
+        stubborn_operands=True,
+    )
+    world.wish("all-1g.5gb")
+    for _ in range(400):
+        world.round()
+        world.time_passes(1)
+        if world.labels[STATE_LABEL] == "failed":
+            break
+    assert shown(world) == ("failed", "OperandsStillRunning")
+
+
 def test_operands_that_somebody_left_paused_are_set_free() -> None:
     world = World(a100s(1), labels=dict.fromkeys(OPERANDS, PAUSED))
     world.settle()
@@ -334,6 +354,56 @@ def test_a_restart_that_does_not_help_is_not_repeated() -> None:
     assert (world.boots, shown(world)[0]) == (1, "failed")
     assert decision.report is not None
     assert "did not take effect after rebooting" in decision.report.message
+
+
+def test_a_restart_that_is_asked_for_is_not_made_when_it_is_no_longer_allowed() -> None:
+    world = World(a100s(1, mode=MigMode.DISABLED), mode_fails=True, with_reboot=True)
+    world.wish("all-1g.5gb")
+    until_it_waits(world)
+    assert shown(world)[0] == "pending"
+    world.with_reboot = False
+    for _ in range(20):
+        world.time_passes(world.round().look_again or 0)
+    until_it_waits(world)
+    assert (world.boots, shown(world)) == (0, ("failed", "HardwareError"))
+
+
+def test_a_restart_that_is_refused_is_failed_and_tried_again() -> None:
+    world = World(a100s(1, mode=MigMode.DISABLED), mode_fails=True, reboot_fails=True, with_reboot=True)
+    world.wish("all-1g.5gb")
+    for _ in range(20):
+        decision = world.round()
+        world.time_passes(decision.look_again or 0)
+    decision = until_it_waits(world)
+    assert (world.boots, shown(world)) == (0, ("failed", "HardwareError"))
+    assert decision.report is not None
+    assert "cannot restart" in decision.report.message
+    world.reboot_fails = False
+    world.settle()
+    assert (world.boots, shown(world)) == (1, ("success", None))
+
+
+def test_a_machine_that_does_not_tell_its_starts_apart_is_not_restarted() -> None:
+    world = World(a100s(1, mode=MigMode.DISABLED), mode_fails=True, with_reboot=True, boot_ids=False)
+    world.wish("all-1g.5gb")
+    for _ in range(20):
+        world.time_passes(world.round().look_again or 0)
+    until_it_waits(world)
+    assert (world.boots, shown(world)) == (0, ("failed", "HardwareError"))
+
+
+def test_gpus_that_cannot_be_read_are_a_failure_and_operands_run_meanwhile() -> None:
+    world = World(a100s(1), labels=dict.fromkeys(OPERANDS, PAUSED))
+    world.wish("all-1g.5gb")
+    for error, state in [(HardwareError("NVML error 999"), "failed"), (KubeletUnavailable("silence"), "pending")]:
+        unseen = replace(world.situation, unseen=error, view=view_of())
+        decision = decide(unseen)
+        assert decision.report is not None
+        assert (decision.report.state, decision.report.reason) == (state, error.reason)
+        assert str(error) in decision.report.message
+        assert all(decision.labels[key] == "true" for key in OPERANDS)
+        assert decision.look_again is not None
+    assert decide(replace(unseen, node=replace(unseen.node, labels={}))).report is None
 
 
 @pytest.mark.parametrize(("policy", "state"), [(Policy.WAIT, "pending"), (Policy.REFUSE, "failed")])

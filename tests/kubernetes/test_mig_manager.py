@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from tests.kubernetes.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.api import PodRef
 from tranche.kubernetes.drain import Policy
+from tranche.kubernetes.inventory import Inventory
 from tranche.kubernetes.manager_claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager import MigSettings
 from tranche.kubernetes.operands import PAUSED
 from tranche.kubernetes.retry import ATTEMPT_ANNOTATION
+from tranche.node.agent import Agent
 
 A100, H100 = "A100-40GB", "H100-80GB-SXM"
 ONE_HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
@@ -124,6 +128,79 @@ def test_drain_evicts_who_is_in_the_way_and_uncordons(tmp_path: Path) -> None:
             await until(lambda: not node.unschedulable and set(node.annotations) == _claims(node))
 
     on_node(tmp_path, test, A100)
+
+
+def test_an_eviction_that_fails_is_told_and_keeps_no_other_pod(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(policy=Policy.DRAIN)):
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            first, second = node.pod("a"), node.pod("b")
+            node.kubelet.holders |= {node.slice_uuid(0, 0): first, node.slice_uuid(0, 1): second}
+            await node.inventory.refresh()
+            message = "This pod has more than one PodDisruptionBudget"
+            node.server.refusals["POST", "/pods/a/eviction"] = (500, {"message": message})
+            node.label(mig_config="all-7g.40gb")
+            await until(lambda: "/api/v1/namespaces/default/pods/b" not in node.server.objects)
+            node.set_labels({"poke": "1"})
+            await until(lambda: node.condition is not None and message in node.condition[2])
+            assert node.shown == ("pending", "GpuBusy")
+
+    on_node(tmp_path, test, A100)
+
+
+def test_no_layout_waits_for_the_right_to_record_events(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.server.refusals["POST", "/events"] = (403, {"message": "events is forbidden"})
+        async with node.managed() as manager:
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("success")
+            await until(lambda: manager.ready().ready)
+            assert node.events == set()
+
+    on_node(tmp_path, test, H100)
+
+
+def test_gpus_that_cannot_be_read_at_the_start_are_told(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.machine.machine.inject_error("nvmlDeviceGetCount_v2", 999, calls=1_000_000)
+        unread = replace(
+            node, services=replace(node.services, inventory=Inventory(node.agent.view, node.kubelet, clock=lambda: 0.0))
+        )
+        node.label(mig_config="all-1g.10gb", mig_config_state="success")
+        async with unread.managed():
+            await node.shows("failed", "HardwareError")
+            assert node.condition is not None
+            assert "the GPUs cannot be read" in node.condition[2]
+            node.machine.machine.clear_injections()
+            await unread.services.inventory.refresh()
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_defect_of_the_agent_is_a_failure_like_others(tmp_path: Path) -> None:
+    key = "nvidia.com/gpu.deploy.dcgm"
+
+    class Defective:
+        places = None
+
+        def change(self, decide: object) -> None:
+            raise ZeroDivisionError("oops")
+
+    async def test(node: ManagedNode) -> None:
+        defective = Defective()
+        defective.places = node.agent.places  # type: ignore[assignment]
+        broken = replace(node, services=replace(node.services, agent=cast(Agent, defective)))
+        node.set_labels({key: "true"})
+        async with broken.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("failed", "Internal")
+            assert node.condition is not None
+            assert "ZeroDivisionError: oops" in node.condition[2]
+            assert node.labels[key] == "true"
+
+    on_node(tmp_path, test, H100)
 
 
 def test_operands_are_paused_for_the_cut_and_restored(tmp_path: Path) -> None:

@@ -41,12 +41,20 @@ def test_the_config_map_wins_over_a_generated_name() -> None:
         (LayoutSource("ns/l", ConfigMap("ns", "l", {"other": ""})), LayoutInvalid, "has no key 'config.yaml'"),
         (source("a: [b"), LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
         (source("version: v2"), LayoutInvalid, "unknown version: v2"),
+        (source("version: v1\nmig-configs: 0x_"), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        (source("version: v1\nmig-configs: " + "[" * 2000), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        (source('{"version": ' + "[" * 200_000), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         (LayoutSource("ns/l"), LayoutUnknown, "selected mig-config not present: x"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(made: LayoutSource, error: type[TrancheError], says: str) -> None:
     with pytest.raises(error, match=says):
         made.select("x", a100s().node)
+
+
+def test_a_layout_with_the_name_of_a_date_is_a_layout() -> None:
+    made = source("version: v1\nmig-configs: {2026-13-45: [{devices: all, mig-enabled: false}]}")
+    assert made.select("2026-13-45", a100s().node).name == "2026-13-45"
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
@@ -134,6 +142,18 @@ def test_what_is_done_beside_users_touches_none_of_them_and_need_not_be_done_aga
     assert plan_beside_blockers(after, again, rest).empty
     made = {DestroyInstance(s.gpu_uuid, s.profile, s.placement) for s in now.steps if isinstance(s, CreateInstance)}
     assert not made & set(rest.steps), "what was just made is destroyed again"
+
+
+def test_pods_of_a_daemon_set_that_selects_a_paused_label_are_waited_for() -> None:
+    client, plugin = "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.device-plugin"
+    pods = [
+        KubePod(PodRef("a", "monitor"), owner_kind="DaemonSet", node_selector={client: "true"}),
+        KubePod(PodRef("b", "charted-plugin"), owner_kind="DaemonSet", node_selector={plugin: "true"}),
+        KubePod(PodRef("c", "job"), owner_kind="Job", node_selector={client: "true"}),
+        KubePod(PodRef("d", "elsewhere"), owner_kind="DaemonSet", node_selector={"disk": "ssd"}),
+    ]
+    assert [pod.ref.name for pod in still_running({client: PAUSED, plugin: "true"}, pods)] == ["monitor"]
+    assert [pod.ref.name for pod in still_running({client: "true", plugin: PAUSED}, pods)] == ["charted-plugin"]
 
 
 def test_a_change_of_mode_condemns_the_gpu_and_all_on_it_and_a_cut_only_what_goes() -> None:

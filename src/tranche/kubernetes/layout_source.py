@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import yaml
+from dataclasses import dataclass, field
 
 from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, MigNotSupported
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.layout_format import parse_layouts
 from tranche.core.state import NodeState
 from tranche.kubernetes.api import ConfigMap
+from tranche.node.files import parse_document
 from tranche.planning.generate import generate_layouts
 
 KEY = "config.yaml"
@@ -22,11 +21,22 @@ _ALL_DISABLED = Layout("all-disabled", (LayoutSpec(mig_enabled=False),))
 class LayoutSource:
     """Named layouts: those of the ConfigMap, and beside them those that tranche.planning.generate makes for the machine.
 
-    `name` says which ConfigMap is meant, "namespace/name", "" for none; `config_map` is None while it does not exist.
+    `name` says which ConfigMap is meant, "namespace/name", "" for none; `config_map` is None while it does not exist. Its text
+    is read here, once: a long one takes seconds, so this is made on a thread.
     """
 
     name: str = ""
     config_map: ConfigMap | None = None
+    _declared: LayoutFile = field(init=False, repr=False, compare=False)
+    _broken: LayoutInvalid | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            declared = LayoutFile() if self.config_map is None else _read(self.config_map, f"ConfigMap {self.name}")
+        except LayoutInvalid as error:
+            declared = LayoutFile()
+            object.__setattr__(self, "_broken", error)
+        object.__setattr__(self, "_declared", declared)
 
     def select(self, name: str, node: NodeState) -> Layout:
         """The layout of that name for that machine; the ConfigMap's where both have one.
@@ -34,7 +44,9 @@ class LayoutSource:
         Raises LayoutInvalid for a malformed ConfigMap, LayoutUnknown for a name that neither has, MigNotSupported for a layout
         that cuts GPUs on a machine that has none to cut, GpuNotFound for one that is about no GPU of the machine.
         """
-        declared = self._declared()
+        if self._broken is not None:
+            raise LayoutInvalid(self._broken.message, hint=self._broken.hint)
+        declared = self._declared
         if name in declared.names:
             layout = declared.select(name)
             _check_meant_for(layout, node, self.name)
@@ -46,30 +58,26 @@ class LayoutSource:
             return generated.select(name)
         raise LayoutUnknown(
             f"selected mig-config not present: {name}",
-            hint=f"{self._describe(declared)}; this machine's GPUs bring: {', '.join(generated.names)}",
+            hint=f"{self._describe()}; this machine's GPUs bring: {', '.join(generated.names)}",
         )
 
-    def _declared(self) -> LayoutFile:
-        if self.config_map is None:
-            return LayoutFile()
-        source = f"ConfigMap {self.name}"
-        if KEY not in self.config_map.data:
-            raise LayoutInvalid(f"{source} has no key '{KEY}'", hint="put the layouts under that key")
-        try:
-            data = yaml.safe_load(self.config_map.data[KEY])
-        except yaml.YAMLError as error:
-            raise LayoutInvalid(f"{source}, {KEY}: {' '.join(str(error).split())}") from error
-        try:
-            return parse_layouts(data, source=source)
-        except LayoutInvalid as error:
-            raise LayoutInvalid(f"{source}, {KEY}: {error.message}", hint=error.hint) from error
-
-    def _describe(self, declared: LayoutFile) -> str:
+    def _describe(self) -> str:
         if not self.name:
             return "no ConfigMap of layouts is configured"
         if self.config_map is None:
             return f"ConfigMap {self.name} does not exist"
-        return f"ConfigMap {self.name} has: {', '.join(declared.names) or 'no layouts'}"
+        return f"ConfigMap {self.name} has: {', '.join(self._declared.names) or 'no layouts'}"
+
+
+def _read(config_map: ConfigMap, source: str) -> LayoutFile:
+    if KEY not in config_map.data:
+        raise LayoutInvalid(f"{source} has no key '{KEY}'", hint="put the layouts under that key")
+    place = f"{source}, {KEY}"
+    data = parse_document(config_map.data[KEY], place, LayoutInvalid)
+    try:
+        return parse_layouts(data, source=source)
+    except LayoutInvalid as error:
+        raise LayoutInvalid(f"{place}: {error.message}", hint=error.hint) from error
 
 
 def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:

@@ -53,7 +53,7 @@ class Situation:
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
     the API server said when it refused an eviction. `now` is in seconds since the epoch; `boot_id` changes with each start of
-    the machine.
+    the machine. `unseen` says why the GPUs could not be read; the view is then empty.
     """
 
     node: KubeNode
@@ -66,11 +66,16 @@ class Situation:
     with_reboot: bool = False
     rivals: tuple[str, ...] = ()
     eviction_answers: Mapping[PodRef, str] = field(default_factory=dict)
+    unseen: TrancheError | None = None
 
     @property
     def attempt(self) -> Attempt | None:
         """The failed attempt that the node remembers."""
         return parse_attempt(self.node.annotations.get(ATTEMPT_ANNOTATION))
+
+    def asks_reboot(self, attempt: Attempt) -> bool:
+        """Whether that failed attempt calls for a restart that is still allowed and has not happened yet."""
+        return self.with_reboot and attempt.asked_reboot(self.boot_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ def decide(situation: Situation) -> Decision:
         return _conflict(situation, name)
     if not name:
         return _at_rest(situation, None, forget=True)
+    if situation.unseen is not None:
+        state = MigState.PENDING if situation.unseen.reason in _PASSING else MigState.FAILED
+        message = f"the GPUs cannot be read: {_sentence(situation.unseen)}"
+        return _at_rest(situation, Report(state, situation.unseen.reason, message), look_again=RETRY_SECONDS)
     try:
         layout = situation.layouts.select(name, situation.view.node)
         change = plan_layout(situation.view, layout)
@@ -159,6 +168,8 @@ def failed_attempt(situation: Situation, layout: Layout, error: TrancheError, *,
     failures = last.failures + 1 if again and last is not None else 1
     message = _sentence(error)
     asked = last.reboot if again and last is not None else ""
+    if asked == situation.boot_id and not situation.with_reboot:
+        asked = ""
     reboot = asked
     if asked:
         reboot = asked if asked == situation.boot_id else REBOOT_SPENT
@@ -166,7 +177,8 @@ def failed_attempt(situation: Situation, layout: Layout, error: TrancheError, *,
             message = f"MIG mode change did not take effect after rebooting: {message}"
     elif situation.with_reboot and changed_mode and error.reason not in _PASSING:
         reboot = situation.boot_id
-    return Attempt(digest, failures, situation.now, error.reason, message, reboot)
+    restart_failed = asked == situation.boot_id != "" and error.reason not in _PASSING
+    return Attempt(digest, failures, situation.now, error.reason, message, reboot, restart_failed)
 
 
 def layout_digest(layout: Layout) -> str:
@@ -181,7 +193,7 @@ def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Dec
         wait = min(attempt.next_at() - situation.now, LONGEST_DELAY_SECONDS)  # also when the clock was put back
         if wait > 0 and not attempt.rebooted(situation.boot_id):
             return _patience(situation, attempt, wait)
-        if attempt.asked_reboot(situation.boot_id):
+        if situation.asks_reboot(attempt):
             return _reboot(situation)
     if change.blockers and situation.policy is Policy.REFUSE:
         message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
@@ -204,6 +216,8 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
     running = operands.still_running(labels, situation.pods)
     since = operands.paused_since(situation.node)
+    if since is not None and not since <= situation.now:  # the clock was put back
+        since = None
     if running and since is not None and situation.now - since > operands.PATIENCE_SECONDS:
         named = ", ".join(str(pod.ref) for pod in running)
         message = f"{change.purpose}: the operands did not stop within {operands.PATIENCE_SECONDS:g} s: {named}"
@@ -217,7 +231,7 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
         named = ", ".join(str(pod.ref) for pod in running)
         report = Report(MigState.PENDING, Why.OPERANDS, f"{change.purpose} waits for the operands to stop: {named}")
     annotations: dict[str, str | None] = {}
-    if paused and since is None:
+    if since is None and (paused or operands.SINCE_ANNOTATION in situation.node.annotations):
         annotations[operands.SINCE_ANNOTATION] = str(situation.now)
     return Decision(
         report,
@@ -257,7 +271,7 @@ def _reboot(situation: Situation) -> Decision:
 
 def _patience(situation: Situation, attempt: Attempt, wait: float) -> Decision:
     passing = attempt.reason in _PASSING and situation.policy is not Policy.REFUSE
-    goes_on = passing or attempt.asked_reboot(situation.boot_id)
+    goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
     report = Report(
         MigState.PENDING if goes_on else MigState.FAILED,
         attempt.reason,

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import StateMoved, TrancheError
+from tranche.core.errors import HardwareError, KubernetesUnavailable, StateMoved, TrancheError
 from tranche.core.layout import Layout
-from tranche.kubernetes.api import ConditionStatus, EvictionOutcome, KubeNode, NodeCondition, PodRef
+from tranche.core.state import NodeState
+from tranche.kubernetes.api import ConditionStatus, EvictionOutcome, KubeNode, NodeCondition, PodRef, Severity
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.drain import Policy
 from tranche.kubernetes.inventory import Snapshot
@@ -39,13 +40,15 @@ from tranche.kubernetes.mig_decision import (
 from tranche.kubernetes.mig_state import CONDITION_TYPE, NO_LAYOUT, wished_layout
 from tranche.kubernetes.operands import other_managers
 from tranche.kubernetes.pod_holdings import view_with_pods
-from tranche.kubernetes.retry import ATTEMPT_ANNOTATION, attempt_text
+from tranche.kubernetes.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.services import NodeServices
 from tranche.planning.plan import Plan, ResetGpu, SetMigMode
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _WITHDRAWAL_SECONDS = 1.0
+_FIRST_LOOK_SECONDS = 2.0
+_SLOW_LOOK_SECONDS = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -124,12 +127,16 @@ class MigManager:
             return
         namespace, name = self._services.namespace, self._settings.config_map
         async for config_map in self._services.api.watch_config_map(namespace, name):
-            self._source.publish(LayoutSource(f"{namespace}/{name}", config_map))
+            self._source.publish(await asyncio.to_thread(LayoutSource, f"{namespace}/{name}", config_map))
             self._wake.set()
 
     async def _rounds(self, me: str, *, since: float) -> None:
+        if not self._source.synced:
+            self._trouble = f"ConfigMap {self._services.namespace}/{self._settings.config_map} was not read yet"
         await self._source.first()
-        await self._services.inventory.latest.first()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await self._services.inventory.latest.first()
         pause = _FIRST_PAUSE_SECONDS
         while True:
             self._wake.clear()
@@ -178,12 +185,14 @@ class MigManager:
         pods = await self._services.api.list_pods_on_node(self._services.node_name)
         rivals = [f"the manager {name}" for name in claims]
         rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods)]
+        unseen = await self._why_unseen()
+        view = self._services.inventory.latest.value.view_with_pods if unseen is None else NodeView(NodeState(()))
         present = {pod.ref for pod in pods}
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
         return Situation(
             node=node,
             layouts=self._source.value,
-            view=self._services.inventory.latest.value.view_with_pods,
+            view=view,
             pods=pods,
             now=self._clock(),
             boot_id=self._boot(),
@@ -191,7 +200,22 @@ class MigManager:
             with_reboot=self._settings.with_reboot,
             rivals=tuple(rivals),
             eviction_answers=dict(self._eviction_answers),
+            unseen=unseen,
         )
+
+    async def _why_unseen(self) -> TrancheError | None:
+        """Why the GPUs were not read since the start; None once they were. What was read before stands for what is now."""
+        inventory = self._services.inventory
+        if inventory.latest.synced:
+            return None
+        try:
+            async with asyncio.timeout(_SLOW_LOOK_SECONDS):
+                await inventory.refresh()
+        except TrancheError as error:
+            return error
+        except TimeoutError:
+            return HardwareError(f"the driver or the kubelet did not answer within {_SLOW_LOOK_SECONDS:g} s")
+        return None
 
     async def _report(self, node: KubeNode, decision: Decision) -> None:
         """Say it by an event, then by the condition: killed in between, the event is said twice rather than never."""
@@ -213,13 +237,25 @@ class MigManager:
                     "detail": decision.report.message,
                 },
             )
-            await self._services.api.create_node_event(
-                node, decision.report.severity, condition.reason, condition.message
-            )
+            await self._record_event(node, decision.report.severity, condition)
         await self._services.api.set_node_condition(node.name, condition)
 
+    async def _record_event(self, node: KubeNode, severity: Severity, condition: NodeCondition) -> None:
+        try:
+            await self._services.api.create_node_event(node, severity, condition.reason, condition.message)
+        except KubernetesUnavailable:
+            raise
+        except TrancheError as error:  # the condition says the same: no layout waits for the right to record events
+            _log.warning("event not recorded", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
+
     async def _evict(self, pod: PodRef) -> None:
-        answer = await self._services.api.evict_pod(pod)
+        try:
+            answer = await self._services.api.evict_pod(pod)
+        except (
+            TrancheError
+        ) as error:  # of one pod, under two budgets for instance: the others are to leave all the same
+            self._eviction_answers[pod] = str(error)
+            return
         if answer.outcome is EvictionOutcome.BLOCKED:
             self._eviction_answers[pod] = f"its eviction is refused: {answer.message}"
         else:
@@ -257,11 +293,21 @@ class MigManager:
                 _log.info("layout decided anew", extra={"reason": error.reason, "detail": error.message})
                 return False
             _log.warning("layout not applied", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
-            attempt = failed_attempt(situation, layout, error, changed_mode=work.changed_mode)
-            await self._services.api.patch_node_metadata(
-                self._services.node_name, annotations={ATTEMPT_ANNOTATION: attempt_text(attempt)}
+            await self._remember(failed_attempt(situation, layout, error, changed_mode=work.changed_mode))
+        except Exception as defect:
+            # Else the component would start again in the middle, with the operands paused and nothing said on the node.
+            _log.exception("layout not applied")
+            failure = TrancheError(
+                f"the agent has a defect: {type(defect).__name__}: {defect}",
+                hint="its log says where; please report it",
             )
+            await self._remember(failed_attempt(situation, layout, failure, changed_mode=work.changed_mode))
         return True
+
+    async def _remember(self, attempt: Attempt) -> None:
+        await self._services.api.patch_node_metadata(
+            self._services.node_name, annotations={ATTEMPT_ANNOTATION: attempt_text(attempt)}
+        )
 
     async def _withdraw(self, me: str) -> None:
         """Take the claim back, so that a manager that takes over need not wait; not at any price, since it runs out anyway."""

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 300.0
 
 _RUN, _DO_NOT_RUN = "true", "false"
 _PREFIX = "nvidia.com/gpu.deploy."
-# Operand label -> the `app` label of the pods that it starts. Where that is not known, nothing is waited for.
+# Operand label -> the `app` label of the pods that it starts, "" where they have none of their own.
 _APPS = {
     f"{_PREFIX}device-plugin": "nvidia-device-plugin-daemonset",
     f"{_PREFIX}gpu-feature-discovery": "gpu-feature-discovery",
@@ -52,9 +52,19 @@ def paused_since(node: KubeNode) -> float | None:
 
 
 def still_running(labels: Mapping[str, str], pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
-    """The pods of paused operands that have not ended yet."""
-    paused = {app for key, app in _APPS.items() if app and labels.get(key) == PAUSED}
-    return tuple(pod for pod in pods if not pod.finished and pod.labels.get("app") in paused)
+    """The pods of paused operands that have not ended yet.
+
+    By their `app` label, or as pods of any DaemonSet whose node selector names a paused label: so do clients of GPUs, under
+    `nvidia.com/gpu.deploy.client`, and device plugins that were not installed by the GPU Operator.
+    """
+    paused = {key for key in _APPS if labels.get(key) == PAUSED}
+    apps = {_APPS[key] for key in paused} - {""}
+    return tuple(
+        pod
+        for pod in pods
+        if not pod.finished
+        and (pod.labels.get("app") in apps or (pod.owner_kind == "DaemonSet" and paused & pod.node_selector.keys()))
+    )
 
 
 def other_managers(pods: Iterable[KubePod]) -> tuple[KubePod, ...]:

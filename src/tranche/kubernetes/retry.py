@@ -18,7 +18,7 @@ class Attempt:
 
     `digest` tells the layout's content, so that an edited layout is tried at once. `at` is in seconds since the epoch.
     `reboot` is "" when no restart of the machine was asked for, the boot id under which it was asked for, or REBOOT_SPENT when
-    the restart has not helped.
+    the restart has not helped. `restart_failed` says that what failed was the restart itself.
     """
 
     digest: str
@@ -27,6 +27,7 @@ class Attempt:
     reason: str
     message: str
     reboot: str = ""
+    restart_failed: bool = False
 
     def next_at(self) -> float:
         """When to try again: 5 seconds after the first failure, then twice as long each time, at most five minutes."""
@@ -34,7 +35,7 @@ class Attempt:
 
     def asked_reboot(self, boot_id: str) -> bool:
         """Whether a restart was asked for that has not happened yet."""
-        return self.reboot == boot_id
+        return self.reboot == boot_id != ""
 
     def rebooted(self, boot_id: str) -> bool:
         """Whether the machine was restarted for this attempt and nothing was tried since."""
@@ -59,6 +60,7 @@ def parse_attempt(text: str | None) -> Attempt | None:
             reason=str(data["reason"]),
             message=str(data["message"]),
             reboot=str(data["reboot"]),
+            restart_failed=bool(data.get("restart_failed")),
         )
     except (ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -43,17 +43,21 @@ _Dumper.add_representer(list, _represent_list)
 
 def read_document(path: str, error: type[TrancheError]) -> object:
     """The decoded YAML or JSON document of the file; duplicate keys: the last one counts. `error` when it cannot be read."""
-    text = _read_text(path, error)
+    return parse_document(_read_text(path, error), _name(path), error)
+
+
+def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
+    """The same of a text that was read already; `source` names it for people."""
     if text.lstrip().startswith("{"):
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             pass  # a YAML flow mapping looks the same from outside
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as reason:
         where = " ".join(str(reason).split())
-        raise error(f"{_name(path)} is neither YAML nor JSON: {where}") from reason
+        raise error(f"{source} is neither YAML nor JSON: {where}") from reason
 
 
 def yaml_text(data: object) -> str:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import HardwareError, MigNotSupported, ProfileUnknown
+from tranche.core.errors import HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
 from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, NodeState
 from tranche.planning.gpu_users import GpuUsers, User, busy_error, gpu_users
 from tranche.planning.plan import DestroyInstance, Plan, ResetGpu, SetMigMode, Step
 from tranche.planning.recut import Cut, check_possible, recut, users_in_the_way
+
+_MOST_SLICES = 1000  # far more than any GPU has
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def plan_layout(view: NodeView, layout: Layout, *, mode_only: bool = False, skip
             continue
         if not mode_only:
             _check_profiles(view.node, spec, purpose)
+            _check_number(gpu, spec, purpose)
             check_possible(gpu, spec.slice_list, purpose)
         changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset))
     return LayoutDecision(purpose, tuple(changes), layout.warnings(view.node))
@@ -150,6 +153,13 @@ def _applies(spec: LayoutSpec, gpu: GpuState, purpose: str) -> bool:
         f"{purpose}: cannot set MIG mode on non MIG-capable GPU {gpu.index} ({gpu.name})",
         hint="leave it out of 'devices', or set mig-enabled: false for it",
     )
+
+
+def _check_number(gpu: GpuState, spec: LayoutSpec, purpose: str) -> None:
+    """Before the slices are written out one by one: a number with nines too many would not fit into the memory."""
+    for name, count in spec.slices:
+        if count > _MOST_SLICES:
+            raise LayoutImpossible(f"{purpose}: {gpu.label} cannot have {count}x {name}: no GPU takes so many")
 
 
 def _check_profiles(node: NodeState, spec: LayoutSpec, purpose: str) -> None:
