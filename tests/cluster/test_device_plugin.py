@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -197,6 +198,23 @@ def test_slices_of_a_sick_gpu_are_not_given_away(cluster: Cluster, p4d: Node) ->
         wait_for("the reason is visible", lambda: "XID 48" in cluster.kubectl("describe", "node", p4d.name))
         capacity = cluster.api.get(f"/api/v1/nodes/{p4d.name}")["status"]["capacity"]
         assert capacity[SLICE] == "56"
+
+
+def test_a_count_that_nobody_serves_goes_to_zero(cluster: Cluster, p4d: Node, namespace: str) -> None:
+    left, path = "nvidia.com/mig-7g.40gb", f"/api/v1/nodes/{p4d.name}"
+    counted = json.dumps({"status": {"capacity": {left: "8"}}})
+    cluster.kubectl("patch", "node", p4d.name, "--subresource=status", "--type=merge", f"--patch={counted}")
+    # What a lost write of the kubelet leaves: it keeps the capacity, and makes it allocatable.
+    wait_for("it is allocatable", lambda: counts(cluster, p4d).get(left) == 8)
+    cluster.apply(pod("without", namespace, script=LOOK, node=p4d.name, limits={left: 1}))
+    wait_for("a pod is given nothing", lambda: phase(cluster, namespace, "without") == "Running")
+    with plugin_on(cluster, p4d, "--mig-strategy=mixed"):
+        wait_for_counts(cluster, p4d, gpu=8)
+        assert cluster.api.get(path)["status"]["capacity"][left] == "0"
+        assert phase(cluster, namespace, "without") == "Running", "pods are left alone"
+        cut(p4d, "all-7g.40gb")
+        wait_for_counts(cluster, p4d, mig_7g_40gb=8)
+        assert "MIG 7g.40gb" in run_pod(cluster, namespace, "within", p4d, mig_7g_40gb=1)
 
 
 def test_the_nodes_label_chooses_the_configuration(cluster: Cluster, p4d: Node) -> None:

@@ -21,6 +21,7 @@ def build_device_plugin(services: NodeServices, *, cdi_folder: Path) -> DevicePl
         services.plugin_config,
         services.inventory,
         services.gpu_events,
+        services.node,
         Machine(_device_files, read_links, needs_recovery),
         Announcer(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,

@@ -32,7 +32,8 @@
     │   ├── KubernetesNotFound       42
     │   ├── KubernetesRejected       43
     │   ├── KubeconfigInvalid        44
-    │   └── KubeletUnavailable       45
+    │   ├── KubeletUnavailable       45
+    │   └── CdiUnavailable           46
     ├── drift                    50 to 59
     │   ├── LayoutMismatch           50
     │   └── StateMoved               51
@@ -262,6 +263,13 @@ class KubeletUnavailable(TrancheError):
 
     reason = "KubeletUnavailable"
     exit_code = 45
+
+
+class CdiUnavailable(TrancheError):
+    """The specification by which a container runtime finds devices cannot be written."""
+
+    reason = "CdiUnavailable"
+    exit_code = 46
 
 
 class LayoutMismatch(TrancheError):

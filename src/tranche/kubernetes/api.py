@@ -41,7 +41,7 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class KubeNode:
-    """A node object. `allocatable` holds quantities as the API server prints them."""
+    """A node object. `capacity` and `allocatable` hold quantities as the API server prints them."""
 
     name: str
     uid: str = ""
@@ -49,6 +49,7 @@ class KubeNode:
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     conditions: tuple[NodeCondition, ...] = ()
+    capacity: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
     def condition(self, type_: str) -> NodeCondition | None:

@@ -31,6 +31,7 @@ def decode_node(raw: Json) -> KubeNode:
         annotations=meta.get("annotations") or {},
         unschedulable=bool((raw.get("spec") or {}).get("unschedulable")),
         conditions=tuple(_decode_condition(condition) for condition in status.get("conditions") or ()),
+        capacity=status.get("capacity") or {},
         allocatable=status.get("allocatable") or {},
     )
 

@@ -25,7 +25,11 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class KubeletStandIn:
-    """Does what a kubelet does with plugins in one folder; `devices` is what it knows of each resource."""
+    """Does what a kubelet does with plugins in one folder; `devices` is what it knows of each resource.
+
+    As in Kubernetes 1.36 a plugin that registers a resource anew does not end the connection of the one before; both may send
+    lists, and the last one counts. When either connection ends, it is the newest client that is given up.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,8 +38,9 @@ class KubeletStandIn:
         self.devices: dict[str, dict[str, pb.Device]] = {}
         self.ended: list[str] = []
         self.refuse = False
-        self._channels: dict[str, Any] = {}
-        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._clients: dict[str, Any] = {}
+        self._channels: list[Any] = []
+        self._watches: list[asyncio.Task[None]] = []
         self._server: Any = None
 
     async def start(self) -> None:
@@ -55,12 +60,12 @@ class KubeletStandIn:
     async def stop(self) -> None:
         """End, and forget everything."""
         await self._server.stop(None)
-        for watch in self._watches.values():
+        for watch in self._watches:
             watch.cancel()
-        await asyncio.gather(*self._watches.values(), return_exceptions=True)
-        for channel in self._channels.values():
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        for channel in self._channels:
             await channel.close()
-        self._watches, self._channels = {}, {}
+        self._watches, self._channels, self._clients = [], [], {}
         self.devices.clear()
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -92,7 +97,7 @@ class KubeletStandIn:
         return answer
 
     async def _call(self, resource: str, method: str, request: Any, answer: Any) -> Any:
-        call = self._channels[resource].unary_unary(
+        call = self._clients[resource].unary_unary(
             f"/v1beta1.DevicePlugin/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
@@ -104,11 +109,12 @@ class KubeletStandIn:
             await context.abort(grpc.StatusCode.UNKNOWN, "not now")
         self.registrations.append(request)
         name = request.resource_name
-        if name in self._watches:
-            self._watches.pop(name).cancel()
-        channel = grpc.aio.insecure_channel(f"unix:{self.folder / request.endpoint}")
-        self._channels[name] = channel
-        self._watches[name] = asyncio.create_task(self._watch(name, channel))
+        # A pool of its own: else a channel to a socket of the same name as before would find the old connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.aio.insecure_channel(f"unix:{self.folder / request.endpoint}", options)
+        self._channels.append(channel)
+        self._clients[name] = channel
+        self._watches.append(asyncio.create_task(self._watch(name, channel)))
         return pb.Empty()
 
     async def _watch(self, name: str, channel: Any) -> None:
@@ -121,3 +127,5 @@ class KubeletStandIn:
             async for answer in stream:
                 self.devices[name] = {device.ID: device for device in answer.devices}
         self.ended.append(name)
+        if client := self._clients.pop(name, None):
+            await client.close()

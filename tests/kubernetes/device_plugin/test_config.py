@@ -122,6 +122,22 @@ def test_an_unsupported_flag_or_variable_is_refused_by_its_name(refused: Any) ->
         assert read_config(None, environment={refused.environment[0]: harmless}) == PluginConfig()
 
 
+@pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])
+def test_a_harmless_boolean_may_be_written_as_go_reads_it(text: str) -> None:
+    assert read_config(None, environment={"FAIL_ON_INIT_ERROR": text}) == PluginConfig()
+    with pytest.raises(PluginConfigInvalid, match="IMEX_REQUIRED is not supported"):
+        read_config(None, environment={"IMEX_REQUIRED": text})
+
+
+def test_an_unsupported_value_that_something_harmless_overrides_is_not_refused() -> None:
+    file = {"flags": {"failOnInitError": False}}
+    assert read_config(file, environment={"FAIL_ON_INIT_ERROR": "true"}) == PluginConfig()
+    with pytest.raises(PluginConfigInvalid, match="--fail-on-init-error is not supported"):
+        read_config(None, environment={"FAIL_ON_INIT_ERROR": "true"}, flags={"--fail-on-init-error": "false"})
+    with pytest.raises(PluginConfigInvalid, match=r"flags\.failOnInitError is not supported"):
+        read_config(file, environment={"FAIL_ON_INIT_ERROR": ""})
+
+
 def test_no_two_settings_share_a_name() -> None:
     flags = [setting.flag for setting in (*SETTINGS, *UNSUPPORTED) if setting.flag]
     variables = [name for setting in (*SETTINGS, *UNSUPPORTED) for name in setting.environment]

@@ -19,8 +19,8 @@ from tranche.core.errors import GpuNotFound, KubeletUnavailable
 from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS, Endpoints
-from tranche.kubernetes.device_plugin.registration import identify
-from tranche.kubernetes.device_plugin.server import ListedDevice
+from tranche.kubernetes.device_plugin.registration import identify, register
+from tranche.kubernetes.device_plugin.server import Endpoint, ListedDevice
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -220,6 +220,59 @@ def test_a_lost_socket_of_a_plugin_is_made_again(tmp_path: Path) -> None:
         (rig.kubelet.folder / "tranche-mig-1g.5gb.sock").unlink()
         await rig.settle_until(lambda: len(rig.kubelet.registrations) == 2, "registered anew")
         await rig.settle_until(lambda: rig.endpoints.ready().ready, "ready again")
+
+    run(tmp_path, scenario)
+
+
+class OtherPlugin:
+    """A plugin for one slice resource that registers once, as NVIDIA's does."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.kubelet = rig.kubelet
+        self.endpoint = Endpoint(SLICE, rig.kubelet.folder, Answers())
+        self.endpoint.socket = rig.kubelet.folder / "nvidia-mig-1g.5gb.sock"
+
+    async def start(self, *names: str) -> None:
+        self.endpoint.update(devices(*names))
+        await self.endpoint.start()
+        await register(self.kubelet.socket, endpoint=self.endpoint.socket.name, resource=SLICE)
+        await until(lambda: self.endpoint.delivered, "it is listened to")
+
+
+def test_a_plugin_that_ends_late_does_not_take_the_resource_along(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        other = OtherPlugin(rig)
+        await other.start("x")
+        rig.wanted = {SLICE: devices("a", "b")}
+        await rig.settle_until(lambda: rig.endpoints.ready().ready, "taken over")
+        await other.endpoint.stop()
+        await until(lambda: SLICE in rig.kubelet.ended, "the kubelet gives up the newest client")
+        await rig.settle_until(lambda: len(rig.kubelet.registrations) == 3, "registered again")
+        await rig.settle_until(lambda: rig.endpoints.ready().ready, "ready again")
+        assert rig.kubelet.counts() == {SLICE: (2, 2)}
+
+    run(tmp_path, scenario)
+
+
+def test_a_resource_that_another_plugin_has_taken_over_is_withdrawn_only_after_its_end(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.wanted = {GPU: devices("g"), SLICE: devices("a")}
+        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        rig.wanted = {GPU: devices("g")}
+        await rig.endpoints.settle(rig.wanted)
+        await until(lambda: rig.kubelet.counts()[SLICE] == (0, 0), "it goes to zero")
+        other = OtherPlugin(rig)
+        await other.start("x", "y")
+        for _ in range(20):
+            rig.now += LINGER_SECONDS
+            await rig.endpoints.settle(rig.wanted)
+        await asyncio.sleep(0.1)
+        assert rig.kubelet.counts()[SLICE] == (2, 2)
+        assert other.endpoint.watched, "its client was not given up"
+        await other.endpoint.stop()
+        await rig.settle_until(lambda: not rig.endpoints.another_serves(SLICE), "it is gone")
+        own = rig.kubelet.folder / "tranche-mig-1g.5gb.sock"
+        await rig.settle_until(lambda: not own.exists(), "withdrawn")
 
     run(tmp_path, scenario)
 

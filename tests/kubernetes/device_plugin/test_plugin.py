@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -22,8 +23,10 @@ from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulator.build import ensure_built
 from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api import ConfigMap, KubeNode, Severity
+from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
 from tranche.kubernetes.device_plugin.health import QUIET_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, DevicePlugin, Machine
 from tranche.kubernetes.gpu_events import GpuEvents
@@ -69,6 +72,7 @@ class Rig:
         self.kube_node.publish(KubeNode("n"))
         self.cdi_folder = node.folder / "cdi"
         self._skipped = 0.0
+        self.hosted: NodeAgent
         flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
         self.holdings = PodResourcesStandIn()
@@ -80,6 +84,7 @@ class Rig:
             self.config,
             self.inventory,
             self.events,
+            self.kube_node,
             Machine(lambda config: files, read_links, needs_recovery),
             Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
@@ -119,7 +124,8 @@ def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]], *boards: str, 
         rig = Rig(node, agent, **settings)
         await rig.kubelet.start()
         components = (rig.inventory, rig.config, rig.events, rig.plugin)
-        hosted = asyncio.create_task(NodeAgent(components, clock=rig.clock).run())
+        rig.hosted = NodeAgent(components, clock=rig.clock)
+        hosted = asyncio.create_task(rig.hosted.run())
         try:
             await scenario(rig)
         finally:
@@ -284,6 +290,7 @@ def test_a_config_map_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path
         await rig.cut(0, ("1g.5gb", 0))
         await until(lambda: "there is no ConfigMap plugin" in rig.config.ready().why, "no configuration yet")
         assert not rig.plugin.ready().ready
+        await until(lambda: rig.api.reasons == ["DevicePluginConfigInvalid"], "said from the start on")
         data = {"default": "version: v1", "cut": "version: v1\nflags: {migStrategy: mixed}"}
         rig.api.config_map.publish(ConfigMap("ns", "plugin", data))
         await rig.counts({GPU: (2, 2)})
@@ -292,8 +299,8 @@ def test_a_config_map_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path
         rig.api.config_map.publish(
             ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: both}"})
         )
-        await until(lambda: "DevicePluginConfigInvalid" in rig.api.reasons, "said")
-        assert "'both' is none of" in rig.api.events[-1][2]
+        await until(lambda: "'both' is none of" in rig.api.events[-1][2], "said")
+        assert rig.api.reasons == ["DevicePluginConfigInvalid"] * 2
         assert rig.kubelet.counts() == {GPU: (1, 1), SLICE: (1, 1)}
         rig.api.config_map.publish(
             ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: none}"})
@@ -329,6 +336,71 @@ def test_cdi_specifications_are_there_before_the_devices_are(tmp_path: Path) -> 
     socket = str(tmp_path / "plugins" / "kubelet.sock")
     flags = {"--mig-strategy": "mixed", "--kubelet-socket": socket, "--device-list-strategy": ["cdi-cri"]}
     run(tmp_path, scenario, flags=flags)
+
+
+def test_devices_whose_cdi_specification_cannot_be_written_are_not_offered(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await until(lambda: "cannot write the CDI specification" in rig.hosted.readiness()["device-plugin"].why, "said")
+        assert not rig.kubelet.registrations
+        rig.cdi_folder.unlink()
+        await rig.counts({GPU: (2, 2)})
+
+    (tmp_path / "cdi").touch()
+    socket = str(tmp_path / "plugins" / "kubelet.sock")
+    run(tmp_path, scenario, flags={"--kubelet-socket": socket, "--device-list-strategy": ["cdi-cri"]})
+
+
+def test_a_resource_that_the_node_counts_and_nobody_serves_goes_to_zero(tmp_path: Path) -> None:
+    stale = {GPU: "2", "nvidia.com/mig-7g.40gb": "8", "nvidia.com/pgpu": "3", "example.com/gpu": "4"}
+
+    async def scenario(rig: Rig) -> None:
+        rig.kube_node.publish(KubeNode("n", capacity=stale, allocatable=stale))
+        await rig.counts({GPU: (2, 2)})
+        await asyncio.sleep(1)
+        assert rig.kubelet.counts() == {GPU: (2, 2)}, "not before it is sure"
+        rig.skip(SETTLE_SECONDS)
+        await rig.counts({GPU: (2, 2), "nvidia.com/mig-7g.40gb": (0, 0)})
+        await until(lambda: rig.plugin.ready().ready, "ready with it")
+        rig.skip(10 * LINGER_SECONDS)
+        await asyncio.sleep(1)
+        assert not rig.kubelet.ended, "as long as the node counts it"
+        healed = {**stale, "nvidia.com/mig-7g.40gb": "0"}
+        rig.kube_node.publish(KubeNode("n", capacity=healed, allocatable=healed))
+        await asyncio.sleep(1)
+        rig.skip(LINGER_SECONDS)
+        await until(lambda: rig.kubelet.ended == ["nvidia.com/mig-7g.40gb"], "then it is withdrawn")
+        assert {each.resource_name for each in rig.kubelet.registrations} == {GPU, "nvidia.com/mig-7g.40gb"}
+
+    run(tmp_path, scenario)
+
+
+def test_slices_that_come_into_being_are_offered_under_a_name_that_was_abandoned(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.kube_node.publish(KubeNode("n", capacity={SLICE: "56"}, allocatable={SLICE: "56"}))
+        await rig.counts({GPU: (2, 2)})
+        rig.skip(SETTLE_SECONDS)
+        await rig.counts({GPU: (2, 2), SLICE: (0, 0)})
+        await rig.cut(0, ("1g.5gb", 0))
+        await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        assert [each.resource_name for each in rig.kubelet.registrations].count(SLICE) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_resource_of_another_living_plugin_is_left_alone(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.kube_node.publish(KubeNode("n", capacity={SLICE: "56"}, allocatable={SLICE: "56"}))
+        await rig.counts({GPU: (2, 2)})
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(rig.kubelet.folder / "nvidia-mig-1g.5gb.sock"))
+            other.listen()
+            rig.skip(SETTLE_SECONDS)
+            await asyncio.sleep(1.5)
+            assert rig.kubelet.counts() == {GPU: (2, 2)}
+        rig.skip(SETTLE_SECONDS)
+        await rig.counts({GPU: (2, 2), SLICE: (0, 0)})
+
+    run(tmp_path, scenario)
 
 
 def test_linked_gpus_are_preferred_together(tmp_path: Path) -> None:

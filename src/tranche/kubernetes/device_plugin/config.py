@@ -133,12 +133,12 @@ def _refuse(
     environment: Mapping[str, str],
     flags: Mapping[str, str | Sequence[str]],
 ) -> None:
-    given: list[tuple[str, object]] = [(".".join(setting.place), _at(document, setting.place))]
-    given += [(name, environment.get(name)) for name in setting.environment]
-    given.append((setting.flag, flags.get(setting.flag)))
-    for where, value in given:
-        if value is not None and _text(value) not in setting.harmless:
-            raise _invalid(f"{where} is not supported: {setting.why}", hint=f"remove {where} from the configuration")
+    given: list[tuple[str, object]] = [(setting.flag, flags.get(setting.flag))]
+    given += [(name, environment.get(name) or None) for name in setting.environment]
+    given.append((".".join(setting.place), _at(document, setting.place)))
+    where, value = next(((where, value) for where, value in given if value is not None), ("", None))
+    if value is not None and _as_written(_text(value)) not in setting.harmless:
+        raise _invalid(f"{where} is not supported: {setting.why}", hint=f"remove {where} from the configuration")
 
 
 def _refuse_unknown(document: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ def _lookup(
     environment: Mapping[str, str],
     flags: Mapping[str, str | Sequence[str]],
 ) -> tuple[object, str] | None:
-    """The value that wins, and where it was found. An empty variable is one that is not set, but for texts."""
+    """The value that wins, and where it was found. An empty variable is one that is not set, but for the kubelet's socket."""
     if setting.flag in flags:
         return flags[setting.flag], setting.flag
     for name in setting.environment:
@@ -215,6 +215,11 @@ def _text(value: object) -> str:
     if value is None or (isinstance(value, Mapping | Sequence) and not value):
         return ""
     return str(value)
+
+
+def _as_written(text: str) -> str:
+    """The usual spelling of a boolean; other text as it is."""
+    return {**dict.fromkeys(_TRUE, "true"), **dict.fromkeys(_FALSE, "false")}.get(text, text)
 
 
 def _as_is(value: Any) -> Any:

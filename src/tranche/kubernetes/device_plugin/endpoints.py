@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
 from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, ListedDevice
 
@@ -37,7 +38,8 @@ class _Place:
 class Endpoints:
     """Level-based: `settle` may be called at any time and as often as one likes, and does what is missing.
 
-    A resource that is no longer wanted is first told to the kubelet as having no devices, and withdrawn a little later. A new
+    A resource that is no longer wanted is first told to the kubelet as having no devices, and withdrawn a little later; not
+    while another plugin serves it, for the kubelet takes the end of one plugin's connection for the end of the resource. A new
     kubelet is known by its new socket; it has removed every other socket in the folder, so the servers get new ones.
     """
 
@@ -68,6 +70,11 @@ class Endpoints:
     def listened_to(self) -> bool:
         """Whether a kubelet listens."""
         return any(place.endpoint.watched for place in self._places.values())
+
+    def another_serves(self, resource: str) -> bool:
+        """Whether another living plugin serves the resource, on a socket that is named after it."""
+        place = self._places.get(resource)
+        return served_on(self._folder, resource, own=place.endpoint.socket if place is not None else None)
 
     async def settle(self, wanted: Mapping[str, Sequence[ListedDevice]]) -> None:
         """Bring servers, lists and registrations to what is wanted. A kubelet that does not answer is tried again later.
@@ -102,7 +109,9 @@ class Endpoints:
         if place.unwanted_since is None:
             place.unwanted_since = now
         told = place.endpoint.delivered or not place.endpoint.watched
-        if told and now - place.unwanted_since >= LINGER_SECONDS:
+        if not told or now - place.unwanted_since < LINGER_SECONDS:
+            return
+        if not (place.endpoint.watched and self.another_serves(resource)):
             _log.info("resource withdrawn", extra={"resource": resource})
             await place.endpoint.stop()
             del self._places[resource]

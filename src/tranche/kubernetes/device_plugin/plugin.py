@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import GpuBusy, GpuNotFound, TrancheError
+from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api import Severity
+from tranche.kubernetes.api import KubeNode, Severity
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
 from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
@@ -62,16 +63,18 @@ class DevicePlugin:
         config: ConfigSource,
         inventory: Inventory,
         events: GpuEvents,
+        node: Live[KubeNode | None],
         machine: Machine,
         announcer: Announcer,
         *,
         clock: Callable[[], float],
         cdi_folder: Path = CDI_FOLDER,
     ) -> None:
-        """`clock` is monotonic, in seconds."""
+        """`node` is the node object as last seen; `clock` is monotonic, in seconds."""
         self._config = config
         self._inventory = inventory
         self._events = events
+        self._node = node
         self._machine = machine
         self._announcer = announcer
         self._clock = clock
@@ -85,7 +88,9 @@ class DevicePlugin:
         self._blind = ""
         self._basis: tuple[Snapshot, PluginConfig, Ward, str] | None = None
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
-        self._news: Live[Mapping[str, Announcement]] = Live()
+        self._news: Mapping[str, Announcement] = {}
+        self._abandoned = Abandoned()
+        self._emptied: frozenset[str] = frozenset()
         self._endpoints: Endpoints | None = None
         self._failure = "the devices were not offered yet"
 
@@ -97,6 +102,11 @@ class DevicePlugin:
 
     async def run(self) -> None:
         """Offer devices until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_announcing())
+            group.create_task(self._offer())
+
+    async def _offer(self) -> None:
         config = await self._config.latest.first()
         await self._inventory.latest.first()
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
@@ -107,7 +117,6 @@ class DevicePlugin:
                 group.create_task(self._wake_with(self._config.latest))
                 group.create_task(self._note_errors())
                 group.create_task(self._keep_settled(self._endpoints))
-                group.create_task(self._keep_announcing())
         finally:
             await self._endpoints.close()
             self._endpoints = None
@@ -132,13 +141,26 @@ class DevicePlugin:
             snapshot, config = self._inventory.latest.value, self._config.latest.value
             basis = (snapshot, config, self._ward, self._blindness(endpoints))
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
-                self._basis = basis
                 self._wanted = await self._decide(snapshot, config)
-            await endpoints.settle(self._wanted)
+                self._basis = basis
+            await endpoints.settle({**dict.fromkeys(self._to_be_emptied(endpoints), ()), **self._wanted})
             self._failure = ""
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._wake.wait()
+
+    def _to_be_emptied(self, endpoints: Endpoints) -> Collection[str]:
+        """The abandoned resources: served with no device until the node shows that it has none."""
+        node = self._node.value if self._node.synced and self._config.latest.value.kubelet_socket else None
+        now = self._clock()
+        self._abandoned = self._abandoned.look(counted_elsewhere(node, self._wanted) if node is not None else (), now)
+        spared = {resource for resource in self._abandoned.due(now) if endpoints.another_serves(resource)}
+        self._abandoned = self._abandoned.spare(spared, now)
+        due = self._abandoned.due(now)
+        for resource in due - self._emptied:
+            _log.warning("resource counted though nobody serves it: told as empty", extra={"resource": resource})
+        self._emptied = due
+        return due
 
     def _blindness(self, endpoints: Endpoints) -> str:
         """Why nothing may be given away, when the inventory could not be read for a while; "" otherwise.
@@ -165,12 +187,12 @@ class DevicePlugin:
         advertised = advertise(node, config.mig_strategy)
         if config.cdi_enabled:
             # A runtime looks devices up when a container starts.
-            await asyncio.to_thread(lambda: write_spec(cdi_spec(node, files), self._cdi_folder))
+            await asyncio.to_thread(self._write_cdi, node, files)
         await self._read_links(node)
         self._offered = {
             resource.name: {device.uuid: device for device in resource.devices} for resource in advertised.resources
         }
-        self._news.publish(self._announcements(advertised, lost))
+        self._news = self._announcements(advertised, lost)
         numa_nodes = {gpu.uuid: files.numa_node(gpu) for gpu in node}
         return {
             resource.name: [
@@ -181,10 +203,18 @@ class DevicePlugin:
             for resource in advertised.resources
         }
 
+    def _write_cdi(self, node: NodeState, files: DeviceFiles) -> None:
+        try:
+            write_spec(cdi_spec(node, files), self._cdi_folder)
+        except OSError as error:
+            raise CdiUnavailable(
+                f"cannot write the CDI specification to {self._cdi_folder}: {error.strerror or error}",
+                hint="see whether the folder may be written, or choose a device-list strategy without CDI",
+            ) from error
+
     async def _keep_announcing(self) -> None:
-        await self._news.first()
         while True:
-            await self._announcer.say({**self._news.value, **self._config_news()})
+            await self._announcer.say({**self._news, **self._config_news()})
             await asyncio.sleep(_NEWS_SECONDS)
 
     def _config_news(self) -> Mapping[str, Announcement]:

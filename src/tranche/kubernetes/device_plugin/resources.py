@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,14 @@ from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 
 DOMAIN = "nvidia.com"
 GPU_RESOURCE = f"{DOMAIN}/gpu"
+_DEVICE_RESOURCE = re.compile(
+    rf"{re.escape(DOMAIN)}/(?:gpu|mig-\d+g\.\d+gb(?:\.[a-z][a-z0-9]*|-[a-z][a-z0-9]*)*)(?:\.shared)?"
+)
+
+
+def is_device_resource(name: str) -> bool:
+    """Whether a resource of that name is GPUs or slices, of this plugin or of NVIDIA's, which names shared ones `.shared`."""
+    return _DEVICE_RESOURCE.fullmatch(name) is not None
 
 
 class MigStrategy(StrEnum):

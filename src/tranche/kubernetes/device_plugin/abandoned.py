@@ -1,0 +1,47 @@
+"""Resources that a node still counts though no plugin serves them: found, and after a while to be told as having no device. Pure.
+
+Five minutes after a plugin has gone the kubelet forgets its resource, and says once that the count is now zero. When that one
+write fails, because the API server is away, the old count stays in the node's status; the kubelet then copies it to what is
+allocatable at every update, and starts pods that ask for the resource without any device. (Kubernetes 1.36: `GetCapacity` of
+the kubelet's device manager, `MachineInfo` of its node status.) Only a plugin that serves the resource again can change that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from tranche.kubernetes.api import KubeNode
+from tranche.kubernetes.device_plugin.resources import is_device_resource
+
+SETTLE_SECONDS = 15.0
+"""How long a plugin may be away, or a node's status lag behind, before a resource counts as abandoned."""
+
+
+def counted_elsewhere(node: KubeNode, served: Collection[str]) -> frozenset[str]:
+    """GPUs and slices by name that the node's status counts, and that are not among those `served`."""
+    return frozenset(
+        name
+        for counts in (node.capacity, node.allocatable)
+        for name, count in counts.items()
+        if count != "0" and is_device_resource(name) and name not in served
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Since when each resource is counted and not served, in seconds of a monotonic clock."""
+
+    since: Mapping[str, float] = field(default_factory=dict)
+
+    def look(self, counted: Collection[str], now: float) -> Abandoned:
+        """After a look at the node: what it no longer counts is forgotten."""
+        return Abandoned({name: self.since.get(name, now) for name in counted})
+
+    def spare(self, resources: Collection[str], now: float) -> Abandoned:
+        """After those were found to be served by somebody else: their time begins anew."""
+        return Abandoned({name: now if name in resources else since for name, since in self.since.items()})
+
+    def due(self, now: float) -> frozenset[str]:
+        """The resources that have been counted without being served for long enough."""
+        return frozenset(name for name, since in self.since.items() if now - since >= SETTLE_SECONDS)
