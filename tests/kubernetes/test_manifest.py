@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
+from tests.kubernetes.waiting import patiently, until
 from tranche.cli import agent
+from tranche.kubernetes.api import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
+from tranche.kubernetes.client import KubeClient
+from tranche.kubernetes.connection import ApiConnection
+from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.kubeconfig import ApiServer
 
+CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
 MANIFEST = Path(__file__).parents[2] / "deploy" / "tranche-agent.yaml"
 
 
@@ -34,22 +45,35 @@ def test_each_variable_that_an_option_is_read_from_is_known_to_the_agent() -> No
     (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
     known = {name for parameter in agent.command.params for name in _variables(parameter.envvar)}
     given = {entry["name"] for entry in container["env"] if not entry["name"].startswith("NVIDIA_")}
-    assert given == {"NODE_NAME", "POD_NAMESPACE"}
+    assert given == {"NODE_NAME", "POD_NAMESPACE", "WITH_REBOOT"}
     assert given <= known
+    (with_reboot,) = (entry["value"] for entry in container["env"] if entry["name"] == "WITH_REBOOT")
+    assert with_reboot == "false"
 
 
 def test_every_folder_that_the_agent_works_in_is_the_hosts_at_the_same_path() -> None:
     (daemon_set,) = objects("DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    # The host's root is mounted to be read: driver files are looked for under it.
-    assert volumes.pop("driver-root") == "/"
-    (read_only,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "driver-root")
-    assert read_only["readOnly"]
-    assert mounts.pop("driver-root") == "/driver-root"
-    assert volumes == mounts
-    assert str(Path(default("pod_resources_socket")).parent) in mounts.values()
+    mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] != "host-root"]
+    assert volumes.pop("host-root") == "/"
+    assert volumes == {mount["name"]: mount["mountPath"] for mount in mounts}
+    assert str(Path(default("pod_resources_socket")).parent) in volumes.values()
+
+
+def test_the_hosts_root_is_where_the_agent_looks_for_it_and_cannot_be_written() -> None:
+    (daemon_set,) = objects("DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    roots = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "host-root"]
+    # Driver files are looked for under the one, and the restart of the machine is asked for under the other.
+    assert {mount["mountPath"] for mount in roots} == {
+        PluginConfig().driver_root_in_container,
+        str(default("host_root")),
+    }
+    assert all(mount["readOnly"] for mount in roots)
+    # A reboot that takes itself for one in a chroot does nothing: it compares its root with that of the host's init.
+    assert pod["hostPID"]
+    assert pod["containers"][0]["securityContext"]["privileged"]
 
 
 def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:
@@ -62,6 +86,63 @@ def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:
         bound.add((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
     roles = {(role["kind"], role["metadata"]["name"]) for role in objects("ClusterRole") + objects("Role")}
     assert bound == roles
+
+
+def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
+    given = {
+        (role["metadata"].get("namespace", ""), resource, verb)
+        for role in objects("ClusterRole") + objects("Role")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert given == asyncio.run(_used_by_the_client())
+
+
+async def _used_by_the_client() -> set[tuple[str, str, str]]:
+    """Namespace of the right ("" for the cluster), resource and verb of every request that the client can make."""
+    async with api_server() as server:
+        connection = ApiConnection(ApiServer(server.url))
+        client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        server.put("/api/v1/nodes/n", {})
+        server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
+        server.put("/api/v1/namespaces/any/pods/p", {"spec": {"nodeName": "n"}})
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "get_node": lambda: client.get_node("n"),
+            "patch_node_metadata": lambda: client.patch_node_metadata("n", labels={"a": "b"}),
+            "set_unschedulable": lambda: client.set_unschedulable("n", True),
+            "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
+            "create_node_event": lambda: client.create_node_event(KubeNode("n"), Severity.NORMAL, "A", "b"),
+            "list_pods_on_node": lambda: client.list_pods_on_node("n"),
+            "evict_pod": lambda: client.evict_pod(PodRef("any", "p")),
+            "watch_node": lambda: _followed(server, client.watch_node("n")),
+            "watch_config_map": lambda: _followed(server, client.watch_config_map("tranche-system", "c")),
+        }
+        assert set(calls) == {name for name in vars(KubeApi) if not name.startswith("_")}
+        for call in [*calls.values(), calls["create_node_event"]]:
+            await patiently(call())
+        await connection.close()
+        return {_right(seen) for seen in server.requests}
+
+
+async def _followed(server: FakeApiServer, watch: AsyncIterator[object]) -> None:
+    """A list, and a watch after it."""
+    watches = len(server.watches())
+    await anext(watch)
+    following = asyncio.ensure_future(anext(watch))
+    await until(lambda: len(server.watches()) > watches)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+def _right(seen: Seen) -> tuple[str, str, str]:
+    words = seen.path.removeprefix("/api/v1/").split("/")
+    namespace = ""
+    if words[0] == "namespaces":
+        namespace, words = words[1], words[2:]
+    resource = "/".join(words[::2])
+    verb = {"POST": "create", "PATCH": "patch"}.get(seen.method, "get" if len(words) == 2 else "list")
+    return "" if resource.startswith("pods") else namespace, resource, "watch" if "watch" in seen.query else verb
 
 
 def test_nothing_may_be_deleted_and_no_secret_read() -> None:

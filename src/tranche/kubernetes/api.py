@@ -151,10 +151,6 @@ class KubeApi(Protocol):
         """The node now, then after each change; None while there is none of that name."""
         ...
 
-    async def get_config_map(self, namespace: str, name: str) -> ConfigMap:
-        """The ConfigMap now."""
-        ...
-
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
         """The ConfigMap now, then after each change; None while there is none of that name."""
         ...

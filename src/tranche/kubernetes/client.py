@@ -94,12 +94,6 @@ class KubeClient:
         """The node now, then after each change; None while there is none."""
         return self._watch_one(_NamedObject(self._connection, f"node {name}", "/api/v1/nodes", name, decode_node))
 
-    async def get_config_map(self, namespace: str, name: str) -> ConfigMap:
-        """The ConfigMap now."""
-        what = f"read ConfigMap {namespace}/{name}"
-        answer = await self._connection.ask(what, "GET", f"{_config_maps_path(namespace)}/{name}")
-        return decode_config_map(answer.accepted())
-
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
         """The ConfigMap now, then after each change; None while there is none."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)

@@ -1,6 +1,6 @@
 """HTTP to one API server, by httpx2: requests, watches, and what its refusals mean.
 
-Why not a Kubernetes client library: Tranche uses ten calls on four kinds. The lightest library (lightkube) costs 5 MB of memory
+Why not a Kubernetes client library: Tranche uses nine calls on four kinds. The lightest library (lightkube) costs 5 MB of memory
 and two packages more on top of the same httpx2, has no informer, and decodes whole objects where a few fields are read; the
 official one costs twenty packages. What it would save, reading a kubeconfig, is one module here.
 """
