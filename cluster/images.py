@@ -10,7 +10,9 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from cluster.oci_image import Image
-from tranche.hardware.simulator.build import cache_directory, compiler
+from tranche.core.errors import SimulatorError
+from tranche.hardware.simulator.build import cache_directory
+from tranche.hardware.simulator.compiling import run_compiler
 
 PAUSE = "localhost/pause:1"
 BUSYBOX = "localhost/busybox:1"
@@ -42,10 +44,10 @@ def _compiled_pause() -> bytes:
         program.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=program.parent) as folder:
             built = Path(folder) / "pause"
-            command = [*compiler(), "-Os", "-static", "-s", "-o", str(built), str(_PAUSE_SOURCE)]
-            compiled = subprocess.run(command, capture_output=True, text=True, check=False)
-            if compiled.returncode != 0:
-                raise ClusterError(f"the pods' sandbox cannot be compiled:\n{compiled.stderr}")
+            try:
+                run_compiler(["-Os", "-static", "-s", "-o", str(built), str(_PAUSE_SOURCE)], "the pods' sandbox")
+            except SimulatorError as error:
+                raise ClusterError(error.message, hint=error.hint) from error
             built.replace(program)
     return program.read_bytes()
 

@@ -17,6 +17,7 @@ import pytest
 from cluster.binaries import FOLDER_VARIABLE, find_binaries
 from cluster.download import download_kit, sources
 from cluster.errors import ClusterError
+from cluster.images import write_images
 from cluster.kits import CONTAINERD, ETCD, GO_MODULE, KITS, KUBERNETES, Kit
 from cluster.oci_image import Image
 from cluster.record import ClusterRecord, free_slot, load_record, port_is_free
@@ -46,6 +47,14 @@ def test_an_image_names_itself_and_every_blob_is_what_its_digest_says() -> None:
     config = json.loads(_blob(files, described["config"]))
     assert config["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(layer).hexdigest()]
     assert config["config"]["Entrypoint"] == ["/bin/thing"]
+
+
+def test_images_without_a_compiler_are_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("TRANCHE_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ClusterError, match="no C compiler: cannot run 'no-such-compiler'") as raised:
+        write_images(tmp_path)
+    assert "CC" in raised.value.hint
 
 
 def test_an_image_holds_what_was_put_in_with_parents_before_children() -> None:

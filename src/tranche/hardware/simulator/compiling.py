@@ -24,6 +24,28 @@ STUB_TEXT = """#include "session.h"
 """
 
 
+def run_compiler(arguments: Sequence[str], product: str = "the simulator") -> None:
+    """Run the C compiler; `product` is what it makes of it, for the error.
+
+    Raises:
+        SimulatorError: there is no C compiler, or it fails.
+    """
+    command = [*compiler(), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SimulatorError(
+            f"there is no C compiler: cannot run {command[0]!r} ({error.strerror})",
+            hint="install gcc or clang with the C library's headers, or name a compiler in CC",
+        ) from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise SimulatorError(
+            f"the C compiler could not build {product}: {shlex.join(command)}\n" + "\n".join(lines[:20]),
+            hint="the message above is the compiler's; CC and the installed C headers are the usual causes",
+        )
+
+
 def build_into(root: Path, target: Path) -> None:
     """Compile into a folder of this process's own under `root`, then rename it to `target`.
 
@@ -70,32 +92,16 @@ def _compile_everything(draft: Path) -> None:
         output.parent.mkdir()
     for output in (built.library, built.control):
         flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{output.name}"]
-        _run([*compiler(), *flags, "-o", str(output), *library_objects])
-    link = [*compiler(), "-pthread", "-o", str(built.nvidia_smi), *smi_objects, *library_objects]
+        run_compiler([*flags, "-o", str(output), *library_objects])
+    link = ["-pthread", "-o", str(built.nvidia_smi), *smi_objects, *library_objects]
     try:
-        _run([*link, "-static"])
+        run_compiler([*link, "-static"])
     except SimulatorError:
-        _run(link)  # this compiler has no static C library: nvidia-smi then needs the shared one of its host
+        run_compiler(link)  # this compiler has no static C library: nvidia-smi then needs the shared one of its host
     shutil.rmtree(objects)
 
 
 def _compile(source: Path, objects: Path) -> str:
     output = objects / f"{source.parent.name}-{source.stem}.o"
-    _run([*compiler(), *COMPILE_FLAGS, f"-I{NATIVE}", "-c", str(source), "-o", str(output)])
+    run_compiler([*COMPILE_FLAGS, f"-I{NATIVE}", "-c", str(source), "-o", str(output)])
     return str(output)
-
-
-def _run(command: Sequence[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise SimulatorError(
-            f"there is no C compiler: cannot run {command[0]!r} ({error.strerror})",
-            hint="install gcc or clang with the C library's headers, or name a compiler in CC",
-        ) from error
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise SimulatorError(
-            f"the C compiler could not build the simulator: {shlex.join(command)}\n" + "\n".join(lines[:20]),
-            hint="the message above is the compiler's; CC and the installed C headers are the usual causes",
-        )

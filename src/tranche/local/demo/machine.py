@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from tranche.core.errors import SimulatorError
 from tranche.hardware.nvml import NvmlDriver
 from tranche.hardware.simulator.build import NATIVE, ensure_built
+from tranche.hardware.simulator.compiling import run_compiler
 from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.node.agent import Agent
 
@@ -84,18 +84,8 @@ def _folder() -> Iterator[Path]:
 
 def _compile_job(folder: Path) -> Path:
     program = folder / "demo-job"
-    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    library = ensure_built().library
-    command = [*compiler, "-std=c11", "-O2", f"-I{NATIVE}", "-o", str(program), str(_JOB_SOURCE), str(library)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise SimulatorError(
-            f"there is no C compiler: cannot run {compiler[0]!r} ({error.strerror})",
-            hint="install gcc or clang with the C library's headers, or name a compiler in CC",
-        ) from error
-    if done.returncode != 0:
-        raise SimulatorError(f"the C compiler could not build the demo's job: {done.stderr.strip()}")
+    inputs = [str(_JOB_SOURCE), str(ensure_built().library)]
+    run_compiler(["-std=c11", "-O2", f"-I{NATIVE}", "-o", str(program), *inputs], "the demo's job")
     if not os.access(program, os.X_OK):
         raise SimulatorError(
             f"no program can be run from {folder}: its file system is mounted noexec",
