@@ -10,7 +10,7 @@ import click
 from tranche.cli import describe
 from tranche.cli.documents import key_document, obstacle_document
 from tranche.cli.output import print_json, print_table
-from tranche.cli.request_options import request_from, request_options
+from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import open_agent
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.quantity import format_memory
@@ -24,13 +24,7 @@ from tranche.planning.remedies import Remedy
 
 @click.command(cls=TrancheCommand)
 @request_options
-@click.option(
-    "--adopt-foreign",
-    type=click.Choice(["keep", "destroy"]),
-    default="keep",
-    show_default=True,
-    help="Whether idle instances that Tranche did not make may be destroyed for their room.",
-)
+@adopt_foreign_option
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, adopt_foreign: str, output: str, **request: Any) -> None:

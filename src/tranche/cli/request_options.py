@@ -20,6 +20,14 @@ _OPTIONS = (
     click.option("--gpu-model", metavar="TEXT", default="", help="Only GPUs whose product name holds TEXT."),
 )
 
+adopt_foreign_option = click.option(
+    "--adopt-foreign",
+    type=click.Choice(["keep", "destroy"]),
+    default="keep",
+    show_default=True,
+    help="Whether idle instances that Tranche did not make may be destroyed for their room.",
+)
+
 
 def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the request's options to a command; pass its keyword arguments to request_from."""

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tranche.cli.output import say
-from tranche.cli.request_options import request_from, request_options
+from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import child_environment, open_agent
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.allocation import Grant
@@ -25,13 +25,7 @@ from tranche.planning.plan import Step
 @request_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in order when nothing fits.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up waiting after so long.")
-@click.option(
-    "--adopt-foreign",
-    type=click.Choice(["keep", "destroy"]),
-    default="keep",
-    show_default=True,
-    help="Whether idle instances that Tranche did not make may be destroyed for their room.",
-)
+@adopt_foreign_option
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
