@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.layout.conftest import Bench, cut_of, cuts
-from tranche.core.state import MigMode
+from tranche.core.state import MigMode, NodeState
 
 MakeBench = Callable[..., Bench]
 
@@ -25,6 +25,16 @@ def saved_plan(b: Bench, layout: str) -> str:
     planned = b.layout("plan", "-c", layout, "-o", "json")
     assert planned.code == 0, planned.stderr
     return b.file(planned.stdout, "plan.json")
+
+
+def balanced_with_a_busy_slice(bench: MakeBench) -> tuple[Bench, NodeState, str]:
+    """A p5 cut all-balanced, what it is then, and the UUID of a 1g slice of GPU 2 that a trainer uses."""
+    b = bench("p5.48xlarge")
+    b.apply("-c", "all-balanced")
+    before = b.observe()
+    busy = next(uuid for uuid, place in cut_of(before.gpus[2]).items() if place.startswith("1g.10gb"))
+    b.machine.inject_busy(busy, pid=4711, name="trainer")
+    return b, before, busy
 
 
 def test_all_balanced_on_a_p5_twice(bench: MakeBench) -> None:
@@ -42,11 +52,7 @@ def test_all_balanced_on_a_p5_twice(bench: MakeBench) -> None:
 
 
 def test_a_busy_slice_that_the_layout_lacks_refuses_by_name_and_changes_nothing(bench: MakeBench) -> None:
-    b = bench("p5.48xlarge")
-    b.apply("-c", "all-balanced")
-    before = b.observe()
-    busy = next(uuid for uuid, place in cut_of(before.gpus[2]).items() if place.startswith("1g.10gb"))
-    b.machine.inject_busy(busy, pid=4711, name="trainer")
+    b, before, busy = balanced_with_a_busy_slice(bench)
     calls = b.machine.change_calls()
     refused = b.layout("apply", "-c", "all-2g.20gb")
     assert refused.code == 80
@@ -57,11 +63,7 @@ def test_a_busy_slice_that_the_layout_lacks_refuses_by_name_and_changes_nothing(
 
 
 def test_a_busy_slice_that_the_layout_has_is_worked_around(bench: MakeBench) -> None:
-    b = bench("p5.48xlarge")
-    b.apply("-c", "all-balanced")
-    before = b.observe()
-    busy = next(uuid for uuid, place in cut_of(before.gpus[2]).items() if place.startswith("1g.10gb"))
-    b.machine.inject_busy(busy, pid=4711, name="trainer")
+    b, before, busy = balanced_with_a_busy_slice(bench)
     b.apply("-c", "all-1g.10gb")
     after = b.observe()
     assert [names(cut) for cut in cuts(after)] == [Counter({"1g.10gb": 7})] * 8
