@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.machines import TestMachine, machine_in
+from tranche.cli.agent_plugin_options import PLUGIN_OPTIONS, plugin_settings
 
 
 @pytest.fixture
@@ -20,6 +22,7 @@ def machine(tmp_path: Path) -> Iterator[TestMachine]:
     ("arguments", "code", "words"),
     [
         (["--mps-root=/run/nvidia/mps"], 17, "--mps-root is not supported"),
+        (["--imex-required"], 17, "--imex-required is not supported"),
         (["--imex-channel-ids=0"], 17, "--imex-channel-ids is not supported"),
         (["--mig-strategy=both"], 17, "--mig-strategy: 'both' is none of none, single, mixed"),
         (["--device-list-strategy=envvar", "--device-list-strategy=cdi"], 17, "'cdi' is none of"),
@@ -44,8 +47,23 @@ def test_a_wrong_variable_or_file_is_named_too(machine: TestMachine, tmp_path: P
 def test_flags_that_are_refused_are_taken_with_the_value_that_changes_nothing(
     machine: TestMachine, tmp_path: Path
 ) -> None:
-    harmless = ["--mps-root=", "--fail-on-init-error=true", "--device-discovery-strategy=auto"]
+    harmless = ["--mps-root=", "--fail-on-init-error", "--device-discovery-strategy=auto"]
     missing = tmp_path / "no-kubeconfig"
     done = machine.tranche("agent", *harmless, "--pass-device-specs", f"--kubeconfig={missing}", code=44)
     assert "not supported" not in done.stderr
     assert "--mps-root" not in machine.tranche("agent", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("older", "flag"),
+    [
+        ("--nvidia-driver-root", "--driver-root"),
+        ("--nvidia-dev-root", "--dev-root"),
+        ("--container-driver-root", "--driver-root-ctr-path"),
+        ("--nvidia-ctk-path", "--nvidia-cdi-hook-path"),
+    ],
+)
+def test_older_names_of_flags_are_taken(older: str, flag: str) -> None:
+    command = click.Command("agent", params=[*PLUGIN_OPTIONS])
+    with command.make_context("agent", [f"{older}=/x"]) as context:
+        assert plugin_settings(context.params, {}).flags == {flag: "/x"}

@@ -10,7 +10,7 @@ import click
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.device_plugin.selection import Fallback
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Kind, Setting
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Kind, Setting, Unsupported
 
 if TYPE_CHECKING:
     from tranche.kubernetes.device_plugin.config_source import StartSettings
@@ -19,18 +19,25 @@ if TYPE_CHECKING:
 def _option(setting: Setting) -> click.Option:
     variables = ", ".join(f"${name}" for name in setting.environment)
     text = f"{setting.help} [{variables}]"
+    names = [setting.flag, *setting.aliases]
     if setting.kind is Kind.LIST:
-        return click.Option([setting.flag], multiple=True, metavar="NAME", help=text)
+        return click.Option(names, multiple=True, metavar="NAME", help=text)
     if setting.kind is Kind.BOOLEAN:
         # As Go reads it: the flag alone means true, a value goes after `=`.
-        return click.Option([setting.flag], is_flag=False, flag_value="true", metavar="BOOL", help=text)
+        return click.Option(names, is_flag=False, flag_value="true", metavar="BOOL", help=text)
     metavar = "|".join(setting.choices) if setting.choices else "TEXT"
-    return click.Option([setting.flag], metavar=metavar, help=text)
+    return click.Option(names, metavar=metavar, help=text)
+
+
+def _refused(setting: Unsupported) -> click.Option:
+    if setting.boolean:
+        return click.Option([setting.flag], is_flag=False, flag_value="true", hidden=True)
+    return click.Option([setting.flag], hidden=True)
 
 
 PLUGIN_OPTIONS = (
     *map(_option, SETTINGS),
-    *(click.Option([refused.flag], hidden=True) for refused in UNSUPPORTED if refused.flag),
+    *(_refused(setting) for setting in UNSUPPORTED if setting.flag),
     click.Option(
         ["--config-file"],
         type=click.Path(path_type=Path, exists=True, dir_okay=False),

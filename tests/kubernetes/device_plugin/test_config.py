@@ -15,7 +15,7 @@ from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig, read_config
 from tranche.kubernetes.device_plugin.resources import MigStrategy
 from tranche.kubernetes.device_plugin.selection import Fallback, selected_key
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Unsupported
 
 PUBLISHED = """
 version: v1
@@ -101,6 +101,7 @@ def test_booleans_are_read_as_go_reads_them(text: str, value: bool) -> None:
         ("imex: {channelIDs: [0]}", "imex.channelIDs is not supported"),
         ("flags: {deviceDiscoveryStrategy: tegra}", "flags.deviceDiscoveryStrategy is not supported"),
         ("flags: {failOnInitError: false}", "flags.failOnInitError is not supported"),
+        ("flags: {gfd: {noTimestamp: true}}", "flags.gfd.noTimestamp is not supported"),
         ("flags: {gfd: {sleepInterval: infinite}}", "flags.gfd.sleepInterval is not supported"),
         ("flags: {gdsEnabled: true, plugin: {deviceListStrategy: cdi-cri}}", "gds-enabled is not supported when all"),
         ("flags: {plugin: {deviceListStrategy: cdi-cri, deviceIDStrategy: index}}", "index is not supported with CDI"),
@@ -118,8 +119,15 @@ def test_an_unsupported_flag_or_variable_is_refused_by_its_name(refused: Any) ->
         with pytest.raises(PluginConfigInvalid) as error:
             read_config(None, **given_as)
         assert refused.flag in error.value.message or refused.environment[0] in error.value.message
-    for harmless in refused.harmless:
-        assert read_config(None, environment={refused.environment[0]: harmless}) == PluginConfig()
+
+
+@pytest.mark.parametrize("refused", [item for item in UNSUPPORTED if item.environment], ids=lambda item: item.name)
+def test_every_variable_of_an_unsupported_setting_is_refused_unless_it_changes_nothing(refused: Unsupported) -> None:
+    for variable in refused.environment:
+        with pytest.raises(PluginConfigInvalid, match=f"{variable} is not supported"):
+            read_config(None, environment={variable: "9"})
+        for harmless in refused.harmless:
+            assert read_config(None, environment={variable: harmless}) == PluginConfig()
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])
@@ -140,6 +148,7 @@ def test_an_unsupported_value_that_something_harmless_overrides_is_not_refused()
 
 def test_no_two_settings_share_a_name() -> None:
     flags = [setting.flag for setting in (*SETTINGS, *UNSUPPORTED) if setting.flag]
+    flags += [alias for setting in SETTINGS for alias in setting.aliases]
     variables = [name for setting in (*SETTINGS, *UNSUPPORTED) for name in setting.environment]
     assert len(set(flags)) == len(flags)
     assert len(set(variables)) == len(variables)

@@ -22,7 +22,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `field` is its name in PluginConfig; `place` its path in the file (empty: it has none)."""
+    """One setting. `field` is its name in PluginConfig; `place` its path in the file (empty: it has none).
+
+    `aliases` are older names of the flag.
+    """
 
     field: str
     flag: str
@@ -31,6 +34,7 @@ class Setting:
     kind: Kind
     help: str
     choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Unsupported:
     harmless: tuple[str, ...]
     why: str
 
+    @property
+    def boolean(self) -> bool:
+        """Whether it is true or false, so that the flag alone means true."""
+        return "true" in self.harmless or "false" in self.harmless
+
 
 DEVICE_LISTS = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 DEVICE_IDS = ("uuid", "index")
@@ -54,9 +63,9 @@ def _flag(field: str, name: str, kind: Kind, help_: str, *place: str, choices: t
 
 
 def _setting(
-    field: str, flag: str, environment: tuple[str, ...], place: tuple[str, ...], kind: Kind, help_: str
+    field: str, flag: str, environment: tuple[str, ...], place: tuple[str, ...], kind: Kind, help_: str, *aliases: str
 ) -> Setting:
-    return Setting(field, flag, environment, place, kind, help_)
+    return Setting(field, flag, environment, place, kind, help_, aliases=aliases)
 
 
 _PLUGIN = ("flags", "plugin")
@@ -107,6 +116,7 @@ SETTINGS = (
         ("flags", "nvidiaDriverRoot"),
         Kind.TEXT,
         "Where the driver is installed on the host.",
+        "--nvidia-driver-root",
     ),
     _setting(
         "dev_root",
@@ -115,6 +125,7 @@ SETTINGS = (
         ("flags", "nvidiaDevRoot"),
         Kind.TEXT,
         "Where /dev/nvidia* are on the host; the driver root by default.",
+        "--nvidia-dev-root",
     ),
     _setting(
         "driver_root_in_container",
@@ -123,6 +134,7 @@ SETTINGS = (
         (*_PLUGIN, "containerDriverRoot"),
         Kind.TEXT,
         "Where this process sees the driver root.",
+        "--container-driver-root",
     ),
     _flag(
         "cdi_annotation_prefix",
@@ -139,6 +151,7 @@ SETTINGS = (
         (*_PLUGIN, "nvidiaCTKPath"),
         Kind.TEXT,
         "Path of nvidia-ctk or nvidia-cdi-hook on the host.",
+        "--nvidia-ctk-path",
     ),
     _flag("kubelet_socket", "kubelet-socket", Kind.TEXT, "The kubelet's registration socket; empty: do not register."),
     _setting(
@@ -161,12 +174,12 @@ SETTINGS = (
 """Every setting that is served, under the names that NVIDIA's plugin takes; the health checks' flags are ours."""
 
 
-def _refused(name: str, place: tuple[str, ...], harmless: tuple[str, ...], why: str) -> Unsupported:
-    return Unsupported(name, f"--{name}", (name.upper().replace("-", "_"),), place, harmless, why)
+def _refused(name: str, place: tuple[str, ...], harmless: tuple[str, ...], why: str, *variables: str) -> Unsupported:
+    return Unsupported(name, f"--{name}", (name.upper().replace("-", "_"), *variables), place, harmless, why)
 
 
-def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str) -> Unsupported:
-    return Unsupported(".".join(place), "", (), place, harmless, why)
+def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str, *variables: str) -> Unsupported:
+    return Unsupported(".".join(place), "", variables, place, harmless, why)
 
 
 _SHARING = "this version does not share a device among containers"
@@ -177,7 +190,13 @@ UNSUPPORTED = (
     _refused(
         "shared-devices-allocation-policy", (*_PLUGIN, "sharedDevicesAllocationPolicy"), ("", "distributed"), _SHARING
     ),
-    _refused("fail-on-init-error", ("flags", "failOnInitError"), ("", "true"), "the agent does not wait for a driver"),
+    _refused(
+        "fail-on-init-error",
+        ("flags", "failOnInitError"),
+        ("", "true"),
+        "the agent does not wait for a driver",
+        "GFD_FAIL_ON_INIT_ERROR",
+    ),
     _refused(
         "device-discovery-strategy",
         ("flags", "deviceDiscoveryStrategy"),
@@ -188,12 +207,23 @@ UNSUPPORTED = (
     _refused("imex-required", ("imex", "required"), ("", "false"), "IMEX channels are not handed out"),
     _refused("cdi-feature-flags", (), ("",), "CDI specifications are made by Tranche itself"),
     _refused("cdi-disable-hooks", (), ("",), "CDI specifications are made by Tranche itself"),
-    _refused("use-node-feature-api", ("flags", "useNodeFeatureAPI"), ("", "false"), _LABELS),
-    _file_only(("flags", "gfd", "oneshot"), ("", "false"), _LABELS),
-    _file_only(("flags", "gfd", "noTimestamp"), ("", "false", "true"), _LABELS),
-    _file_only(("flags", "gfd", "sleepInterval"), ("", "60s", "1m0s"), _LABELS),
-    _file_only(("flags", "gfd", "outputFile"), ("", "/etc/kubernetes/node-feature-discovery/features.d/gfd"), _LABELS),
-    _file_only(("flags", "gfd", "machineTypeFile"), ("", "/sys/class/dmi/id/product_name"), _LABELS),
+    _refused(
+        "use-node-feature-api", ("flags", "useNodeFeatureAPI"), ("", "false"), _LABELS, "GFD_USE_NODE_FEATURE_API"
+    ),
+    _file_only(("flags", "gfd", "oneshot"), ("", "false"), _LABELS, "GFD_ONESHOT"),
+    _file_only(("flags", "gfd", "noTimestamp"), ("", "false"), _LABELS, "GFD_NO_TIMESTAMP"),
+    _file_only(("flags", "gfd", "sleepInterval"), ("", "60s", "1m0s"), _LABELS, "GFD_SLEEP_INTERVAL"),
+    _file_only(
+        ("flags", "gfd", "outputFile"),
+        ("", "/etc/kubernetes/node-feature-discovery/features.d/gfd"),
+        _LABELS,
+        "GFD_OUTPUT_FILE",
+    ),
+    _file_only(
+        ("flags", "gfd", "machineTypeFile"), ("", "/sys/class/dmi/id/product_name"), _LABELS, "GFD_MACHINE_TYPE_FILE"
+    ),
+    Unsupported("GFD_MIG_STRATEGY", "", ("GFD_MIG_STRATEGY",), (), ("",), "labels follow the device plugin's strategy"),
+    Unsupported("GFD_CONFIG_FILE", "", ("GFD_CONFIG_FILE",), (), ("",), "labels follow the device plugin's settings"),
     _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
     _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
     _file_only(("sharing", "timeSlicing"), ("",), _SHARING),
