@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,3 +194,13 @@ def test_host_facts_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
     facts = read_host_facts(["00000000:10:1C.0", "00000000:20:1C.0"], sys=tmp_path)
     assert facts == HostFacts("p4d.24xlarge", {"00000000:10:1C.0": "0x030200"})
     assert read_host_facts(["00000000:10:1C.0"], sys=tmp_path / "nowhere") == HostFacts()
+
+
+def test_the_reference_page_has_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "feature-labels.md").read_text()
+    said = {
+        f"nvidia.com/{key}" for row in page.splitlines() for key in re.findall(r"`([a-z.-]+)`", row.partition(" | ")[0])
+    }
+    written = {key for strategy in MigStrategy for key in feature_labels(a100s("all-1g.5gb"), strategy, FACTS)}
+    whole = {key for key in written if "/mig-" not in key}
+    assert whole | {"nvidia.com/gfd.timestamp"} == {key for key in said if is_feature_label(key)}
