@@ -33,6 +33,12 @@ def test_without_a_way_to_an_api_server_it_ends_and_says_what_to_set(two_a100: T
     assert done.stdout == ""
 
 
+def test_a_wish_of_nvidias_manager_that_is_not_served_is_refused_by_name(two_a100: TestMachine, tmp_path: Path) -> None:
+    options = [f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}", "--node-name=n1", "--health-port=0"]
+    done = two_a100.tranche("agent", *options, code=2, WITH_SHUTDOWN_HOST_GPU_CLIENTS="true")
+    assert "WITH_SHUTDOWN_HOST_GPU_CLIENTS is not supported" in done.stderr
+
+
 def test_a_taken_health_port_is_said(two_a100: TestMachine, tmp_path: Path) -> None:
     config = kubeconfig_in(tmp_path, "http://127.0.0.1:1")
     with socket.create_server(("127.0.0.1", 0)) as taken:

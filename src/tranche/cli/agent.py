@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.agent_parts import PARTS, AgentPart
+from tranche.cli.agent_parts import PARTS, AgentPart, refuse_to_stop_host_services
 from tranche.cli.agent_plugin_options import PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.runtime import open_agent
 from tranche.cli.settings import Settings, TrancheCommand
@@ -82,6 +82,8 @@ def _agent(context: click.Context, **values: Any) -> None:
         period=values["refresh_seconds"],
         plugin=plugin_settings(values, os.environ),
     )
+    if "mig-manager" not in values["without"]:
+        refuse_to_stop_host_services(os.environ)
     wanted = [part for part in PARTS if part.name not in values["without"]]
     with open_agent(settings) as agent:
         run_agent(agent, options, [_builder(part, values) for part in wanted], os.environ)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tranche.core.errors import UsageError
+
 if TYPE_CHECKING:
     from tranche.kubernetes.component import Component
     from tranche.kubernetes.services import NodeServices
@@ -49,6 +51,16 @@ def _feature_labels(services: NodeServices, values: Mapping[str, Any]) -> Compon
     from tranche.kubernetes.feature_labeler import FeatureLabeler
 
     return FeatureLabeler(services)
+
+
+def refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:
+    """UsageError where NVIDIA's MIG manager would be told to stop services of the host during a change, which is not done."""
+    variable = "WITH_SHUTDOWN_HOST_GPU_CLIENTS"
+    if environ.get(variable, "").lower() in ("1", "t", "true"):
+        raise UsageError(
+            f"{variable} is not supported: the agent stops no services of the host",
+            hint="take the variable out; stop what uses the GPUs there (dcgm, nvsm) before a change of layout",
+        )
 
 
 PARTS: tuple[AgentPart, ...] = (
