@@ -3,7 +3,7 @@
 Five minutes after a plugin has gone the kubelet forgets its resource, and says once that the count is now zero. When that one
 write fails, because the API server is away, the old count stays in the node's status; the kubelet then copies it to what is
 allocatable at every update, and starts pods that ask for the resource without any device. (Kubernetes 1.36: `GetCapacity` of
-the kubelet's device manager, `MachineInfo` of its node status.) Only a plugin that serves the resource again can change that.
+the kubelet's device manager, `MachineInfo` of its node status.) It stays so until a plugin serves the resource again.
 """
 
 from __future__ import annotations
