@@ -1,4 +1,4 @@
-"""`python -m cluster`: up, down, status, run, end, build."""
+"""`python -m cluster`: up, down, status, run, end, prepare."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import click
 
 from cluster import control_plane
 from cluster import node as node_module
-from cluster.binaries import ensure_binaries
-from cluster.cluster import Cluster, remove_cluster
+from cluster.cluster import Cluster, prepare_machine, remove_cluster
 from cluster.errors import ClusterError
 from cluster.host import cluster_directories
 from cluster.record import load_record
@@ -116,9 +115,9 @@ def end(name: str, node: str, word: str) -> None:
 
 
 @command.command()
-def build() -> None:
-    """Find, download or build the cluster's programs; print their folders."""
-    binaries = ensure_binaries(_say)
+def prepare() -> None:
+    """Install, download or build what a cluster needs, once; print the programs' folders."""
+    binaries = prepare_machine(_say)
     for folder in sorted({str(path.parent) for path in binaries.paths.values()}):
         click.echo(folder)
 

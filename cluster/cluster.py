@@ -53,12 +53,9 @@ class Cluster:
             UnsuitableMachine: no cluster can run here.
             ClusterError: there is one of that name, or a part of it does not start.
         """
-        if reason := why_not():
-            raise UnsuitableMachine(f"no cluster can run here: {reason}")
         if not NAME.fullmatch(name):
             raise ClusterError(f"{name!r} is no name for a cluster", hint="use lower-case letters, digits and dashes")
-        install_missing(say)
-        binaries = ensure_binaries(say)
+        binaries = prepare_machine(say)
         folder = clusters_directory() / name
         with host_lock():
             if folder.exists():
@@ -182,6 +179,25 @@ class Cluster:
         for node in self.nodes:
             if not node.is_created():
                 node.create(self.control_plane.pki)
+
+
+def prepare_machine(say: Say) -> Binaries:
+    """Install the packages that a cluster needs, and find, download or build its programs.
+
+    Raises:
+        UnsuitableMachine: no cluster can run here.
+        ClusterError: a program cannot be got.
+    """
+    if reason := why_not():
+        raise UnsuitableMachine(f"no cluster can run here: {reason}")
+    install_missing(say)
+    _node_address()
+    trial = Cgroup(f"tranche-trial-{os.getpid()}")
+    try:
+        trial.child("inner").create()
+    finally:
+        trial.remove()
+    return ensure_binaries(say)
 
 
 def remove_cluster(name: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cluster.binaries import Binaries
 from cluster.cgroups import Cgroup
 from cluster.client import ApiClient, answers
 from cluster.errors import ClusterError
 from cluster.pki import Pki
-from cluster.record import ClusterRecord
+from cluster.record import ClusterRecord, port_is_free
 from cluster.units import Unit
 from cluster.waiting import wait_for
 
@@ -85,9 +86,12 @@ class ControlPlane:
     def start_component(self, component: str) -> None:
         """Start one component unless it runs, and wait until it answers."""
         unit = self.unit(component)
-        unit.cgroup.create()
-        unit.start(self._command(component))
         url = self._health(component)
+        if unit.pid is None:
+            unit.cgroup.create()
+            # The kernel takes a moment to close the sockets of a process that was killed.
+            wait_for(f"the port of {component} is free", lambda: port_is_free(urlsplit(url).port or 0))
+            unit.start(self._command(component))
         wait_for(f"{component} answers", lambda: answers(url, self.pki), explain=unit.log_end)
 
     def _health(self, component: str) -> str:

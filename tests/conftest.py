@@ -1,15 +1,15 @@
-"""What every test may use, golden files with an update flag; and what the last lines say of the tests that were not run."""
+"""What every test may use, golden files with an update flag; and what the last lines say beside pytest's own."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster.preflight import why_not
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # No test is timed: a slow machine must not turn a property false.
 settings.register_profile("tranche", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,8 +17,10 @@ settings.load_profile("tranche")
 
 Golden = Callable[[str, str], None]
 
-_CLUSTER = "cluster"
-_left_out = pytest.StashKey[int]()
+# What a test may need that not every machine has: a marker, and the word for it in the last lines.
+_NEEDS = {"cluster": "a cluster", "gpu": "a GPU"}
+_NEEDED = "needed"
+_CLUSTER_TESTS = "tests/cluster/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,59 +28,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
-    """After everything else: how many crashes the crash tests made, and which tests of a cluster were not run, and why."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """After everything else: crashes made, figures that tests observed, and what could not be run here, and why."""
     yield
     reports = [report for found in terminalreporter.stats.values() for report in found]
     calls = [report for report in reports if getattr(report, "when", "") == "call"]
     properties = [pair for report in calls for pair in report.user_properties]
     if crashes := sum(count for name, count in properties if name == "crashes"):
         terminalreporter.write_line(f"{crashes} crashes were made and recovered from")
-    for reason, count in _not_run(terminalreporter.stats.get("skipped", []), config).items():
-        terminalreporter.write_line(f"cluster tests: {count} not run: {reason}")
+    for figure in (value for name, value in properties if name == "figure"):
+        terminalreporter.write_line(figure)
+    for (needed, file, reason), count in _not_run(terminalreporter.stats.get("skipped", [])).items():
+        tests = "1 test" if count == 1 else f"{count} tests"
+        terminalreporter.write_line(f"not run: {tests} of {file} that need {needed}: {reason}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let reports tell the tests of a cluster from others, also those that come from another process."""
-    for item in filter(_needs_cluster, items):
-        item.user_properties.append((_CLUSTER, True))
-
-
-def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count the tests of a cluster that a selection leaves out."""
-    for item in filter(_needs_cluster, items):
-        item.config.stash[_left_out] = item.config.stash.get(_left_out, 0) + 1
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker of pytest-xdist: pass the count on."""
-    if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output[_CLUSTER] = session.config.stash.get(_left_out, 0)
+    """Let reports tell what a test needs, also those that come from another process."""
+    for item in items:
+        for marker, needed in _NEEDS.items():
+            if item.get_closest_marker(marker) is not None:
+                item.user_properties.append((_NEEDED, needed))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take a worker's count over; all workers collect, and leave out, the same tests."""
-    stash = node.config.stash
-    stash[_left_out] = max(stash.get(_left_out, 0), getattr(node, "workeroutput", {}).get(_CLUSTER, 0))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Of several processes one has the cluster, and begins with its tests: the others do everything else meanwhile."""
+    return _OneProcessForTheCluster(config, log)
 
 
-def _needs_cluster(item: pytest.Item) -> bool:
-    return item.get_closest_marker(_CLUSTER) is not None
+class _OneProcessForTheCluster(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """Hands out the tests of the cluster as one piece, which is the largest and thus the first, and all others singly."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _CLUSTER_TESTS if nodeid.startswith(_CLUSTER_TESTS) else nodeid
 
 
-def _not_run(skipped: Sequence[pytest.TestReport], config: pytest.Config) -> Counter[str]:
-    """How many tests of a cluster were not run, by reason. What was chosen by name or path leaves no one in doubt."""
-    reasons = Counter(
-        report.longrepr[2].removeprefix("Skipped: ")
+def _not_run(skipped: Sequence[pytest.TestReport]) -> Counter[tuple[str, str, str]]:
+    """How many tests were not run, by what they need, file and reason."""
+    return Counter(
+        (str(needed), report.location[0], report.longrepr[2].removeprefix("Skipped: "))
         for report in skipped
-        if (_CLUSTER, True) in report.user_properties and isinstance(report.longrepr, tuple)
+        for name, needed in report.user_properties
+        if name == _NEEDED and isinstance(report.longrepr, tuple)
     )
-    left_out = config.stash.get(_left_out, 0)
-    if left_out and _CLUSTER in config.option.markexpr:
-        cannot = why_not()
-        reasons[f"no cluster can run here: {cannot}" if cannot else "run them with `make test-cluster`"] += left_out
-    return reasons
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_proc
 from cluster.errors import ClusterError
 from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
 from cluster.node import Node
-from cluster.preflight import why_not
 from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, phase, phases, pod, pods_in
@@ -29,12 +28,10 @@ _OWN_NAME = f"own-{os.getpid()}"
 
 
 @pytest.fixture
-def own_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_root(suitable_machine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for clusters that no other test uses, so that the last one of them leaves within the test."""
     root = Path(f"/var/lib/tranche-{_OWN_NAME}")
     monkeypatch.setenv("TRANCHE_CLUSTER_ROOT", str(root))
-    if reason := why_not():
-        pytest.skip(f"no cluster can run here: {reason}")
     yield root
     remove_cluster(_OWN_NAME)
     assert not root.exists()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from cluster.cluster import remove_cluster
 from cluster.host import cluster_directories
-from cluster.preflight import why_not
 
 from tests.console_blocks import console_sessions, matches, run_sessions
 
@@ -19,9 +18,7 @@ _LEFT_OUT = ("KUBECONFIG", "MAKEFLAGS", "MAKELEVEL", "NODES")
 
 
 @pytest.mark.parametrize("page", ["56-pods-on-one-p4d", "mixed-slices-on-one-p5"])
-def test_a_guide_does_what_it_says(page: str) -> None:
-    if reason := why_not():
-        pytest.skip(f"no cluster can run here: {reason}")
+def test_a_guide_does_what_it_says(suitable_machine: None, page: str) -> None:
     if any(folder.name == "dev" for folder in cluster_directories()):
         pytest.skip(
             "the walks make and remove the cluster 'dev', which is there already; remove it with: make cluster-down"

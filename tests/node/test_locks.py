@@ -91,7 +91,8 @@ def test_a_command_that_inherits_the_lock_keeps_it_and_others_do_not(tmp_path: P
         return process
 
     with start(inherit=False) as process:
-        assert not is_held(path)
+        # The kernel wakes the parent just before it closes what the new program does not inherit.
+        until(lambda: not is_held(path))
         process.kill()
     with start(inherit=True) as process:
         assert is_held(path)
