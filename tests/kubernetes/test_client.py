@@ -69,11 +69,12 @@ def served(test: Callable[[FakeApiServer, KubeClient], Coroutine[Any, Any, None]
 def test_a_node_is_read_with_what_tranche_looks_at() -> None:
     async def test(server: FakeApiServer, client: KubeClient) -> None:
         conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ok"}]
-        status = {"conditions": conditions, "allocatable": {"nvidia.com/gpu": "8"}}
+        counts = {"capacity": {"nvidia.com/gpu": "9"}, "allocatable": {"nvidia.com/gpu": "8"}}
+        status = {"conditions": conditions, **counts}
         meta = {"uid": "u1", "labels": {"a": "1"}, "annotations": {"b": "2"}}
         server.put(NODE, {"metadata": meta, "spec": {"unschedulable": True}, "status": status})
         ready = NodeCondition("Ready", ConditionStatus.TRUE, "KubeletReady", "ok")
-        expected = KubeNode("n1", "u1", {"a": "1"}, {"b": "2"}, True, (ready,), allocatable={"nvidia.com/gpu": "8"})
+        expected = KubeNode("n1", "u1", {"a": "1"}, {"b": "2"}, True, (ready,), **counts)
         assert await client.get_node("n1") == expected
 
     served(test)
