@@ -374,6 +374,23 @@ def test_a_resource_that_the_node_counts_and_nobody_serves_goes_to_zero(tmp_path
     run(tmp_path, scenario)
 
 
+def test_another_plugin_for_a_resource_that_is_served_is_said(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        await asyncio.sleep(1.5)
+        assert not rig.api.events, "the plugin's own socket is none of another"
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(rig.kubelet.folder / "nvidia-gpu.sock"))
+            other.listen()
+            await until(lambda: rig.api.reasons == ["DevicePluginConflict"], "said")
+            assert GPU in rig.api.events[0][2]
+            await asyncio.sleep(1.5)
+        assert rig.api.reasons == ["DevicePluginConflict"], "once"
+        assert rig.plugin.ready().ready
+
+    run(tmp_path, scenario)
+
+
 def test_slices_that_come_into_being_are_offered_under_a_name_that_was_abandoned(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.kube_node.publish(KubeNode("n", capacity={SLICE: "56"}, allocatable={SLICE: "56"}))

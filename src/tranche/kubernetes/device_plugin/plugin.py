@@ -214,8 +214,21 @@ class DevicePlugin:
 
     async def _keep_announcing(self) -> None:
         while True:
-            await self._announcer.say({**self._news, **self._config_news()})
+            await self._announcer.say({**self._news, **self._config_news(), **self._conflicts()})
             await asyncio.sleep(_NEWS_SECONDS)
+
+    def _conflicts(self) -> Mapping[str, Announcement]:
+        if self._endpoints is None:
+            return {}
+        return {
+            f"conflict {resource}": Announcement(
+                Severity.WARNING,
+                "DevicePluginConflict",
+                f"another device plugin serves {resource} on this node too: the kubelet asks the one that registered last",
+            )
+            for resource in self._wanted
+            if self._endpoints.another_serves(resource)
+        }
 
     def _config_news(self) -> Mapping[str, Announcement]:
         if not self._config.problem.synced or not self._config.problem.value:
