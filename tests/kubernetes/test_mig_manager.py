@@ -240,6 +240,23 @@ def test_a_driver_that_refuses_is_tried_again_and_the_failure_clears_itself(tmp_
     on_node(tmp_path, test, H100)
 
 
+def test_a_change_that_hangs_in_the_driver_makes_the_manager_unready(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        machine = node.machine.machine
+        machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1.0)
+        async with node.managed() as manager:
+            await until(lambda: manager.ready().ready)
+            node.label(mig_config="all-7g.80gb")
+            await node.shows("pending", "Applying")
+            assert manager.ready().ready
+            node.now += 700
+            await until(lambda: "a layout is being applied for 700 s" in manager.ready().why)
+            await node.shows("success")
+            await until(lambda: manager.ready().ready)
+
+    on_node(tmp_path, test, H100)
+
+
 def test_patience_outlives_a_restart_of_the_manager(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         node.machine.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 999, calls=2)

@@ -49,6 +49,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 _WITHDRAWAL_SECONDS = 1.0
 _FIRST_LOOK_SECONDS = 2.0
 _SLOW_LOOK_SECONDS = 20.0
+_LONGEST_WORK_SECONDS = 600.0  # far beyond any change that makes headway
 
 _log = logging.getLogger(__name__)
 
@@ -91,10 +92,14 @@ class MigManager:
         self._condemned: frozenset[str] = frozenset()
         self._marks = AsyncExitStack()
         self._eviction_answers: dict[PodRef, str] = {}
+        self._working_since: float | None = None
         self._trouble = "it has not looked at the node yet"
 
     def ready(self) -> Readiness:
-        """Ready when the last round was carried out, whatever its result for the layout."""
+        """Ready when the last round was carried out, whatever its result for the layout, and no work has been hanging since."""
+        working = 0.0 if self._working_since is None else self._clock() - self._working_since
+        if working > _LONGEST_WORK_SECONDS:
+            return Readiness(False, f"a layout is being applied for {working:.0f} s: the driver does not answer")
         return Readiness(not self._trouble, self._trouble)
 
     async def run(self) -> None:
@@ -277,6 +282,7 @@ class MigManager:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
         work = _CutWork(layout, situation.policy, decision.condemned)
+        self._working_since = self._clock()
         try:
             if decision.work is Work.CUT:
                 snapshot = await self._condemn(decision.condemned) or await self._services.inventory.refresh()
@@ -302,6 +308,8 @@ class MigManager:
                 hint="its log says where; please report it",
             )
             await self._remember(failed_attempt(situation, layout, failure, changed_mode=work.changed_mode))
+        finally:
+            self._working_since = None
         return True
 
     async def _remember(self, attempt: Attempt) -> None:
