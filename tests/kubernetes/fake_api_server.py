@@ -158,6 +158,8 @@ class FakeApiServer:
             pod = seen.path.removesuffix("/eviction")
             if pod not in self.objects:
                 return _status(404, f'pods "{pod.rsplit("/", 1)[1]}" not found')
+            if seen.body["deleteOptions"]["preconditions"]["uid"] != self.objects[pod]["metadata"].get("uid"):
+                return _status(409, "the UID in the precondition does not match the UID in record")
             self.delete(pod)
             return 201, {"kind": "Status", "status": "Success"}
         if seen.method == "POST":

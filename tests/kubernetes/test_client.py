@@ -165,16 +165,19 @@ def test_pods_tell_who_controls_them_and_whether_they_run() -> None:
 
 def test_an_eviction_is_accepted_blocked_by_a_budget_or_too_late() -> None:
     async def test(server: FakeApiServer, client: KubeClient) -> None:
-        server.put("/api/v1/namespaces/a/pods/p", {})
+        server.put("/api/v1/namespaces/a/pods/p", {"metadata": {"uid": "u1"}})
         budget = {"message": "budget 'b' allows none", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
         server.failures.append((429, budget))
-        blocked = await client.evict_pod(PodRef("a", "p"))
+        blocked = await client.evict_pod(PodRef("a", "p"), "u1")
         assert (blocked.outcome, blocked.message) == (EvictionOutcome.BLOCKED, "budget 'b' allows none")
-        assert (await client.evict_pod(PodRef("a", "p"))).outcome is EvictionOutcome.ACCEPTED
-        assert (await client.evict_pod(PodRef("a", "p"))).outcome is EvictionOutcome.GONE
+        with pytest.raises(KubernetesRejected, match="precondition"):
+            await client.evict_pod(PodRef("a", "p"), "its predecessor")
+        assert "/api/v1/namespaces/a/pods/p" in server.objects
+        assert (await client.evict_pod(PodRef("a", "p"), "u1")).outcome is EvictionOutcome.ACCEPTED
+        assert (await client.evict_pod(PodRef("a", "p"), "u1")).outcome is EvictionOutcome.GONE
         server.failures.append((429, {"message": "too many requests"}))
         with pytest.raises(KubernetesUnavailable):
-            await client.evict_pod(PodRef("a", "p"))
+            await client.evict_pod(PodRef("a", "p"), "u1")
 
     served(test)
 

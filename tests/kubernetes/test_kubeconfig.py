@@ -116,7 +116,7 @@ def test_what_cannot_be_used_is_refused_by_name(
         find_api_server(str(config), {})
 
 
-@pytest.mark.parametrize("text", ["[", "- a", "{}", "contexts: 3", "\0"])
+@pytest.mark.parametrize("text", ["[", "- a", "{}", "contexts: 3", "\0", "a: 2020-13-45", "[" * 2000])
 def test_a_file_that_is_no_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
     with pytest.raises(KubeconfigInvalid):

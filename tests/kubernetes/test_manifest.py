@@ -106,7 +106,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
         client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
         server.put("/api/v1/nodes/n", {})
         server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
-        server.put("/api/v1/namespaces/any/pods/p", {"spec": {"nodeName": "n"}})
+        server.put("/api/v1/namespaces/any/pods/p", {"metadata": {"uid": "u1"}, "spec": {"nodeName": "n"}})
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "get_node": lambda: client.get_node("n"),
             "patch_node_metadata": lambda: client.patch_node_metadata("n", labels={"a": "b"}),
@@ -114,7 +114,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
             "create_node_event": lambda: client.create_node_event(KubeNode("n"), Severity.NORMAL, "A", "b"),
             "list_pods_on_node": lambda: client.list_pods_on_node("n"),
-            "evict_pod": lambda: client.evict_pod(PodRef("any", "p")),
+            "evict_pod": lambda: client.evict_pod(PodRef("any", "p"), "u1"),
             "watch_node": lambda: _followed(server, client.watch_node("n")),
             "watch_config_map": lambda: _followed(server, client.watch_config_map("tranche-system", "c")),
         }

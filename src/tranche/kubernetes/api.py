@@ -163,6 +163,6 @@ class KubeApi(Protocol):
         """Every pod that is bound to the node, finished ones included."""
         ...
 
-    async def evict_pod(self, pod: PodRef) -> Eviction:
-        """Ask for the pod's eviction, which respects disruption budgets."""
+    async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
+        """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
         ...

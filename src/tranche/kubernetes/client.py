@@ -120,10 +120,11 @@ class KubeClient:
         answer = await self._connection.ask(f"list the pods of node {name}", "GET", "/api/v1/pods", query=query)
         return tuple(decode_pod(item) for item in answer.accepted().get("items") or ())
 
-    async def evict_pod(self, pod: PodRef) -> Eviction:
-        """Ask for the pod's eviction."""
+    async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
+        """Ask for that pod's eviction."""
         meta = {"namespace": pod.namespace, "name": pod.name}
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+        options = {"preconditions": {"uid": uid}}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         answer = await self._connection.ask(f"evict pod {pod}", "POST", path, body)
         if answer.status == 404:

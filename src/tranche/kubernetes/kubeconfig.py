@@ -74,7 +74,7 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
 def _from_file(path: Path) -> ApiServer:
     try:
         config = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise KubeconfigInvalid(f"cannot read the kubeconfig {path}: {error}") from error
     where = f"kubeconfig {path}"
     if not isinstance(config, dict):

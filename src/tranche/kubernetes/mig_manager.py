@@ -18,7 +18,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError, KubernetesUnavailable, StateMoved, TrancheError
 from tranche.core.layout import Layout
 from tranche.core.state import NodeState
-from tranche.kubernetes.api import ConditionStatus, EvictionOutcome, KubeNode, NodeCondition, PodRef, Severity
+from tranche.kubernetes.api import ConditionStatus, EvictionOutcome, KubeNode, KubePod, NodeCondition, PodRef, Severity
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.drain import Policy
 from tranche.kubernetes.inventory import Snapshot
@@ -177,8 +177,9 @@ class MigManager:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
         if decision.unschedulable is not None:
             await api.set_unschedulable(node_name, decision.unschedulable)
-        for pod in decision.evict:
-            await self._evict(pod)
+        for pod in situation.pods:
+            if pod.ref in decision.evict:
+                await self._evict(pod)
         if decision.work is not Work.NONE and not await self._work(situation, decision):
             return _FIRST_PAUSE_SECONDS
         if decision.work is Work.CUT or decision.writes_node or decision.unschedulable is not None:
@@ -253,18 +254,18 @@ class MigManager:
         except TrancheError as error:  # the condition says the same: no layout waits for the right to record events
             _log.warning("event not recorded", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
 
-    async def _evict(self, pod: PodRef) -> None:
+    async def _evict(self, pod: KubePod) -> None:
         try:
-            answer = await self._services.api.evict_pod(pod)
+            answer = await self._services.api.evict_pod(pod.ref, pod.uid)
         except (
             TrancheError
         ) as error:  # of one pod, under two budgets for instance: the others are to leave all the same
-            self._eviction_answers[pod] = str(error)
+            self._eviction_answers[pod.ref] = str(error)
             return
         if answer.outcome is EvictionOutcome.BLOCKED:
-            self._eviction_answers[pod] = f"its eviction is refused: {answer.message}"
+            self._eviction_answers[pod.ref] = f"its eviction is refused: {answer.message}"
         else:
-            self._eviction_answers.pop(pod, None)
+            self._eviction_answers.pop(pod.ref, None)
 
     async def _condemn(self, device_uuids: frozenset[str]) -> Snapshot | None:
         """Have exactly those devices condemned; the snapshot of after a new mark. What stays marked is marked all along."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig, read_config
+from tranche.kubernetes.device_plugin.config_source import StartSettings
 from tranche.kubernetes.device_plugin.resources import MigStrategy
 from tranche.kubernetes.device_plugin.selection import Fallback, selected_key
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Unsupported
@@ -201,3 +202,9 @@ def test_a_key_that_is_not_there_is_an_error(label: str | None, keys: list[str],
     with pytest.raises(PluginConfigInvalid) as error:
         selected_key(label, keys, default=default)
     assert words in error.value.message
+
+
+@pytest.mark.parametrize("text", ["flags: [", "version: 2020-13-45", "flags: 0x_", "[" * 2000])
+def test_a_text_that_is_not_yaml_is_an_error(text: str) -> None:
+    with pytest.raises(PluginConfigInvalid, match="the configuration is not YAML"):
+        StartSettings().read(text)

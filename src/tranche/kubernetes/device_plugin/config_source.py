@@ -39,7 +39,7 @@ class StartSettings:
         """The configuration with that text as its file; PluginConfigInvalid otherwise."""
         try:
             document = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise PluginConfigInvalid(f"the configuration is not YAML: {' '.join(str(error).split())}") from error
         config = read_config(document, environment=self.environment, flags=self.flags)
         xid_policy(config.disabled_health_checks, config.enabled_health_checks)
