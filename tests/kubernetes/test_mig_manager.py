@@ -313,6 +313,24 @@ def test_the_kubelet_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
     on_node(tmp_path, test, H100)
 
 
+def test_what_waits_is_told_also_while_the_kubelet_does_not_answer(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed() as manager:
+            node.label(mig_config="all-7g.80gb")
+            await node.shows("success")
+            node.kubelet.holders[node.slice_uuid(0, 0)] = node.pod("a")
+            await node.inventory.refresh()
+            node.kubelet.failing = True
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("pending", "GpuBusy")
+            await until(lambda: "the kubelet does not answer" in manager.ready().why)
+            node.kubelet.failing = False
+            node.kubelet.holders.clear()
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
 def test_an_api_server_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         async with node.managed():

@@ -170,11 +170,17 @@ class MigManager:
             standing = stand(node.annotations, me, self._clock(), since=since)
         situation = await self._look(node, standing.rivals)
         decision = decide(situation)
+        not_condemned: TrancheError | None = None
         if decision.work is not Work.CUT:
-            await self._condemn(decision.condemned)
+            try:
+                await self._condemn(decision.condemned)
+            except TrancheError as error:
+                not_condemned = error
         await self._report(node, decision)
         if decision.writes_node:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
+        if not_condemned is not None:  # what is said does not depend on it; cordon, evictions and work do
+            raise not_condemned
         if decision.unschedulable is not None:
             await api.set_unschedulable(node_name, decision.unschedulable)
         for pod in situation.pods:
