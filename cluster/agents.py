@@ -115,7 +115,7 @@ def agent_on(cluster: Cluster, node: Node, *options: str, wait: bool = True) -> 
     """Run the agent on a node, ready unless it is not waited for; it is ended with the block."""
     install_rights(cluster)
     program = str(Path(sys.executable).with_name("tranche"))
-    kubeconfig = cluster.account_kubeconfig(NAMESPACE, ACCOUNT)
+    kubeconfig = cluster.account_kubeconfig(NAMESPACE, ACCOUNT, node.name)
     fixed = (f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", "--health-port=0", "--log-format=json")
     agent = RunningAgent.start(node, (program, "agent", *fixed, *options))
     try:

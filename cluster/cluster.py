@@ -94,9 +94,9 @@ class Cluster:
         """The administrator's kubeconfig."""
         return self.control_plane.admin_kubeconfig
 
-    def account_kubeconfig(self, namespace: str, account: str) -> Path:
-        """A kubeconfig with the rights of a service account alone; ClusterError where there is no such account."""
-        return self.control_plane.account_kubeconfig(namespace, account)
+    def account_kubeconfig(self, namespace: str, account: str, node: str = "") -> Path:
+        """A kubeconfig with the rights of a service account alone, as in a pod on `node`; ClusterError where there is none."""
+        return self.control_plane.account_kubeconfig(namespace, account, node)
 
     @property
     def api(self) -> ApiClient:

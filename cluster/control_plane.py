@@ -48,15 +48,21 @@ class ControlPlane:
             raise ClusterError(f"{component} is no part of the control plane: {', '.join(COMPONENTS)}")
         return Unit(component, self.folder / "control", Cgroup(f"{self.record.cgroup}/control"))
 
-    def account_kubeconfig(self, namespace: str, account: str) -> Path:
-        """A kubeconfig with the rights of a service account alone, as a pod of that account has them.
+    def account_kubeconfig(self, namespace: str, account: str, node: str = "") -> Path:
+        """A kubeconfig with the rights of a service account alone, as a pod of that account has them on `node` if one is named.
 
         Raises:
-            ClusterError: there is no such account.
+            ClusterError: there is no such account or node.
         """
+        api = self.api()
+        spec: dict[str, object] = {"expirationSeconds": 86400}
+        if node:
+            uid = api.get(f"/api/v1/nodes/{node}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        token = self.api().request("POST", path, {"spec": {"expirationSeconds": 86400}})["status"]["token"]
-        file = self.folder / "pki" / f"account-{namespace}-{account}.kubeconfig"
+        token = api.request("POST", path, {"spec": spec})["status"]["token"]
+        name = "-".join(word for word in ("account", namespace, account, node) if word)
+        file = self.folder / "pki" / f"{name}.kubeconfig"
         self.pki.write_kubeconfig(file, {"token": token}, self.record.server)
         return file
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from cluster.agents import agent_on
+from cluster.agents import ACCOUNT, NAMESPACE, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
 from tranche.cli.agent_parts import PARTS
+from tranche.core.errors import KubernetesForbidden
+from tranche.kubernetes.api import ConditionStatus, NodeCondition
+from tranche.kubernetes.client import KubeClient
+from tranche.kubernetes.connection import ApiConnection
+from tranche.kubernetes.kubeconfig import find_api_server
 
 pytestmark = pytest.mark.cluster
 
@@ -41,6 +49,37 @@ def test_it_is_ready_with_the_rights_of_its_manifest_and_its_log_is_json(cluster
         assert {"node-watch", "inventory", "gpu-events"} <= set(components)
         assert agent.health("/healthz") == (200, {"ok": True})
         assert "Forbidden" not in agent.log
+
+
+def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn: Node) -> None:
+    install_rights(cluster)
+    server = find_api_server(str(cluster.account_kubeconfig(NAMESPACE, ACCOUNT, p4d.name)), {})
+
+    async def changes(node: str) -> list[str]:
+        """What the API server says to each kind of change that an agent makes; nothing of it changes anything."""
+        connection = ApiConnection(server)
+        api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
+        answers = []
+        for change in (
+            api.patch_node_metadata(node, labels={"tranche.dev/probe": None}),
+            api.set_unschedulable(node, False),
+            api.set_node_condition(node, NodeCondition("MigLayoutApplied", ConditionStatus.UNKNOWN, "Probe", "")),
+        ):
+            try:
+                await change
+                answers.append("done")
+            except KubernetesForbidden as error:
+                answers.append(error.message)
+        await connection.close()
+        return answers
+
+    own = asyncio.run(changes(p4d.name))
+    # The API server has read a new policy a moment later.
+    wait_for("a policy is in force", lambda: "done" not in asyncio.run(changes(g4dn.name)))
+    others = asyncio.run(changes(g4dn.name))
+
+    assert own == ["done", "done", "done"]
+    assert all("an agent may change its own node only; this one runs on node p4d" in answer for answer in others)
 
 
 def test_every_part_together_is_ready_too(cluster: Cluster, p4d: Node) -> None:
