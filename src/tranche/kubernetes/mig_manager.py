@@ -263,9 +263,8 @@ class MigManager:
     async def _evict(self, pod: KubePod) -> None:
         try:
             answer = await self._services.api.evict_pod(pod.ref, pod.uid)
-        except (
-            TrancheError
-        ) as error:  # of one pod, under two budgets for instance: the others are to leave all the same
+        except TrancheError as error:
+            # That of one pod, under two budgets for instance: the others are to leave all the same.
             self._eviction_answers[pod.ref] = str(error)
             return
         if answer.outcome is EvictionOutcome.BLOCKED:
