@@ -56,12 +56,12 @@ def test_a_lost_gpu_fails(two_a100: TestMachine) -> None:
 
 def test_a_pending_mode_and_what_blocks_a_reset_are_warnings(two_a100: TestMachine) -> None:
     two_a100.smi("-i", "0", "-mig", "1")
-    two_a100.machine.inject_busy(two_a100.machine.gpus()[1].uuid, pid=4242, name="trainer")
+    two_a100.machine.inject_busy(two_a100.machine.gpus()[1].uuid, pid=5004242, name="trainer")
     mig = _findings(two_a100, "mig")
     assert [(each["gpu"], each["status"]) for each in mig] == [(0, "warn"), (1, "pass")]
     (reset,) = _findings(two_a100, "reset")
     assert (reset["gpu"], reset["status"]) == (1, "warn")
-    assert "trainer (pid 4242)" in reset["message"]
+    assert "trainer (pid 5004242)" in reset["message"]
 
 
 def test_what_a_dead_process_left_is_seen_and_left_alone(two_a100: TestMachine) -> None:

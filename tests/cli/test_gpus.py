@@ -15,7 +15,7 @@ def test_every_kind_of_gpu_and_slice_is_shown(make_machine: MakeMachine, golden:
     machine.cut_by_hand(0, "9", "19")
     machine.smi("-i", "4", "-mig", "1")
     busy = machine.json("gpus")["gpus"][0]["slices"][1]["devices"][0]["uuid"]
-    machine.machine.inject_busy(busy, pid=4242, name="notebook")
+    machine.machine.inject_busy(busy, pid=5004242, name="notebook")
     machine.hold("--mig-profile", "2g.10gb")
     machine.hold("--gpus", "1", "--gpu-model", "A30")
     ids = [each["id"] for each in machine.json("ps")["allocations"]]

@@ -55,7 +55,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     machine = make_machine("A100-40GB", "A30-24GB")
     machine.cut_by_hand(0, "9")
     device = machine.json("gpus")["gpus"][0]["slices"][0]["devices"][0]["uuid"]
-    machine.machine.inject_busy(device, pid=4242, name="notebook")
+    machine.machine.inject_busy(device, pid=5004242, name="notebook")
     machine.hold("--mig-profile", "1g.5gb")
     machine.hold("--gpus", "1", "--gpu-model", "A30")
     machine.wait_in_queue("--gpus", "1", "--gpu-model", "A30")

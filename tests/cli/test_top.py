@@ -21,7 +21,7 @@ def test_the_picture_of_every_kind_of_use(make_machine: MakeMachine, golden: Gol
     machine = make_machine("A100-40GB", "A30-24GB", "T4")
     machine.cut_by_hand(0, "9", "19")
     device = machine.json("gpus")["gpus"][0]["slices"][1]["devices"][0]["uuid"]
-    machine.machine.inject_busy(device, pid=4242, name="notebook", memory=2 * 1024**3)
+    machine.machine.inject_busy(device, pid=5004242, name="notebook", memory=2 * 1024**3)
     machine.hold("--mig-profile", "2g.10gb")
     machine.hold("--gpus", "1", "--gpu-model", "A30")
     machine.wait_in_queue("--gpus", "1", "--gpu-model", "A30")

@@ -33,7 +33,7 @@ def balanced_with_a_busy_slice(bench: MakeBench) -> tuple[Bench, NodeState, str]
     b.apply("-c", "all-balanced")
     before = b.observe()
     busy = next(uuid for uuid, place in cut_of(before.gpus[2]).items() if place.startswith("1g.10gb"))
-    b.machine.inject_busy(busy, pid=4711, name="trainer")
+    b.machine.inject_busy(busy, pid=5004711, name="trainer")
     return b, before, busy
 
 
@@ -56,7 +56,7 @@ def test_a_busy_slice_that_the_layout_lacks_refuses_by_name_and_changes_nothing(
     calls = b.machine.change_calls()
     refused = b.layout("apply", "-c", "all-2g.20gb")
     assert refused.code == 80
-    assert f"GPU 2 ({busy}) is in use by trainer (pid 4711)" in refused.stderr
+    assert f"GPU 2 ({busy}) is in use by trainer (pid 5004711)" in refused.stderr
     assert "GPU 1 " not in refused.stderr
     assert b.machine.change_calls() == calls
     assert cuts(b.observe()) == cuts(before)
@@ -190,11 +190,11 @@ def test_a_saved_plan_does_not_take_what_has_come_into_use(bench: MakeBench) -> 
     saved = saved_plan(b, "all-3g.40gb")
     busy = next(iter(cut_of(b.observe().gpus[0])))
     for uuid in cut_of(b.observe().gpus[0]):
-        b.machine.inject_busy(uuid, pid=4711, name="trainer")
+        b.machine.inject_busy(uuid, pid=5004711, name="trainer")
     calls = b.machine.change_calls()
     refused = b.layout("apply", "--plan", saved)
     assert refused.code == 80
-    assert busy in refused.stderr or "trainer (pid 4711)" in refused.stderr
+    assert busy in refused.stderr or "trainer (pid 5004711)" in refused.stderr
     assert b.machine.change_calls() == calls
 
 
@@ -204,7 +204,7 @@ def test_a_saved_plan_whose_state_moved_is_not_waited_for(bench: MakeBench) -> N
     saved = saved_plan(b, "all-disabled")
     b.apply("-c", "all-7g.80gb")
     (uuid,) = cut_of(b.observe().gpus[0])
-    b.machine.inject_busy(uuid, pid=4711, name="trainer")
+    b.machine.inject_busy(uuid, pid=5004711, name="trainer")
     assert b.layout("apply", "--plan", saved, "--wait").code == 51
 
 
@@ -276,7 +276,7 @@ def test_waiting_until_what_is_in_use_ends(bench: MakeBench) -> None:
     b = bench(boards=("H100-80GB-SXM",))
     b.apply("-c", "all-balanced")
     busy = next(iter(cut_of(b.observe().gpus[0])))
-    b.machine.inject_busy(busy, pid=4711, name="trainer")
+    b.machine.inject_busy(busy, pid=5004711, name="trainer")
     waiting = subprocess.Popen(
         b.command("apply", "-c", "all-7g.80gb", "--wait"),
         env=b.environment(),
@@ -286,7 +286,7 @@ def test_waiting_until_what_is_in_use_ends(bench: MakeBench) -> None:
     )
     try:
         assert waiting.stderr is not None
-        assert "trainer (pid 4711)" in waiting.stderr.readline()
+        assert "trainer (pid 5004711)" in waiting.stderr.readline()
         b.machine.clear_injections()
         said = waiting.stderr.read()
         assert waiting.wait(timeout=60) == 0, said
@@ -302,11 +302,11 @@ def test_waiting_until_what_is_in_use_ends(bench: MakeBench) -> None:
 def test_waiting_gives_up_in_the_end(bench: MakeBench) -> None:
     b = bench(boards=("H100-80GB-SXM",))
     b.apply("-c", "all-balanced")
-    b.machine.inject_busy(next(iter(cut_of(b.observe().gpus[0]))), pid=4711, name="trainer")
+    b.machine.inject_busy(next(iter(cut_of(b.observe().gpus[0]))), pid=5004711, name="trainer")
     calls = b.machine.change_calls()
     outcome = b.layout("apply", "-c", "all-7g.80gb", "--wait", "--timeout", "0.1")
     assert outcome.code == 70
-    assert "trainer (pid 4711)" in outcome.stderr
+    assert "trainer (pid 5004711)" in outcome.stderr
     assert b.machine.change_calls() == calls
     assert b.layout("apply", "-c", "all-7g.80gb", "--timeout", "1").code == 2
 

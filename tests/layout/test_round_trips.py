@@ -81,7 +81,7 @@ def test_restoring_a_part_leaves_what_is_right(bench: MakeBench) -> None:
     before = cuts(b.observe())
     recorded = b.layout("checkpoint", "-f", "-").stdout
     busy = next(uuid for uuid, place in before[0].items() if place.startswith("1g.10gb"))
-    b.machine.inject_busy(busy, pid=4711, name="trainer")
+    b.machine.inject_busy(busy, pid=5004711, name="trainer")
     b.apply("-c", "all-1g.10gb")
     outcome = b.layout("restore", "-f", "-", "-o", "json", stdin=recorded)
     assert outcome.code == 0, outcome.stderr

@@ -116,7 +116,7 @@ def test_a_failing_reset_undoes_everything_on_every_gpu(tmp_path: Path) -> None:
 
             def disturb(gpu: GpuState, step: Step) -> None:
                 if gpu.uuid == second.uuid and type(step).__name__ == "ResetGpu":
-                    node.machine.inject_busy(second.uuid, pid=4711, name="monitor")
+                    node.machine.inject_busy(second.uuid, pid=5004711, name="monitor")
 
             with pytest.raises(TrancheError):
                 agent.change(lambda view: Plan("fails", steps), progress=disturb)

@@ -150,7 +150,7 @@ def test_what_somebody_came_to_use_meanwhile_stays_and_is_told(a100: Node) -> No
             gpu = driver.observe().gpus[0]
             return next(i for i in gpu.instances if i.placement.start == 2).compute_instances[0].uuid
 
-    a100.machine.inject_busy(in_child(occupy), pid=4711, name="train")
+    a100.machine.inject_busy(in_child(occupy), pid=5004711, name="train")
 
     def clear() -> tuple[list[int], list[str], bool]:
         with a100.agent() as agent:
@@ -161,7 +161,7 @@ def test_what_somebody_came_to_use_meanwhile_stays_and_is_told(a100: Node) -> No
     left, told, again = in_child(clear)
     assert left == [2]
     assert len(told) == 1
-    assert "train (pid 4711)" in told[0]
+    assert "train (pid 5004711)" in told[0]
     assert not again
 
 

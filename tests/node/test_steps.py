@@ -201,8 +201,8 @@ def cut_once(agent: Agent) -> GpuState:
 def test_an_instance_with_a_process_is_not_destroyed(a100: Node) -> None:
     with a100.agent() as agent:
         gpu = cut_once(agent)
-        a100.machine.inject_busy(gpu.instances[0].compute_instances[0].uuid, pid=4711, name="train")
-        refused(a100, agent, lambda: change(agent, destroy(gpu, "1g.5gb", 0)), "GPU 0", "1g.5gb", "train (pid 4711)")
+        a100.machine.inject_busy(gpu.instances[0].compute_instances[0].uuid, pid=5004711, name="train")
+        refused(a100, agent, lambda: change(agent, destroy(gpu, "1g.5gb", 0)), "GPU 0", "1g.5gb", "train (pid 5004711)")
 
 
 @isolated
@@ -226,12 +226,12 @@ def test_nothing_is_created_in_the_room_of_an_allocation(a100: Node) -> None:
 def test_a_gpu_with_a_process_is_neither_switched_nor_reset(a100: Node) -> None:
     with a100.agent() as agent:
         gpu = only(agent)
-        a100.machine.inject_busy(gpu.uuid, pid=4711, name="train")
-        refused(a100, agent, lambda: change(agent, *enable(gpu)), "GPU 0", "train (pid 4711)")
+        a100.machine.inject_busy(gpu.uuid, pid=5004711, name="train")
+        refused(a100, agent, lambda: change(agent, *enable(gpu)), "GPU 0", "train (pid 5004711)")
         a100.machine.clear_injections()
         change(agent, SetMigMode(gpu.uuid, True))
-        a100.machine.inject_busy(gpu.uuid, pid=4711, name="train")
-        refused(a100, agent, lambda: change(agent, ResetGpu(gpu.uuid)), "GPU 0", "train (pid 4711)")
+        a100.machine.inject_busy(gpu.uuid, pid=5004711, name="train")
+        refused(a100, agent, lambda: change(agent, ResetGpu(gpu.uuid)), "GPU 0", "train (pid 5004711)")
 
 
 @isolated

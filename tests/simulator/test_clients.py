@@ -192,9 +192,9 @@ def test_places_are_used_again(tmp_path: Path) -> None:
 
 
 def test_phantoms_have_any_pid_and_stay_until_cleared(machine: SimulatedMachine, a100: Any, slices: list[str]) -> None:
-    machine.inject_busy(slices[0], pid=31337, name="ghost", memory=100 << 20)
+    machine.inject_busy(slices[0], pid=5031337, name="ghost", memory=100 << 20)
     (shown,) = nvml.nvmlDeviceGetComputeRunningProcesses(a100)
-    assert (shown.pid, shown.usedGpuMemory) == (31337, 100 << 20)
+    assert (shown.pid, shown.usedGpuMemory) == (5031337, 100 << 20)
     assert [client.phantom for client in machine.clients()] == [True]
     machine.clear_injections()
     assert nvml.nvmlDeviceGetComputeRunningProcesses(a100) == []

@@ -116,13 +116,13 @@ def test_gpu_instance_with_a_compute_instance_is_in_use(a100: Any) -> None:
 
 
 def test_first_partial_instance_needs_the_gpu_free_of_clients(machine: SimulatedMachine, a100: Any) -> None:
-    machine.inject_busy(machine.gpus()[0].uuid, pid=4711)
+    machine.inject_busy(machine.gpus()[0].uuid, pid=5004711)
     assert error_of(create, a100, 19) == IN_USE
     assert error_of(create, a100, 0) == 0, "the full-GPU profile partitions nothing"
     machine.clear_injections()
     nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceGetGpuInstanceById(a100, 0))
     create(a100, 19)
-    machine.inject_busy(machine.gpus()[0].uuid, pid=4711)
+    machine.inject_busy(machine.gpus()[0].uuid, pid=5004711)
     assert error_of(create, a100, 19) == 0, "only the first one partitions the memory"
 
 

@@ -78,10 +78,10 @@ def test_a_slice_shows_nothing_of_its_neighbours(three: SimulatedMachine) -> Non
     with talking_to(three):
         uuids = [nvml.nvmlDeviceGetUUID(device) for device in mig_devices(gpu(1))]
     for uuid in uuids:
-        three.inject_busy(uuid, pid=1000 + uuids.index(uuid))
+        three.inject_busy(uuid, pid=5_000_000 + uuids.index(uuid))
     with talking_to(three, NVIDIA_VISIBLE_DEVICES=uuids[1]):
         assert [info[0] for info in instances(gpu(0)).values()] == [14]
-        assert [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu(0))] == [1001]
+        assert [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu(0))] == [5_000_001]
         assert error_of(nvml.nvmlDeviceGetHandleByUUID, uuids[0]) == NOT_FOUND
         (own,) = mig_devices(gpu(0))
         assert nvml.nvmlDeviceGetIndex(own) == 0

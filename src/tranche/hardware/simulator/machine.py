@@ -264,8 +264,11 @@ class SimulatedMachine:
         """From now on a pending MIG mode of the GPU never becomes current."""
         self._call("trancheSimInjectStuckMode", gpu, int(stuck), doing=f"cannot change the mode fault of GPU {gpu}")
 
-    def inject_busy(self, uuid: str, *, pid: int = 999_999, name: str = "phantom", memory: int = 0) -> None:
-        """Pin a client without a process on a GPU or MIG device, until cleared or rebooted."""
+    def inject_busy(self, uuid: str, *, pid: int = 4_999_999, name: str = "phantom", memory: int = 0) -> None:
+        """Pin a client without a process on a GPU or MIG device, until cleared or rebooted.
+
+        `pid` is better beyond 4194304, the largest that Linux gives: a living process of that id shows its own name.
+        """
         doing = f"cannot make {uuid} busy"
         self._call("trancheSimInjectBusy", uuid.encode(), pid, name.encode(), memory, doing=doing)
 
