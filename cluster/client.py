@@ -38,10 +38,18 @@ class ApiClient:
         """Merge a patch into the object at a path; null removes. Errors as for `get`."""
         return self.request("PATCH", path, patch, content_type="application/merge-patch+json")
 
+    def text(self, path: str) -> str:
+        """What is at a path that gives no object, such as a pod's log. Errors as for `get`."""
+        return self._content("GET", path).decode()
+
     def request(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json"
     ) -> dict[str, Any]:
         """One request. Errors as for `get`."""
+        parsed: dict[str, Any] = json.loads(self._content(method, path, body, content_type=content_type))
+        return parsed
+
+    def _content(self, method: str, path: str, body: object = None, *, content_type: str = "application/json") -> bytes:
         address = urlsplit(self.server)
         context = ssl.create_default_context(cafile=str(self.pki.authority))
         context.load_cert_chain(str(self.pki.certificate(self.client)), str(self.pki.key(self.client)))
@@ -60,8 +68,7 @@ class ApiClient:
             connection.close()
         if answer.status >= 300:
             raise ClusterError(f"{method} {path}: {answer.status} {_message(content)}")
-        parsed: dict[str, Any] = json.loads(content)
-        return parsed
+        return content
 
 
 def answers(url: str, pki: Pki) -> bool:

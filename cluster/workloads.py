@@ -66,6 +66,21 @@ def phase(cluster: Cluster, namespace: str, name: str) -> str:
     return str(cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]["phase"])
 
 
+def log(cluster: Cluster, namespace: str, name: str) -> str:
+    """What the container of a pod has printed.
+
+    Raises:
+        ClusterError: it has not begun, or its kubelet does not answer.
+    """
+    return cluster.api.text(f"/api/v1/namespaces/{namespace}/pods/{name}/log")
+
+
+def first_lines(cluster: Cluster, namespace: str) -> dict[str, str]:
+    """The first line that each running pod has printed, by pod. Errors as for `log`."""
+    running = [each["metadata"]["name"] for each in pods_in(cluster, namespace) if each["status"]["phase"] == "Running"]
+    return {name: log(cluster, namespace, name).partition("\n")[0] for name in running}
+
+
 def _spec(script: str, node: str, limits: Mapping[str, int | str], *, restart: str) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "containers": [

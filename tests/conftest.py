@@ -20,7 +20,8 @@ Golden = Callable[[str, str], None]
 # What a test may need that not every machine has: a marker, and the word for it in the last lines.
 _NEEDS = {"cluster": "a cluster", "gpu": "a GPU"}
 _NEEDED = "needed"
-_CLUSTER_TESTS = "tests/cluster/"
+# The walks of the guides make clusters of their own; all other tests of a cluster share one.
+_CLUSTER_TESTS, _WALKS = "tests/cluster/", "tests/cluster/test_guides.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,15 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Of several processes one has the cluster, and begins with its tests: the others do everything else meanwhile."""
+    """Of several processes one has the cluster, and begins with its tests; another begins with the walks of the guides."""
     return _OneProcessForTheCluster(config, log)
 
 
 class _OneProcessForTheCluster(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
-    """Hands out the tests of the cluster as one piece, which is the largest and thus the first, and all others singly."""
+    """Hands out the tests of the cluster as one piece, the walks as another, the largest piece first, all others singly."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _CLUSTER_TESTS if nodeid.startswith(_CLUSTER_TESTS) else nodeid
+        folders = (folder for folder in (_WALKS, _CLUSTER_TESTS) if nodeid.startswith(folder))
+        return next(folders, nodeid)
 
 
 def _not_run(skipped: Sequence[pytest.TestReport]) -> Counter[tuple[str, str, str]]:

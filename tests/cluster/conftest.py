@@ -16,6 +16,8 @@ from cluster.errors import UnsuitableMachine
 from cluster.node import Node
 from cluster.waiting import wait_for
 
+from tranche.node.locks import FileLock
+
 # MIG operations take a tenth of their time on hardware; tests that measure set their own.
 _TIME_SCALE = 0.1
 _numbers = itertools.count(1)
@@ -28,6 +30,14 @@ def suitable_machine() -> None:
         prepare_machine(_say)
     except UnsuitableMachine as error:
         pytest.skip(error.message)
+
+
+@pytest.fixture
+def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The right to make clusters beside the session's own: one test at a time, of whichever process, has it."""
+    shared_by_processes = tmp_path_factory.getbasetemp().parent
+    with FileLock(shared_by_processes / "own-cluster.lock"):
+        yield
 
 
 @pytest.fixture(scope="session")

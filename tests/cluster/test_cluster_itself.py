@@ -1,40 +1,16 @@
-"""The test cluster: what it offers works, its parts can be killed and come back, and it leaves nothing behind."""
+"""The test cluster: what it offers works, and its parts can be killed and come back."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
-from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from cluster.cluster import Cluster
 from cluster.errors import ClusterError
-from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
 from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, phase, phases, pod, pods_in
 
-from tests.cluster.machine_state import MachineState
-
 pytestmark = pytest.mark.cluster
-
-_REPOSITORY = Path(__file__).parents[2]
-_OWN_NAME = f"own-{os.getpid()}"
-
-
-@pytest.fixture
-def own_root(suitable_machine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for clusters that no other test uses, so that the last one of them leaves within the test."""
-    root = Path(f"/var/lib/tranche-{_OWN_NAME}")
-    monkeypatch.setenv("TRANCHE_CLUSTER_ROOT", str(root))
-    yield root
-    remove_cluster(_OWN_NAME)
-    assert not root.exists()
 
 
 def test_a_pod_runs_and_can_be_looked_at(cluster: Cluster, p4d: Node, namespace: str) -> None:
@@ -144,100 +120,6 @@ def test_a_node_that_lost_power_boots_with_its_pods(cluster: Cluster, g4dn: Node
     wait_for("the pod's container was started anew", lambda: _containers(cluster, namespace) - before)
 
 
-def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
-    with _sysctl("kernel/panic", "7"):
-        parameters = {name: read_sysctl(name) for name in SYSCTLS}
-        before = MachineState.now(_OWN_NAME)
-        made = Cluster.create(_OWN_NAME, {"n1": "a30-server", "bare": ""}, say=print)
-        made.apply(pod("one", "default", node="n1"))
-        wait_for("the pod runs", lambda: phase(made, "default", "one") == "Running")
-        during = MachineState.now(_OWN_NAME)
-        assert {"cgroups", "interfaces", "sysctls", "folders", "programs"} <= before.changes(during).keys()
-        assert read_sysctl("kernel/panic") == "10"
-
-        assert remove_cluster(_OWN_NAME)
-
-        assert {name: read_sysctl(name) for name in SYSCTLS} == parameters
-        _assert_left_as(before)
-    assert not remove_cluster(_OWN_NAME)
-
-
-@pytest.mark.parametrize("last_seen", ["cluster.json", "kubeconfig", "control/etcd.pid", "nodes/n1/units/kubelet.pid"])
-def test_a_bring_up_that_was_killed_is_finished_or_removed(own_root: Path, last_seen: str) -> None:
-    before = MachineState.now(_OWN_NAME)
-    with _command("up", "n1=g4dn.xlarge") as process:
-        wait_for(f"{last_seen} is there", (own_root / _OWN_NAME / last_seen).exists, period=0.005)
-        process.send_signal(signal.SIGKILL)
-
-    if last_seen == "kubeconfig":
-        with _command("up") as process:
-            assert process.wait() == 0
-        nodes = Cluster.open(_OWN_NAME).api.get("/api/v1/nodes")["items"]
-        assert [node["metadata"]["name"] for node in nodes] == ["n1"]
-    assert remove_cluster(_OWN_NAME)
-
-    _assert_left_as(before)
-
-
-def test_a_cluster_that_cannot_be_made_as_wanted_leaves_no_trace(own_root: Path) -> None:
-    with pytest.raises(ClusterError, match="no machine type"):
-        Cluster.create(_OWN_NAME, {"n1": "p9.colossal"}, say=print)
-
-    assert not remove_cluster(_OWN_NAME)
-    assert not own_root.exists()
-
-
-def test_a_host_that_was_prepared_for_a_cluster_that_never_came_is_restored(own_root: Path) -> None:
-    before = MachineState.now(_OWN_NAME)
-    with host_lock():
-        prepare_host()
-
-    assert not remove_cluster(_OWN_NAME)
-
-    _assert_left_as(before)
-
-
-def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
-    before = MachineState.now(_OWN_NAME)
-    Cluster.create(_OWN_NAME, {"n1": "g4dn.xlarge"}, say=print)
-    with _command("down") as process:
-        etcd = Cluster.open(_OWN_NAME).control_plane.unit("etcd")
-        wait_for("the first processes are gone", lambda: etcd.pid is None, period=0.001)
-        process.send_signal(signal.SIGKILL)
-
-    remove_cluster(_OWN_NAME)
-
-    _assert_left_as(before)
-
-
-def test_a_cluster_does_not_outlive_its_owner_for_long(own_root: Path) -> None:
-    ended = subprocess.Popen(["true"])
-    owner = (ended.pid, 1)
-    ended.wait()
-    Cluster.create(_OWN_NAME, {}, owner=owner, say=print)
-
-    assert remove_leftovers() == [_OWN_NAME]
-
-    assert not own_root.exists()
-
-
-def test_a_cluster_of_a_living_owner_is_no_leftover(own_root: Path) -> None:
-    Cluster.create(_OWN_NAME, {}, owner=this_process(), say=print)
-
-    assert remove_leftovers() == []
-    with pytest.raises(ClusterError, match="there is a cluster"):
-        Cluster.create(_OWN_NAME, {}, say=print)
-
-
-def _assert_left_as(before: MachineState) -> None:
-    """Nothing differs from before; the kernel takes network namespaces down a moment later, and other clusters may move."""
-
-    def changes() -> dict[str, tuple[list[str], list[str]]]:
-        return before.changes(MachineState.now(_OWN_NAME))
-
-    wait_for("nothing is left behind", lambda: not changes(), timeout=30, period=1.0, explain=lambda: str(changes()))
-
-
 def _runs(unit: Unit) -> bool:
     return unit.pid is not None
 
@@ -248,22 +130,3 @@ def _containers(cluster: Cluster, namespace: str) -> set[str]:
         status for item in pods_in(cluster, namespace) for status in item["status"].get("containerStatuses", [])
     ]
     return {status["containerID"] for status in statuses if "running" in status["state"]}
-
-
-@contextmanager
-def _command(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m cluster` on the test's own cluster."""
-    command = [sys.executable, "-m", "cluster", arguments[0], "--name", _OWN_NAME, *arguments[1:]]
-    with subprocess.Popen(command, cwd=_REPOSITORY) as process:
-        yield process
-
-
-@contextmanager
-def _sysctl(name: str, value: str) -> Iterator[None]:
-    path = Path("/proc/sys") / name
-    before = path.read_text()
-    path.write_text(value)
-    try:
-        yield
-    finally:
-        path.write_text(before)

@@ -21,7 +21,7 @@ from cluster.node_layouts import (
     write_layouts,
 )
 from cluster.waiting import wait_for
-from cluster.workloads import FOREVER, deployment, pod, pods_in
+from cluster.workloads import FOREVER, deployment, log, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
@@ -115,7 +115,7 @@ def test_three_nodes_with_three_strategies_are_chosen_by_their_labels(
         wait_for_running(cluster, namespace, len(products))
         assert set(nodes_of_pods(cluster, namespace)) == {(node.name, node.name) for node, *_ in products}
         for node, _, _, devices in products:
-            lines = wait_for(f"{node.name}'s pod has looked", partial(look, cluster, namespace, node.name)).splitlines()
+            lines = wait_for(f"{node.name}'s pod has looked", partial(log, cluster, namespace, node.name)).splitlines()
             assert len(lines) == len(devices), lines
             assert all(device in line for device, line in zip(devices, lines, strict=True)), lines
 
@@ -148,11 +148,6 @@ def starts(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
         each["metadata"]["uid"]: (each["status"]["startTime"], each["status"]["containerStatuses"][0]["restartCount"])
         for each in pods_in(cluster, namespace)
     }
-
-
-def look(cluster: Cluster, namespace: str, name: str) -> str:
-    """What a pod has printed."""
-    return cluster.kubectl("logs", name, "--namespace", namespace)
 
 
 def wait_for_product(cluster: Cluster, node: Node, product: str) -> None:

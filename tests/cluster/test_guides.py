@@ -18,7 +18,7 @@ _LEFT_OUT = ("KUBECONFIG", "MAKEFLAGS", "MAKELEVEL", "NODES")
 
 
 @pytest.mark.parametrize("page", ["56-pods-on-one-p4d", "mixed-slices-on-one-p5"])
-def test_a_guide_does_what_it_says(suitable_machine: None, page: str) -> None:
+def test_a_guide_does_what_it_says(suitable_machine: None, own_cluster: None, page: str) -> None:
     if any(folder.name == "dev" for folder in cluster_directories()):
         pytest.skip(
             "the walks make and remove the cluster 'dev', which is there already; remove it with: make cluster-down"

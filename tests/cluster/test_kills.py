@@ -13,7 +13,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import label, labels, node_object, wait_for_slices, wait_for_state
 from cluster.waiting import wait_for
-from cluster.workloads import FOREVER, deployment, phases, pods_in
+from cluster.workloads import FOREVER, deployment, first_lines, phases
 
 pytestmark = pytest.mark.cluster
 
@@ -57,8 +57,9 @@ def test_every_layout_and_every_pod_comes_through_kills_at_random_instants(
                 _check_nothing_is_shared(cluster, namespace)
                 assert labels(cluster, p4d)[OPERAND] == "true"
                 assert "operands-paused" not in str(node_object(cluster, p4d)["metadata"]["annotations"])
+                # The next layout is asked for while these still end.
                 cluster.kubectl("delete", "deployment", "work", "--namespace", namespace)
-                _wait_for_pods(cluster, namespace, {})
+            _wait_for_pods(cluster, namespace, {})
         record_property("crashes", KILLS)
     finally:
         cluster.kubectl("label", "node", p4d.name, f"{OPERAND}-")
@@ -100,6 +101,5 @@ def _check_nothing_is_shared(cluster: Cluster, namespace: str) -> None:
 
 def _given(cluster: Cluster, namespace: str) -> list[str]:
     """The slice of each running pod, once all have said theirs."""
-    running = [each["metadata"]["name"] for each in pods_in(cluster, namespace) if each["status"]["phase"] == "Running"]
-    said = [cluster.kubectl("logs", name, "--namespace", namespace).partition("\n")[0] for name in running]
+    said = list(first_lines(cluster, namespace).values())
     return said if all(uuid.startswith("MIG-") for uuid in said) else []

@@ -25,7 +25,7 @@ from cluster.node_layouts import (
     write_layouts,
 )
 from cluster.waiting import wait_for
-from cluster.workloads import FOREVER, deployment, phases, pod, pods_in
+from cluster.workloads import FOREVER, deployment, first_lines, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
@@ -49,12 +49,6 @@ def managed(cluster: Cluster, node: Node, *options: str) -> Iterator[RunningAgen
         label(cluster, node, None)
         remove_layouts(cluster)
         node.renew_machine()
-
-
-def first_lines(cluster: Cluster, namespace: str) -> dict[str, str]:
-    """The first line that each running pod has printed, by pod: the devices that it was given."""
-    running = [each["metadata"]["name"] for each in pods_in(cluster, namespace) if each["status"]["phase"] == "Running"]
-    return {name: cluster.kubectl("logs", name, "--namespace", namespace).partition("\n")[0] for name in running}
 
 
 def scale(cluster: Cluster, namespace: str, name: str, replicas: int) -> None:
