@@ -39,9 +39,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.write_line(f"{crashes} crashes were made and recovered from")
     for figure in (value for name, value in properties if name == "figure"):
         terminalreporter.write_line(figure)
-    for (needed, file, reason), count in _not_run(terminalreporter.stats.get("skipped", [])).items():
-        tests = "1 test" if count == 1 else f"{count} tests"
-        terminalreporter.write_line(f"not run: {tests} of {file} that need {needed}: {reason}")
+    for (needed, reason), files in _not_run(terminalreporter.stats.get("skipped", [])).items():
+        counts = ", ".join(f"{count} of {file}" for file, count in files.items())
+        terminalreporter.write_line(f"not run, for want of {needed} ({reason}): {counts}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,14 +66,15 @@ class _OneProcessForTheCluster(LoadScopeScheduling):  # type: ignore[misc]  # py
         return next(folders, nodeid)
 
 
-def _not_run(skipped: Sequence[pytest.TestReport]) -> Counter[tuple[str, str, str]]:
-    """How many tests were not run, by what they need, file and reason."""
-    return Counter(
-        (str(needed), report.location[0], report.longrepr[2].removeprefix("Skipped: "))
-        for report in skipped
-        for name, needed in report.user_properties
-        if name == _NEEDED and isinstance(report.longrepr, tuple)
-    )
+def _not_run(skipped: Sequence[pytest.TestReport]) -> dict[tuple[str, str], Counter[str]]:
+    """How many tests of each file were not run, by what they need and reason."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for report in skipped:
+        for name, needed in report.user_properties:
+            if name == _NEEDED and isinstance(report.longrepr, tuple):
+                reason = report.longrepr[2].removeprefix("Skipped: ")
+                found.setdefault((str(needed), reason), Counter())[report.location[0]] += 1
+    return found
 
 
 @pytest.fixture

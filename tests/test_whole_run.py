@@ -47,12 +47,12 @@ def test_what_could_not_be_run_is_counted_with_its_file_and_reason(tmp_path: Pat
 
     assert figure == "allocatable after 3 s"
     file = "tests/cluster/test_cases.py"
-    assert cluster == f"not run: 2 tests of {file} that need a cluster: no cluster can run here: a node needs root"
-    assert gpu == f"not run: 1 test of {file} that need a GPU: no driver"
+    assert cluster == f"not run, for want of a cluster (no cluster can run here: a node needs root): 2 of {file}"
+    assert gpu == f"not run, for want of a GPU (no driver): 1 of {file}"
 
 
 def test_tests_that_were_not_asked_for_are_not_mentioned(tmp_path: Path) -> None:
-    assert not [line for line in run_cases(tmp_path, "-n", "0", "-k", "without") if line.startswith("not run")]
+    assert not [line for line in run_cases(tmp_path, "-n", "0", "-k", "without") if line.startswith("not run,")]
 
 
 def test_of_several_processes_one_runs_the_tests_of_the_cluster(tmp_path: Path) -> None:
