@@ -103,6 +103,16 @@ def test_an_instance_moves_only_when_it_has_to() -> None:
     ] or actions(decision) == ["destroy 1g.10gb at 5:1", "create 1g.10gb at 0:1", "create 3g.40gb at 4:4"]
 
 
+def test_a_count_with_nines_too_many_is_refused_and_compared_without_being_written_out() -> None:
+    spec = LayoutSpec(mig_enabled=True, slices=((parse_profile("1g.10gb"), 10**15),))
+    view, huge = view_of(gpu_on(H100)), Layout("wanted", (spec,))
+    with pytest.raises(LayoutImpossible, match="1000000000000000x 1g.10gb"):
+        plan_layout(view, huge)
+    (mismatch,) = find_mismatches(view.node, huge)
+    assert str(mismatch).endswith("it has no slices, not 1000000000000000x 1g.10gb")
+    assert spec.describe() == "MIG on: 1000000000000000x 1g.10gb"
+
+
 def test_mig_on_without_slices_clears_what_is_idle() -> None:
     empty = instance_of(H100.profiles[0], Placement(3, 1), filled=False)
     view = view_of(gpu_on(H100, instances=[instance(H100, "3g.40gb", 4), empty]))

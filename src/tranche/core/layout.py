@@ -6,8 +6,7 @@ how many slices of which profile they have. GPUs that no spec matches are nobody
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
@@ -52,7 +51,7 @@ class LayoutSpec:
         """One line for people: `MIG on: 2x 1g.10gb, 1x 3g.40gb`."""
         if not self.mig_enabled:
             return "MIG off"
-        return "MIG on: " + (describe_slices(self.slice_list) or "no slices")
+        return "MIG on: " + (describe_slices(dict(self.slices)) or "no slices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +105,9 @@ class LayoutFile:
         raise LayoutUnknown(f"selected mig-config not present: {name}", hint=f"{self.source}: {offered}")
 
 
-def describe_slices(slices: Sequence[ProfileName]) -> str:
-    """A multiset of slices for people, largest first: `1x 3g.40gb, 2x 1g.10gb`."""
-    counted = sorted(Counter(slices).items(), reverse=True)
-    return ", ".join(f"{count}x {profile}" for profile, count in counted)
+def describe_slices(counts: Mapping[ProfileName, int]) -> str:
+    """Slices for people, largest first: `1x 3g.40gb, 2x 1g.10gb`."""
+    return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), reverse=True))
 
 
 def _spec_warnings(spec: LayoutSpec, node: NodeState) -> list[str]:

@@ -45,8 +45,9 @@ def _difference(gpu: GpuState, spec: LayoutSpec, *, mode_only: bool) -> str:
         return f"MIG mode is {gpu.mode}, but a change to {gpu.pending_mode} is pending"
     if mode_only or not spec.mig_enabled:
         return ""
-    present = [ci.name for instance in gpu.instances for ci in instance.compute_instances]
-    if Counter(present) != Counter(spec.slice_list):
-        return f"it has {describe_slices(present) or 'no slices'}, not {describe_slices(spec.slice_list) or 'none'}"
+    present = Counter(ci.name for instance in gpu.instances for ci in instance.compute_instances)
+    asked = dict(spec.slices)
+    if present != asked:
+        return f"it has {describe_slices(present) or 'no slices'}, not {describe_slices(asked) or 'none'}"
     empty = [f"{i.profile} at {i.placement}" for i in gpu.instances if not i.compute_instances]
     return f"it has {', '.join(empty)} without a compute instance" if empty else ""

@@ -90,7 +90,7 @@ def users_in_the_way(users: GpuUsers, wanted: Sequence[ProfileName]) -> tuple[Us
 
 def check_possible(gpu: GpuState, wanted: Sequence[ProfileName], purpose: str) -> None:
     """LayoutImpossible, with the reason, when even an empty GPU of that kind cannot have the wanted slices together."""
-    where = f"{purpose}: {gpu.label} ({gpu.name}) cannot have {describe_slices(wanted)}"
+    where = f"{purpose}: {gpu.label} ({gpu.name}) cannot have {describe_slices(Counter(wanted))}"
     if not gpu.profiles and wanted:
         raise LayoutImpossible(
             f"{where}: what this GPU can be cut into is not known while MIG mode is off",
