@@ -171,12 +171,31 @@ def test_gpus_that_cannot_be_read_at_the_start_are_told(tmp_path: Path) -> None:
         async with unread.managed():
             await node.shows("failed", "HardwareError")
             assert node.condition is not None
-            assert "the GPUs cannot be read" in node.condition[2]
+            assert "nothing can be decided: " in node.condition[2]
             node.machine.machine.clear_injections()
             await unread.services.inventory.refresh()
             await node.shows("success")
 
     on_node(tmp_path, test, H100)
+
+
+def test_layouts_that_may_not_be_read_are_told_until_they_are(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.config_map(ONE_HALF)
+        node.server.refusals["GET", "/configmaps"] = (403, {"message": "configmaps is forbidden"})
+        node.label(mig_config="custom", mig_config_state="success")
+        calls = node.machine.machine.total_change_calls()
+        async with node.managed() as manager:
+            await node.shows("pending", "KubernetesUnavailable")
+            assert node.condition is not None
+            assert "ConfigMap tranche/layouts of layouts cannot be read" in node.condition[2]
+            assert not manager.ready().ready
+            assert node.machine.machine.total_change_calls() == calls
+            node.server.refusals.clear()
+            await node.shows("success")
+            assert manager.ready().ready
+
+    on_node(tmp_path, test, A100)
 
 
 def test_a_defect_of_the_agent_is_a_failure_like_others(tmp_path: Path) -> None:
@@ -243,7 +262,7 @@ def test_a_driver_that_refuses_is_tried_again_and_the_failure_clears_itself(tmp_
 def test_a_change_that_hangs_in_the_driver_makes_the_manager_unready(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         machine = node.machine.machine
-        machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1.0)
+        machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 5.0)  # long enough to be seen
         async with node.managed() as manager:
             await until(lambda: manager.ready().ready)
             node.label(mig_config="all-7g.80gb")

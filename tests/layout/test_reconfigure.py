@@ -106,7 +106,7 @@ def test_an_instance_moves_only_when_it_has_to() -> None:
 def test_a_count_with_nines_too_many_is_refused_and_compared_without_being_written_out() -> None:
     spec = LayoutSpec(mig_enabled=True, slices=((parse_profile("1g.10gb"), 10**15),))
     view, huge = view_of(gpu_on(H100)), Layout("wanted", (spec,))
-    with pytest.raises(LayoutImpossible, match="1000000000000000x 1g.10gb"):
+    with pytest.raises(LayoutImpossible, match="1000000000000000x"):
         plan_layout(view, huge)
     (mismatch,) = find_mismatches(view.node, huge)
     assert str(mismatch).endswith("it has no slices, not 1000000000000000x 1g.10gb")

@@ -53,7 +53,7 @@ class Situation:
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
     the API server said when it refused an eviction. `now` is in seconds since the epoch; `boot_id` changes with each start of
-    the machine. `unseen` says why the GPUs could not be read; the view is then empty.
+    the machine. `unseen` says why layouts or GPUs could not be read; the view is then empty.
     """
 
     node: KubeNode
@@ -111,7 +111,7 @@ def decide(situation: Situation) -> Decision:
         return _at_rest(situation, None, forget=True)
     if situation.unseen is not None:
         state = MigState.PENDING if situation.unseen.reason in _PASSING else MigState.FAILED
-        message = f"the GPUs cannot be read: {_sentence(situation.unseen)}"
+        message = f"nothing can be decided: {_sentence(situation.unseen)}"
         return _at_rest(situation, Report(state, situation.unseen.reason, message), look_again=RETRY_SECONDS)
     try:
         layout = situation.layouts.select(name, situation.view.node)

@@ -47,6 +47,7 @@ from tranche.planning.plan import Plan, ResetGpu, SetMigMode
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _WITHDRAWAL_SECONDS = 1.0
+_FIRST_LAYOUTS_SECONDS = 5.0
 _FIRST_LOOK_SECONDS = 2.0
 _SLOW_LOOK_SECONDS = 20.0
 _LONGEST_WORK_SECONDS = 600.0  # far beyond any change that makes headway
@@ -100,7 +101,13 @@ class MigManager:
         working = 0.0 if self._working_since is None else self._clock() - self._working_since
         if working > _LONGEST_WORK_SECONDS:
             return Readiness(False, f"a layout is being applied for {working:.0f} s: the driver does not answer")
+        if not self._trouble and not self._source.synced:
+            return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
         return Readiness(not self._trouble, self._trouble)
+
+    @property
+    def _config_map(self) -> str:
+        return f"{self._services.namespace}/{self._settings.config_map}"
 
     async def run(self) -> None:
         """Manage the node's layout until cancelled."""
@@ -132,16 +139,17 @@ class MigManager:
             return
         namespace, name = self._services.namespace, self._settings.config_map
         async for config_map in self._services.api.watch_config_map(namespace, name):
-            self._source.publish(await asyncio.to_thread(LayoutSource, f"{namespace}/{name}", config_map))
+            self._source.publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
             self._wake.set()
 
     async def _rounds(self, me: str, *, since: float) -> None:
-        if not self._source.synced:
-            self._trouble = f"ConfigMap {self._services.namespace}/{self._settings.config_map} was not read yet"
-        await self._source.first()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
-                await self._services.inventory.latest.first()
+        for source, patience in (
+            (self._source, _FIRST_LAYOUTS_SECONDS),
+            (self._services.inventory.latest, _FIRST_LOOK_SECONDS),
+        ):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await source.first()
         pause = _FIRST_PAUSE_SECONDS
         while True:
             self._wake.clear()
@@ -203,7 +211,7 @@ class MigManager:
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
         return Situation(
             node=node,
-            layouts=self._source.value,
+            layouts=self._source.value if self._source.synced else LayoutSource(),
             view=view,
             pods=pods,
             now=self._clock(),
@@ -216,7 +224,10 @@ class MigManager:
         )
 
     async def _why_unseen(self) -> TrancheError | None:
-        """Why the GPUs were not read since the start; None once they were. What was read before stands for what is now."""
+        """Why layouts or GPUs were not read since the start; None once they were. What was read stands for what is now."""
+        if not self._source.synced:
+            hint = "the agent's log says why; the manifest gives it the right to read its own namespace's"
+            return KubernetesUnavailable(f"ConfigMap {self._config_map} of layouts cannot be read", hint=hint)
         inventory = self._services.inventory
         if inventory.latest.synced:
             return None
