@@ -137,8 +137,16 @@ class Cluster:
         self.control_plane.unit(component).kill()
 
     def start_component(self, component: str) -> None:
-        """Start a component of the control plane unless it runs, and wait until it answers."""
+        """Start a component of the control plane unless it runs, and wait until it answers.
+
+        After the API server, those that follow it are started anew: with each outage within two minutes they wait longer before
+        they watch again, up to a minute, and meanwhile decide by what was. A deployment then gets its pods twice.
+        """
         self.control_plane.start_component(component)
+        if component == "kube-apiserver":
+            for follower in ("kube-controller-manager", "kube-scheduler"):
+                self.kill9(follower)
+                self.control_plane.start_component(follower)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """What `kubectl` prints.

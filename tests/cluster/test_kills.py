@@ -90,7 +90,11 @@ def _wait_for_pods(cluster: Cluster, namespace: str, expected: dict[str, int]) -
         now = phases(cluster, namespace)
         return {phase: count for phase, count in now.items() if phase != "Failed"} == expected
 
-    wait_for(f"pods: {expected}", living, timeout=300, explain=lambda: str(phases(cluster, namespace)))
+    wait_for(f"pods: {expected}", living, timeout=300, explain=lambda: _listed(cluster, namespace))
+
+
+def _listed(cluster: Cluster, namespace: str) -> str:
+    return cluster.kubectl("get", "deployments,replicasets,pods", "--namespace", namespace)
 
 
 def _check_nothing_is_shared(cluster: Cluster, namespace: str) -> None:
