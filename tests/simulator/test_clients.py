@@ -124,11 +124,9 @@ def test_a_forked_child_does_not_keep_a_killed_parent_alive(machine: SimulatedMa
     parent = os.fork()
     if parent == 0:
         machine.attach(uuid)
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-            os._exit(0)
-        os.write(write, str(child).encode())
+        if os.fork() == 0:
+            # Said by the child itself: only then it has let go of what it inherited.
+            os.write(write, str(os.getpid()).encode())
         signal.pause()
         os._exit(0)
     child = int(os.read(read, 20))
