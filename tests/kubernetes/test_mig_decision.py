@@ -29,6 +29,15 @@ def shown(world: World) -> tuple[str | None, str | None]:
     return world.labels.get(STATE_LABEL), world.labels.get(REASON_LABEL)
 
 
+def until_failed(world: World) -> None:
+    """Look every second, until the node shows a failure; at most 400 times."""
+    for _ in range(400):
+        world.round()
+        world.time_passes(1)
+        if world.labels[STATE_LABEL] == "failed":
+            return
+
+
 def until_it_waits(world: World) -> Decision:
     """Rounds until one asks for patience."""
     for _ in range(20):
@@ -247,11 +256,7 @@ def test_operands_that_do_not_stop_end_in_failed_and_run_on() -> None:
         a100s(1), labels=dict.fromkeys(OPERANDS, "true"), operand_pods=set(OPERANDS.values()), stubborn_operands=True
     )
     world.wish("all-1g.5gb")
-    for _ in range(400):
-        world.round()
-        world.time_passes(1)
-        if world.labels[STATE_LABEL] == "failed":
-            break
+    until_failed(world)
     assert shown(world) == ("failed", "OperandsStillRunning")
     assert (world.cuts, [world.labels[key] for key in OPERANDS]) == (0, ["true", "true"])
     world.stubborn_operands = False
@@ -269,11 +274,7 @@ def test_operands_that_do_not_stop_end_in_failed_also_when_the_clock_was_put_bac
         stubborn_operands=True,
     )
     world.wish("all-1g.5gb")
-    for _ in range(400):
-        world.round()
-        world.time_passes(1)
-        if world.labels[STATE_LABEL] == "failed":
-            break
+    until_failed(world)
     assert shown(world) == ("failed", "OperandsStillRunning")
 
 
