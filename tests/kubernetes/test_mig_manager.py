@@ -265,8 +265,10 @@ def test_a_change_that_hangs_in_the_driver_makes_the_manager_unready(tmp_path: P
         machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 5.0)  # long enough to be seen
         async with node.managed() as manager:
             await until(lambda: manager.ready().ready)
+            calls = machine.total_change_calls()
             node.label(mig_config="all-7g.80gb")
-            await node.shows("pending", "Applying")
+            await until(lambda: machine.total_change_calls() > calls)
+            assert node.shown == ("pending", "Applying")
             assert manager.ready().ready
             node.now += 700
             await until(lambda: "a layout is being applied for 700 s" in manager.ready().why)
