@@ -61,7 +61,8 @@ def test_no_pod_loses_its_slice_however_often_the_layout_changes(cluster: Cluste
         print(ended)
         assert ended["Succeeded"] > 0
         # A pod that the scheduler placed on a slice that was just withdrawn is turned away before it runs: that is no loss.
-        assert set(ended) <= {"Succeeded", "UnexpectedAdmissionError"}, ended
+        turned_away = {"UnexpectedAdmissionError", *(f"OutOf{resource}" for resource in RESOURCES)}
+        assert set(ended) <= {"Succeeded", *turned_away}, ended
     finally:
         label(cluster, p4d, None)
         p4d.renew_machine()
