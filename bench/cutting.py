@@ -28,7 +28,7 @@ from tranche.core.state import NodeState
 from tranche.hardware.nvml import NvmlDriver
 from tranche.hardware.simulator.build import ensure_built
 from tranche.hardware.simulator.machine import SimulatedMachine
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import plan_layout
@@ -67,13 +67,13 @@ def run(report: Report) -> None:
         "Ours: everything beside them: looking, planning, journaling, verifying. A step makes or destroys one instance.",
     )
     ratios = []
-    with _machine() as (machine, agent):
-        layouts = generate_layouts(agent.view().node)
+    with _machine() as (machine, host):
+        layouts = generate_layouts(host.view().node)
         for title, name in STARTS.items():
             start, target = layouts.select(name), layouts.select(TARGET_LAYOUT)
-            steps = _most_steps(_prepared(machine, agent, start), target)
-            ours = [_measured(machine, agent, start, partial(_apply, agent, target)) for _ in range(OUR_RUNS)]
-            theirs = [_measured(machine, agent, start, _clear_then_create) for _ in range(BASELINE_RUNS)]
+            steps = _most_steps(_prepared(machine, host, start), target)
+            ours = [_measured(machine, host, start, partial(_apply, host, target)) for _ in range(OUR_RUNS)]
+            theirs = [_measured(machine, host, start, _clear_then_create) for _ in range(BASELINE_RUNS)]
             ratio = median(r.seconds for r in theirs) / median(r.seconds for r in ours)
             ratios.append(ratio)
             overhead = 1000 * median(r.seconds - r.nvml for r in ours)
@@ -93,27 +93,27 @@ def _figures(runs: list[Run]) -> list[str]:
 
 
 @contextmanager
-def _machine() -> Iterator[tuple[SimulatedMachine, Agent]]:
+def _machine() -> Iterator[tuple[SimulatedMachine, Host]]:
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         machine = SimulatedMachine.create(machine_type=MACHINE, root=Path(folder), time_scale=0.0)
         machine.preload()
         driver = NvmlDriver(reset_command=str(ensure_built().nvidia_smi))
-        agent = Agent(driver, Path(folder) / "tranche")
+        host = Host(driver, Path(folder) / "tranche")
         try:
-            yield machine, agent
+            yield machine, host
         finally:
-            agent.close()
+            host.close()
             driver.close()
             os.environ.clear()
             os.environ.update(before)
 
 
-def _prepared(machine: SimulatedMachine, agent: Agent, start: Layout) -> NodeView:
+def _prepared(machine: SimulatedMachine, host: Host, start: Layout) -> NodeView:
     """Cut the machine as the layout says, in no time; the machine as it is then."""
     machine.set_time_scale(0.0)
-    _apply(agent, start)
-    return agent.view()
+    _apply(host, start)
+    return host.view()
 
 
 def _most_steps(view: NodeView, target: Layout) -> int:
@@ -122,24 +122,24 @@ def _most_steps(view: NodeView, target: Layout) -> int:
     return max(len(plan.steps_on(gpu_uuid)) for gpu_uuid in plan.gpu_uuids)
 
 
-def _apply(agent: Agent, layout: Layout) -> None:
+def _apply(host: Host, layout: Layout) -> None:
     def decide(view: NodeView) -> Plan:
         decision = plan_layout(view, layout)
         decision.refuse_if_blocked()
         return decision.plan
 
-    agent.change(decide)
+    host.change(decide)
 
 
-def _measured(machine: SimulatedMachine, agent: Agent, start: Layout, cut: Callable[[], None]) -> Run:
+def _measured(machine: SimulatedMachine, host: Host, start: Layout, cut: Callable[[], None]) -> Run:
     """Cut from the start layout with operations as long as on hardware, and check that the slices are there."""
-    _prepared(machine, agent, start)
+    _prepared(machine, host, start)
     machine.set_time_scale(1.0)
     with _timed_calls() as spent:
         begun = perf_counter()
         cut()
         seconds = perf_counter() - begun
-    _check(agent.view().node)
+    _check(host.view().node)
     by_thread = [sum(times) for times in spent.values()]
     return Run(seconds, max(by_thread), sum(map(len, spent.values())))
 

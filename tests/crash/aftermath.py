@@ -15,7 +15,7 @@ from tests.node.machines import Cut, cuts_of
 from tests.node.processes import Child, in_child
 from tranche.core.errors import TrancheError
 from tranche.core.state import InstanceKey
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.planning.allocate import decide
 from tranche.planning.plan import Plan
 
@@ -42,13 +42,13 @@ class Fuse:
 KILLED = "killed"
 
 
-def crash(scenario: Scenario, work: Callable[[Agent], None], at: int) -> str:
+def crash(scenario: Scenario, work: Callable[[Host], None], at: int) -> str:
     """Do the work in a process that is killed at that boundary: KILLED, or the reason of its refusal, or nothing."""
 
     def victim() -> str:
-        with scenario.node.agent(boundary=Fuse(at), sleep=lambda seconds: None) as agent:
+        with scenario.node.host(boundary=Fuse(at), sleep=lambda seconds: None) as host:
             try:
-                work(agent)
+                work(host)
             except TrancheError as error:
                 return error.reason
         return ""
@@ -85,13 +85,13 @@ def one_further_command(scenario: Scenario, rng: random.Random) -> Aftermath:
     empty_change = rng.random() < 0.5
 
     def command() -> Aftermath:
-        with scenario.node.agent() as agent:
+        with scenario.node.host() as host:
             if empty_change:
-                agent.change(lambda view: Plan("nothing"))
-            view = agent.view()
+                host.change(lambda view: Plan("nothing"))
+            view = host.view()
             leftovers = [f"changing {gpu}" for gpu in view.changing]
-            leftovers += [f"waiter {waiter.id}" for waiter in agent.waiters()]
-            with agent.ledger.read() as db:
+            leftovers += [f"waiter {waiter.id}" for waiter in host.waiters()]
+            with host.ledger.read() as db:
                 open_plans = "SELECT purpose, status FROM plans WHERE status NOT IN ('done', 'undone')"
                 leftovers += [f"plan {row}" for row in db.execute(open_plans)]
                 units = "SELECT unit FROM granted_units WHERE allocation_id NOT IN (SELECT id FROM allocations)"
@@ -126,9 +126,9 @@ def check_settled(scenario: Scenario) -> None:
     calls, ledger = scenario.node.machine.total_change_calls(), dump(scenario)
 
     def again() -> bool:
-        with scenario.node.agent() as agent:
-            needed = agent.recovery_needed()
-            agent.change(lambda view: Plan("nothing"))
+        with scenario.node.host() as host:
+            needed = host.recovery_needed()
+            host.change(lambda view: Plan("nothing"))
             return needed
 
     assert not in_child(again)
@@ -141,15 +141,15 @@ def check_serves(scenario: Scenario, rng: random.Random) -> None:
     seed = rng.random()
 
     def serve() -> tuple[InstanceKey | None, str] | None:
-        with scenario.node.agent() as agent:
-            request = random_request(agent.view(), random.Random(seed))
-            ticket = agent.enqueue(request, command="next", pid=os.getpid())
-            outcome = agent.start(ticket, lambda view, queue: decide(view, request))
+        with scenario.node.host() as host:
+            request = random_request(host.view(), random.Random(seed))
+            ticket = host.enqueue(request, command="next", pid=os.getpid())
+            outcome = host.start(ticket, lambda view, queue: decide(view, request))
             if not isinstance(outcome, Held):
-                agent.leave(ticket)
+                host.leave(ticket)
                 return None
             grant = outcome.allocation.grants[0]
-            agent.release(outcome.allocation.id, why="test")
+            host.release(outcome.allocation.id, why="test")
             outcome.lock.release(remove=True)
             return grant.key, grant.gpu_uuid
 

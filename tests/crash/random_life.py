@@ -15,7 +15,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.local.queue import Queue
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.node.patience import Patience
 
 
@@ -25,8 +25,8 @@ def live(scenario: Scenario, seed: str, leash: int) -> NoReturn:
     Work outlives this process, as it would outlive a killed `tranche run`, for as long as the pipe `leash` is open.
     """
     rng = random.Random(seed)
-    with scenario.node.agent() as agent:
-        life = _Life(scenario, agent, rng, leash)
+    with scenario.node.host() as host:
+        life = _Life(scenario, host, rng, leash)
         while True:
             # What is refused is refused; whether anything was harmed is looked at after the end.
             with contextlib.suppress(TrancheError):
@@ -39,17 +39,17 @@ def work_failures(scenario: Scenario) -> Path:
 
 
 class _Life:
-    def __init__(self, scenario: Scenario, agent: Agent, rng: random.Random, leash: int) -> None:
+    def __init__(self, scenario: Scenario, host: Host, rng: random.Random, leash: int) -> None:
         self._scenario = scenario
-        self._agent = agent
+        self._host = host
         self._rng = rng
         self._leash = leash
-        self._queue = Queue(agent)
+        self._queue = Queue(host)
         self._running: list[tuple[Held, int]] = []
 
     def change(self) -> None:
         """Carry out a random plan, which now and then asks for what must be refused."""
-        self._agent.change(lambda view: random_plan(view, self._known(view), self._rng, spiteful=0.2))
+        self._host.change(lambda view: random_plan(view, self._known(view), self._rng, spiteful=0.2))
 
     def _known(self, view: NodeView) -> Keep:
         """What this process thinks must be kept: most of the time it respects the allocations of others."""
@@ -62,10 +62,10 @@ class _Life:
 
     def take(self) -> None:
         """Take a share and put a process in it."""
-        request = random_request(self._agent.view(), self._rng)
+        request = random_request(self._host.view(), self._rng)
         held = self._queue.acquire(request, command="work", pid=os.getpid(), patience=Patience(wait=False))
         grant = held.allocation.grants[0]
-        gpu = self._agent.driver.observe_gpu(grant.gpu_uuid)
+        gpu = self._host.driver.observe_gpu(grant.gpu_uuid)
         device = gpu.uuid
         if grant.placement is not None:
             instance = gpu.instance_at(grant.placement)
@@ -76,7 +76,7 @@ class _Life:
         if pid == 0:
             self._work(held, device)
         held.lock.release()  # the work has it now
-        self._agent.set_holder(held, pid)
+        self._host.set_holder(held, pid)
         self._running.append((held, pid))
 
     def give_back(self) -> None:

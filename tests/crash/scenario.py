@@ -22,7 +22,7 @@ from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.hardware.simulator.machine import SimulatedMachine
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 from tranche.planning.allocate import Granted
@@ -116,11 +116,11 @@ def prepare(folder: Path, boards: Sequence[str], seed: int, *, time_scale: float
     node = node_of(folder, *boards, time_scale=time_scale)
 
     def live() -> tuple[Keep, tuple[str, ...]]:
-        with node.agent() as agent:
-            life = _Life(agent, random.Random(f"life {seed} {boards}"))
-            for gpu in agent.view().node:
+        with node.host() as host:
+            life = _Life(host, random.Random(f"life {seed} {boards}"))
+            for gpu in host.view().node:
                 life.cut(gpu)
-            for gpu in agent.view().node:
+            for gpu in host.view().node:
                 life.use(gpu)
             return Keep(tuple(life.held), tuple(life.clients)), tuple(life.dead)
 
@@ -132,8 +132,8 @@ def prepare(folder: Path, boards: Sequence[str], seed: int, *, time_scale: float
 class _Life:
     """What happened on the machine before the scenario begins."""
 
-    def __init__(self, agent: Agent, rng: random.Random) -> None:
-        self._agent = agent
+    def __init__(self, host: Host, rng: random.Random) -> None:
+        self._host = host
         self._rng = rng
         self._locks: list[Held] = []
         self.held: list[tuple[str, str, InstanceKey | None]] = []
@@ -146,15 +146,15 @@ class _Life:
         if not gpu.mig_capable or rng.random() < 0.15:
             return
         self._change(enable(gpu))
-        gpu = self._agent.driver.observe_gpu(gpu.uuid)
+        gpu = self._host.driver.observe_gpu(gpu.uuid)
         for profile, spot in some_slots(gpu, (), rng, most=rng.randint(1, 6)):
             step = CreateInstance(gpu.uuid, profile.name, spot, some_slices(profile, rng))
             if rng.random() < 0.6:
                 self._change([step])
                 continue
-            number = self._agent.driver.create_gpu_instance(gpu.uuid, profile.name, spot)
+            number = self._host.driver.create_gpu_instance(gpu.uuid, profile.name, spot)
             for name in step.slices if rng.random() < 0.8 else ():
-                self._agent.driver.create_compute_instance(gpu.uuid, number, name)
+                self._host.driver.create_compute_instance(gpu.uuid, number, name)
 
     def use(self, gpu: GpuState) -> None:
         """Give some of it to allocations, living and dead, and to programs that Tranche knows nothing of."""
@@ -177,8 +177,8 @@ class _Life:
         else:
             grant = Grant(gpu.uuid, instance.profile, instance.placement)
             request, key = Request(MigSlice(instance.profile)), gpu.key(instance)
-        ticket = self._agent.enqueue(request, command="work", pid=os.getpid())
-        held = self._agent.start(ticket, lambda view, queue: Granted((grant,), Plan("reuse"), "mig", "as it is"))
+        ticket = self._host.enqueue(request, command="work", pid=os.getpid())
+        held = self._host.start(ticket, lambda view, queue: Granted((grant,), Plan("reuse"), "mig", "as it is"))
         assert isinstance(held, Held)
         self._locks.append(held)
         if self._rng.random() < 0.3:
@@ -193,7 +193,7 @@ class _Life:
         self.clients.append((device.uuid, gpu.uuid, gpu.key(instance)))
 
     def _change(self, steps: Sequence[Step]) -> None:
-        self._agent.change(lambda view: Plan("before", tuple(steps)))
+        self._host.change(lambda view: Plan("before", tuple(steps)))
 
 
 def some_slots(

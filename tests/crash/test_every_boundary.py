@@ -21,7 +21,7 @@ from tests.crash.aftermath import (
     one_further_command,
 )
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_plan, random_request
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.planning.allocate import decide
 
 DEFAULT_CASES = 360
@@ -30,29 +30,29 @@ CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
 
 CHANGE, REQUEST = "change", "request"
 
-Work = Callable[[Agent], None]
+Work = Callable[[Host], None]
 
 
 def change_work(scenario: Scenario, seed: int) -> Work:
     """A declared change; two GPUs in five are asked for what must be refused, where anything is held."""
-    return lambda agent: _change(agent, scenario, seed)
+    return lambda host: _change(host, scenario, seed)
 
 
-def _change(agent: Agent, scenario: Scenario, seed: int) -> None:
-    agent.change(lambda view: random_plan(view, scenario.keep, random.Random(f"plan {seed}"), spiteful=0.4))
+def _change(host: Host, scenario: Scenario, seed: int) -> None:
+    host.change(lambda view: random_plan(view, scenario.keep, random.Random(f"plan {seed}"), spiteful=0.4))
 
 
 def request_work(scenario: Scenario, seed: int) -> Work:
     """A request that is served and, half of the time, given back."""
 
-    def work(agent: Agent) -> None:
+    def work(host: Host) -> None:
         rng = random.Random(f"request {seed}")
-        request = random_request(agent.view(), rng)
+        request = random_request(host.view(), rng)
         destroy = rng.random() < 0.5
-        ticket = agent.enqueue(request, command="victim", pid=os.getpid())
-        held = agent.start(ticket, lambda view, queue: decide(view, request, adopt_foreign_destroy=destroy))
+        ticket = host.enqueue(request, command="victim", pid=os.getpid())
+        held = host.start(ticket, lambda view, queue: decide(view, request, adopt_foreign_destroy=destroy))
         if isinstance(held, Held) and rng.random() < 0.5:
-            agent.release(held.allocation.id, why="ended")
+            host.release(held.allocation.id, why="ended")
 
     return work
 
@@ -116,5 +116,5 @@ def check_after(scenario: Scenario, before: Cuts, after: Cuts, rng: random.Rando
         check_serves(scenario, rng)
 
 
-def _recover(agent: Agent) -> None:
-    agent.view()
+def _recover(host: Host) -> None:
+    host.view()

@@ -1,4 +1,4 @@
-"""The MIG manager on a simulated machine, with its inventory and agent, against the loopback API server."""
+"""The MIG manager on a simulated machine, with its inventory and host, against the loopback API server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tranche.kubernetes.kubeconfig import ApiServer
 from tranche.kubernetes.mig_manager import MigManager, MigSettings
 from tranche.kubernetes.node_watch import NodeWatch
 from tranche.kubernetes.services import NodeServices
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 NODE = "/api/v1/nodes/n1"
 CONFIG_MAP = "/api/v1/namespaces/tranche/configmaps/layouts"
@@ -52,7 +52,7 @@ class ManagedNode:
     api: KubeApi
     machine: Node
     inventory: Inventory
-    agent: Agent
+    host: Host
     kubelet: Kubelet
     services: NodeServices
     now: float = 1_900_000_000.0
@@ -110,12 +110,12 @@ class ManagedNode:
 
     def slices(self, gpu: int = 0) -> list[str]:
         """The slices of a GPU, sorted."""
-        state = self.agent.driver.observe().by_index(gpu)
+        state = self.host.driver.observe().by_index(gpu)
         return sorted(str(name) for instance in state.instances for name in instance.slices)
 
     def slice_uuid(self, gpu: int, position: int) -> str:
         """The UUID of a slice by its rank on the GPU."""
-        instances = sorted(self.agent.driver.observe().by_index(gpu).instances, key=lambda i: i.placement)
+        instances = sorted(self.host.driver.observe().by_index(gpu).instances, key=lambda i: i.placement)
         return instances[position].compute_instances[0].uuid
 
     @asynccontextmanager
@@ -170,10 +170,10 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
             connection, now=lambda: datetime.now(UTC), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001)
         )
         server.put(NODE, {"metadata": {"uid": "u1", "labels": {}}})
-        with machine.agent() as agent:
+        with machine.host() as host:
             kubelet = Kubelet()
             loop = asyncio.get_running_loop()
-            inventory = Inventory(agent.view, kubelet, clock=loop.time, period=0.05)
+            inventory = Inventory(host.view, kubelet, clock=loop.time, period=0.05)
             watch = NodeWatch(api, "n1")
             services = NodeServices(
                 node_name="n1",
@@ -183,11 +183,11 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 inventory=inventory,
                 gpu_events=GpuEvents(GpuEventStream, inventory),
                 plugin_config=ConfigSource(StartSettings(), api, "tranche", watch.latest),
-                agent=agent,
+                host=host,
             )
             background = [asyncio.create_task(watch.run()), asyncio.create_task(inventory.run())]
             try:
-                yield ManagedNode(server, api, machine, inventory, agent, kubelet, services)
+                yield ManagedNode(server, api, machine, inventory, host, kubelet, services)
             finally:
                 for task in background:
                     task.cancel()

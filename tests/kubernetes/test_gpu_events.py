@@ -49,8 +49,8 @@ def test_a_lost_gpu_is_left_out(node: Node) -> None:
 
 def test_listeners_get_reports_and_the_inventory_looks_again_also_after_a_change_of_mode(node: Node) -> None:
     async def run() -> None:
-        with node.agent() as agent:
-            inventory = Inventory(agent.view, Kubelet(), clock=lambda: 0.0, period=3600.0)
+        with node.host() as host:
+            inventory = Inventory(host.view, Kubelet(), clock=lambda: 0.0, period=3600.0)
             opened: list[GpuEventStream] = []
 
             def open_stream(uuids: list[str]) -> GpuEventStream:
@@ -67,8 +67,8 @@ def test_listeners_get_reports_and_the_inventory_looks_again_also_after_a_change
                     event = await patiently(queue.get())
                     assert (event.gpu_uuid, event.xid) == (inventory.latest.value.view.node.gpus[0].uuid, xid)
                     if xid == 63:
-                        gpu = agent.view().node.gpus[0]
-                        await asyncio.to_thread(change, agent, *enable(gpu))
+                        gpu = host.view().node.gpus[0]
+                        await asyncio.to_thread(change, host, *enable(gpu))
                         await inventory.refresh()
             for task in tasks:
                 task.cancel()
@@ -81,8 +81,8 @@ def test_listeners_get_reports_and_the_inventory_looks_again_also_after_a_change
 
 def test_a_stream_that_breaks_is_the_components_failure(node: Node) -> None:
     async def run() -> None:
-        with node.agent() as agent:
-            inventory = Inventory(agent.view, Kubelet(), clock=lambda: 0.0)
+        with node.host() as host:
+            inventory = Inventory(host.view, Kubelet(), clock=lambda: 0.0)
             events = GpuEvents(GpuEventStream, inventory)
             await inventory.refresh()
             node.machine.inject_error("nvmlEventSetWait_v2", 999, calls=1)

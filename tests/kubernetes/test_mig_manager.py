@@ -17,7 +17,7 @@ from tranche.kubernetes.manager_claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager import MigSettings
 from tranche.kubernetes.operands import PAUSED
 from tranche.kubernetes.retry import ATTEMPT_ANNOTATION
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 A100, H100 = "A100-40GB", "H100-80GB-SXM"
 ONE_HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
@@ -81,7 +81,7 @@ def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_pat
             await until(lambda: node.slices(0) == ["1g.5gb", "3g.20gb"] and node.slices(1) == ["3g.20gb", "3g.20gb"])
             assert held in {
                 device.uuid
-                for instance in node.agent.driver.observe().by_index(0).instances
+                for instance in node.host.driver.observe().by_index(0).instances
                 for device in instance.compute_instances
             }
             await until(lambda: node.inventory.is_condemned(held))
@@ -165,7 +165,7 @@ def test_gpus_that_cannot_be_read_at_the_start_are_told(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         node.machine.machine.inject_error("nvmlDeviceGetCount_v2", 999, calls=1_000_000)
         unread = replace(
-            node, services=replace(node.services, inventory=Inventory(node.agent.view, node.kubelet, clock=lambda: 0.0))
+            node, services=replace(node.services, inventory=Inventory(node.host.view, node.kubelet, clock=lambda: 0.0))
         )
         node.label(mig_config="all-1g.10gb", mig_config_state="success")
         async with unread.managed():
@@ -209,8 +209,8 @@ def test_a_defect_of_the_agent_is_a_failure_like_others(tmp_path: Path) -> None:
 
     async def test(node: ManagedNode) -> None:
         defective = Defective()
-        defective.places = node.agent.places  # type: ignore[assignment]
-        broken = replace(node, services=replace(node.services, agent=cast(Agent, defective)))
+        defective.places = node.host.places  # type: ignore[assignment]
+        broken = replace(node, services=replace(node.services, host=cast(Host, defective)))
         node.set_labels({key: "true"})
         async with broken.managed():
             node.label(mig_config="all-1g.10gb")

@@ -135,11 +135,11 @@ def start_slow_demo(folder: Path) -> subprocess.Popen[str]:
 @isolated
 def test_every_job_holds_a_slice_of_its_own_and_one_failure_ends_the_batch() -> None:
     with demo_machine(0.0) as demo:
-        gpus = demo.agent.view().node.gpus
+        gpus = demo.host.view().node.gpus
         clock = DemoClock(1.0)
         scene = Scene(clock)
         scene.begin("", gpus)
-        runner = JobRunner(demo.agent, clock, lambda _: demo.job_command(600.0), demo.environment, scene)
+        runner = JobRunner(demo.host, clock, lambda _: demo.job_command(600.0), demo.environment, scene)
         jobs = slice_batch(60, parse_profile("1g.5gb"), "")
         watcher = FailOne(SimulatedMachine(Path(demo.environment["TRANCHE_SIM_STATE"]).parent), clients=56)
         watcher.start()
@@ -150,8 +150,8 @@ def test_every_job_holds_a_slice_of_its_own_and_one_failure_ends_the_batch() -> 
         assert {client.memory for client in watcher.seen} == {2048 * MIB}
         assert scene.picture().running == 0
         assert watcher.machine.clients() == ()
-        assert demo.agent.view().allocations == ()
-        assert demo.agent.waiters() == ()
+        assert demo.host.view().allocations == ()
+        assert demo.host.waiters() == ()
 
 
 class FailOne(threading.Thread):

@@ -13,7 +13,7 @@ from tranche.core.errors import GpuBusy, NoRoom, WaitTimeout
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.local.queue import Queue
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 
@@ -27,41 +27,41 @@ def a100(tmp_path: Path) -> Node:
     return node_of(tmp_path, "A100-40GB")
 
 
-def acquire(agent: Agent, **options: object) -> Held:
+def acquire(host: Host, **options: object) -> Held:
     settings: dict[str, object] = {"patience": Patience(wait=False), **options}
-    return Queue(agent).acquire(WHOLE, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
+    return Queue(host).acquire(WHOLE, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
 
 
 @isolated
 def test_what_another_program_disturbed_is_decided_again(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(agent.view().node.gpus[0]))
+    with a100.host() as host:
+        change(host, *enable(host.view().node.gpus[0]))
         a100.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", IN_USE, calls=1)
-        held = acquire(agent)
-        assert [allocation.id for allocation in agent.view().allocations] == [held.allocation.id]
-        assert [event.kind for event in agent.events()].count("Undone") == 1
+        held = acquire(host)
+        assert [allocation.id for allocation in host.view().allocations] == [held.allocation.id]
+        assert [event.kind for event in host.events()].count("Undone") == 1
 
 
 @isolated
 def test_what_stays_disturbed_is_given_up_and_leaves_nothing(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(agent.view().node.gpus[0]))
+    with a100.host() as host:
+        change(host, *enable(host.view().node.gpus[0]))
         a100.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", IN_USE, calls=1_000)
         with pytest.raises(GpuBusy):
-            acquire(agent)
-        view = agent.view()
-        assert (view.allocations, agent.waiters()) == ((), ())
+            acquire(host)
+        view = host.view()
+        assert (view.allocations, host.waiters()) == ((), ())
         assert view.node.gpus[0].instances == ()
 
 
 @isolated
 def test_who_will_not_wait_is_told_why(a100: Node) -> None:
-    with a100.agent() as agent, a100.agent() as other:
+    with a100.host() as host, a100.host() as other:
         acquire(other)
         with pytest.raises(NoRoom, match="GPU 0") as caught:
-            acquire(agent)
+            acquire(host)
         assert "tranche explain" in caught.value.hint
-        assert agent.waiters() == ()
+        assert host.waiters() == ()
 
 
 @isolated
@@ -71,38 +71,38 @@ def test_who_waits_is_told_how_many_are_ahead_until_patience_ends(a100: Node) ->
     def note(outcome: Waiting, ahead: int) -> None:
         told.append(ahead)
 
-    with a100.agent() as agent, a100.agent() as other:
+    with a100.host() as host, a100.host() as other:
         acquire(other)
         first = other.enqueue(WHOLE, command="first", pid=os.getpid())
         with pytest.raises(WaitTimeout, match=r"0\.05 s"):
-            acquire(agent, patience=Patience(seconds=0.05), waiting=note)
-        assert [waiter.id for waiter in agent.waiters()] == [first.id]
+            acquire(host, patience=Patience(seconds=0.05), waiting=note)
+        assert [waiter.id for waiter in host.waiters()] == [first.id]
     assert set(told) == {1}
 
 
 @isolated
 def test_a_share_is_given_back_whatever_ails_the_machine(a100: Node) -> None:
     """Ringing the next waiter takes a look at the machine; that look may fail, the release may not."""
-    with a100.agent() as agent, a100.agent() as other:
-        held = acquire(agent)
+    with a100.host() as host, a100.host() as other:
+        held = acquire(host)
         other.enqueue(WHOLE, command="next", pid=os.getpid())
         a100.machine.inject_error("nvmlDeviceGetCount_v2", UNKNOWN, calls=1)
         a100.machine.inject_error("nvmlDeviceGetUUID", UNKNOWN, calls=1)
-        Queue(agent).release(held.allocation.id, why="ended")
+        Queue(host).release(held.allocation.id, why="ended")
         a100.machine.clear_injections()
-        assert agent.view().allocations == ()
+        assert host.view().allocations == ()
 
 
 @isolated
 def test_nobody_is_overtaken_by_a_request_for_the_same_gpu(a100: Node) -> None:
-    with a100.agent() as agent, a100.agent() as other:
-        change(agent, *enable(agent.view().node.gpus[0]))
-        change(agent, create(agent.view().node.gpus[0], "1g.5gb", 0))
+    with a100.host() as host, a100.host() as other:
+        change(host, *enable(host.view().node.gpus[0]))
+        change(host, create(host.view().node.gpus[0], "1g.5gb", 0))
         small = Request(MigSlice(parse_profile("1g.5gb")))
-        held = Queue(agent).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        held = Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
         large = other.enqueue(WHOLE, command="large", pid=os.getpid())
         with pytest.raises(NoRoom, match=large.id):
-            Queue(agent).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+            Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
         other.leave(large)
-        Queue(agent).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
-        assert held.allocation.id in {allocation.id for allocation in agent.view().allocations}
+        Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        assert held.allocation.id in {allocation.id for allocation in host.view().allocations}

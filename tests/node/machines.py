@@ -17,7 +17,7 @@ from tranche.core.state import GpuState, InstanceKey, NodeState
 from tranche.hardware.nvml import NvmlDriver
 from tranche.hardware.simulator.build import ensure_built
 from tranche.hardware.simulator.machine import SimulatedMachine
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, ResetGpu, SetMigMode, Step
 
 Boundary = Callable[[], None]
@@ -87,14 +87,14 @@ class Node:
         return self.folder / "taken"
 
     @contextmanager
-    def agent(self, **options: Any) -> Iterator[Agent]:
+    def host(self, **options: Any) -> Iterator[Host]:
         """The agent; in this process NVML is the simulator from here on."""
         with self.driver() as driver:
-            agent = Agent(driver, self.state_dir, **options)
+            host = Host(driver, self.state_dir, **options)
             try:
-                yield agent
+                yield host
             finally:
-                agent.close()
+                host.close()
 
     @contextmanager
     def driver(self) -> Iterator[WatchedDriver]:
@@ -175,6 +175,6 @@ def disable(gpu: GpuState) -> tuple[Step, ...]:
     return (ask, ResetGpu(gpu.uuid)) if gpu.mode_change_needs_reset else (ask,)
 
 
-def change(agent: Agent, *steps: Step, purpose: str = "test") -> None:
+def change(host: Host, *steps: Step, purpose: str = "test") -> None:
     """Carry those steps out as a declared change."""
-    agent.change(lambda view: Plan(purpose, steps))
+    host.change(lambda view: Plan(purpose, steps))

@@ -11,7 +11,7 @@ from tests.node.machines import Cut, Node, change, create, cuts_of, destroy, dis
 from tests.node.processes import in_child, isolated
 from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.planning.plan import Plan, Step
 
 NO_PERMISSION, IN_USE, LOST, MEMORY, UNKNOWN = 4, 19, 15, 20, 999
@@ -34,15 +34,15 @@ READING = (
 )
 
 
-def gpus(agent: Agent) -> tuple[GpuState, ...]:
-    return agent.view().node.gpus
+def gpus(host: Host) -> tuple[GpuState, ...]:
+    return host.view().node.gpus
 
 
 def prepared(node: Node) -> None:
     """GPU 0 is cut, the others are as they come."""
-    with node.agent() as agent:
-        change(agent, *enable(gpus(agent)[0]))
-        change(agent, create(gpus(agent)[0], "1g.5gb", 0), create(gpus(agent)[0], "2g.10gb", 2))
+    with node.host() as host:
+        change(host, *enable(gpus(host)[0]))
+        change(host, create(gpus(host)[0], "1g.5gb", 0), create(gpus(host)[0], "2g.10gb", 2))
 
 
 def work(found: tuple[GpuState, ...]) -> tuple[Step, ...]:
@@ -65,10 +65,10 @@ def test_gpus_are_worked_on_at_the_same_time(two_h100: Node) -> None:
     def meet(gpu: GpuState, step: Step) -> None:
         meeting.wait(timeout=60)  # nobody comes here alone unless the GPUs are done one after the other
 
-    with two_h100.agent() as agent:
-        steps = tuple(step for gpu in gpus(agent) for step in enable(gpu))
-        agent.change(lambda view: Plan("both", steps), progress=meet)
-        assert all(gpu.mig_enabled for gpu in gpus(agent))
+    with two_h100.host() as host:
+        steps = tuple(step for gpu in gpus(host) for step in enable(gpu))
+        host.change(lambda view: Plan("both", steps), progress=meet)
+        assert all(gpu.mig_enabled for gpu in gpus(host))
 
 
 @isolated
@@ -76,12 +76,12 @@ def test_one_gpu_is_worked_on_in_the_order_of_the_plan(tmp_path: Path) -> None:
     node = node_of(tmp_path, "A100-40GB", "A100-40GB")
     prepared(node)
     begun: dict[str, list[Step]] = {}
-    with node.agent() as agent:
-        plan = Plan("all kinds", work(gpus(agent)))
-        agent.change(lambda view: plan, progress=lambda gpu, step: begun.setdefault(gpu.uuid, []).append(step))
-        for gpu in gpus(agent):
+    with node.host() as host:
+        plan = Plan("all kinds", work(gpus(host)))
+        host.change(lambda view: plan, progress=lambda gpu, step: begun.setdefault(gpu.uuid, []).append(step))
+        for gpu in gpus(host):
             assert tuple(begun[gpu.uuid]) == plan.steps_on(gpu.uuid)
-            told = [event.message for event in agent.events() if event.gpu_uuid == gpu.uuid]
+            told = [event.message for event in host.events() if event.gpu_uuid == gpu.uuid]
             assert told[-len(begun[gpu.uuid]) :] == [f"{gpu.label}: {step}" for step in begun[gpu.uuid]]
 
 
@@ -89,12 +89,12 @@ def test_one_gpu_is_worked_on_in_the_order_of_the_plan(tmp_path: Path) -> None:
 def test_what_is_there_already_costs_no_call(tmp_path: Path) -> None:
     node = node_of(tmp_path, "A100-40GB", "A100-40GB")
     prepared(node)
-    with node.agent() as agent:
-        plan = Plan("again", work(gpus(agent))[2:])
-        change(agent, destroy(gpus(agent)[0], "1g.5gb", 0), destroy(gpus(agent)[0], "2g.10gb", 2))
-        agent.change(lambda view: plan)
+    with node.host() as host:
+        plan = Plan("again", work(gpus(host))[2:])
+        change(host, destroy(gpus(host)[0], "1g.5gb", 0), destroy(gpus(host)[0], "2g.10gb", 2))
+        host.change(lambda view: plan)
         calls = node.machine.change_calls()
-        agent.change(lambda view: plan)
+        host.change(lambda view: plan)
         assert node.machine.change_calls() == calls
 
 
@@ -109,19 +109,19 @@ def test_a_failing_reset_undoes_everything_on_every_gpu(tmp_path: Path) -> None:
     in_child(lambda: prepared(node))
 
     def attempt() -> tuple[dict[str, Cut], dict[str, Cut]]:
-        with node.agent() as agent:
-            before = cuts_of(agent.view().node)
-            steps = work(gpus(agent))
-            second = gpus(agent)[1]
+        with node.host() as host:
+            before = cuts_of(host.view().node)
+            steps = work(gpus(host))
+            second = gpus(host)[1]
 
             def disturb(gpu: GpuState, step: Step) -> None:
                 if gpu.uuid == second.uuid and type(step).__name__ == "ResetGpu":
                     node.machine.inject_busy(second.uuid, pid=5004711, name="monitor")
 
             with pytest.raises(TrancheError):
-                agent.change(lambda view: Plan("fails", steps), progress=disturb)
+                host.change(lambda view: Plan("fails", steps), progress=disturb)
             node.machine.clear_injections()
-            return before, cuts_of(agent.view().node)
+            return before, cuts_of(host.view().node)
 
     before, after = in_child(attempt)
     second = node.machine.gpus()[1].uuid
@@ -152,25 +152,25 @@ def check_all_or_nothing(folder: Path, function: str, code: int, *, calls: int) 
                     template.machine.inject_error(function, code, calls=calls)
                 steps_begun += 1
 
-        with template.agent(sleep=lambda seconds: None) as agent:
-            before = cuts_of(agent.view().node)
-            steps = work(gpus(agent))
+        with template.host(sleep=lambda seconds: None) as host:
+            before = cuts_of(host.view().node)
+            steps = work(gpus(host))
             try:
-                agent.change(lambda view: Plan("may fail", steps), progress=disturb)
+                host.change(lambda view: Plan("may fail", steps), progress=disturb)
             except TrancheError as error:
                 failure = error.message
             else:
                 failure = ""
             template.machine.clear_injections()
             if failure:
-                after = cuts_of(agent.view().node)
+                after = cuts_of(host.view().node)
                 assert after == before, f"{failure}: not undone"
-                assert agent.view().owned == {key for cut in before.values() for key, _ in cut.slots}
+                assert host.view().owned == {key for cut in before.values() for key, _ in cut.slots}
                 return "refused"
-            for gpu in gpus(agent):
-                change(agent, *(destroy(gpu, str(each.profile), each.placement.start) for each in gpu.instances))
-            change(agent, *disable(gpus(agent)[1]))
-            change(agent, create(gpus(agent)[0], "1g.5gb", 0), create(gpus(agent)[0], "2g.10gb", 2))
+            for gpu in gpus(host):
+                change(host, *(destroy(gpu, str(each.profile), each.placement.start) for each in gpu.instances))
+            change(host, *disable(gpus(host)[1]))
+            change(host, create(gpus(host)[0], "1g.5gb", 0), create(gpus(host)[0], "2g.10gb", 2))
             return "done"
 
     # Whether a reading call hits depends on which thread comes first, so only changing calls must hit at least once.
@@ -182,9 +182,9 @@ def check_all_or_nothing(folder: Path, function: str, code: int, *, calls: int) 
 
 @isolated
 def test_errors_while_undoing_are_told_and_the_rest_is_undone(a100: Node) -> None:
-    with a100.agent(sleep=lambda seconds: None) as agent:
-        change(agent, *enable(gpus(agent)[0]))
-        gpu = gpus(agent)[0]
+    with a100.host(sleep=lambda seconds: None) as host:
+        change(host, *enable(gpus(host)[0]))
+        gpu = gpus(host)[0]
 
         def disturb(observed: GpuState, step: Step) -> None:
             if step == last:
@@ -193,13 +193,13 @@ def test_errors_while_undoing_are_told_and_the_rest_is_undone(a100: Node) -> Non
 
         first, second, last = create(gpu, "1g.5gb", 0), create(gpu, "1g.5gb", 1), create(gpu, "1g.5gb", 2)
         with pytest.raises(TrancheError):
-            agent.change(lambda view: Plan("fails", (first, second, last)), progress=disturb)
-        left = [instance.placement.start for instance in gpus(agent)[0].instances]
+            host.change(lambda view: Plan("fails", (first, second, last)), progress=disturb)
+        left = [instance.placement.start for instance in gpus(host)[0].instances]
         assert left == [1], "the last one made is undone first, and could not be"
-        (told,) = [event for event in agent.events() if event.kind == "UndoIncomplete"]
+        (told,) = [event for event in host.events() if event.kind == "UndoIncomplete"]
         assert told.message
-        assert agent.view().owned == {gpus(agent)[0].key(gpus(agent)[0].instances[0])}
-        change(agent, destroy(gpu, "1g.5gb", 1))
+        assert host.view().owned == {gpus(host)[0].key(gpus(host)[0].instances[0])}
+        change(host, destroy(gpu, "1g.5gb", 1))
 
 
 @isolated
@@ -210,16 +210,16 @@ def test_an_interrupted_plan_is_undone(a100: Node) -> None:
         if "2g" in str(step):
             raise KeyboardInterrupt
 
-    with a100.agent() as agent:
-        change(agent, *enable(gpus(agent)[0]))
-        gpu = gpus(agent)[0]
-        before = cuts_of(agent.view().node)
+    with a100.host() as host:
+        change(host, *enable(gpus(host)[0]))
+        gpu = gpus(host)[0]
+        before = cuts_of(host.view().node)
         steps = (create(gpu, "1g.5gb", 0), create(gpu, "2g.10gb", 2))
         with pytest.raises(KeyboardInterrupt):
-            agent.change(lambda view: Plan("interrupted", steps), progress=interrupt)
-    with a100.agent() as agent:
-        view = agent.view()
+            host.change(lambda view: Plan("interrupted", steps), progress=interrupt)
+    with a100.host() as host:
+        view = host.view()
         assert cuts_of(view.node) == before
         assert (view.owned, view.changing) == (frozenset(), frozenset())
-        change(agent, create(gpu, "1g.5gb", 0))
-        assert [str(instance.profile) for instance in gpus(agent)[0].instances] == ["1g.5gb"]
+        change(host, create(gpu, "1g.5gb", 0))
+        assert [str(instance.profile) for instance in gpus(host)[0].instances] == ["1g.5gb"]

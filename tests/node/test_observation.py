@@ -9,19 +9,19 @@ from pathlib import Path
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tests.node.processes import Child, in_child
 from tranche.core.state import GpuState
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 
-def only(agent: Agent) -> GpuState:
-    return agent.view().node.gpus[0]
+def only(host: Host) -> GpuState:
+    return host.view().node.gpus[0]
 
 
 def prepare(node: Node) -> str:
     """An A100 with an instance that stays at the end of the grid; its device's UUID."""
-    with node.agent() as agent:
-        change(agent, *enable(only(agent)))
-        change(agent, create(only(agent), "1g.5gb", 6))
-        return only(agent).instances[0].compute_instances[0].uuid
+    with node.host() as host:
+        change(host, *enable(only(host)))
+        change(host, create(only(host), "1g.5gb", 6))
+        return only(host).instances[0].compute_instances[0].uuid
 
 
 def test_an_instance_is_seen_whole_while_its_neighbours_come_and_go(tmp_path: Path) -> None:
@@ -30,13 +30,13 @@ def test_an_instance_is_seen_whole_while_its_neighbours_come_and_go(tmp_path: Pa
     uuid = in_child(lambda: prepare(node))
 
     def recut_without_end() -> None:
-        with node.agent() as agent:
-            gpu = only(agent)
+        with node.host() as host:
+            gpu = only(host)
             while True:
                 for start in range(4):
-                    change(agent, create(gpu, "1g.5gb", start))
+                    change(host, create(gpu, "1g.5gb", start))
                 for start in range(4):
-                    change(agent, destroy(gpu, "1g.5gb", start))
+                    change(host, destroy(gpu, "1g.5gb", start))
 
     def watch() -> list[list[str]]:
         seen = []

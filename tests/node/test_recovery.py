@@ -14,15 +14,15 @@ from tranche.core.allocation import Phase
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.planning.allocate import decide
 from tranche.planning.plan import Plan, Step
 
 SMALL = Request(MigSlice(parse_profile("1g.5gb")))
 
 
-def only(agent: Agent) -> GpuState:
-    return agent.view().node.gpus[0]
+def only(host: Host) -> GpuState:
+    return host.view().node.gpus[0]
 
 
 def die() -> None:
@@ -37,20 +37,20 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def run_to_death(node: Node, work: Callable[[Agent], None]) -> None:
+def run_to_death(node: Node, work: Callable[[Host], None]) -> None:
     """Do the work in a process that is killed in it."""
 
     def victim() -> None:
-        with node.agent() as agent:
-            work(agent)
+        with node.host() as host:
+            work(host)
 
     child = Child(victim)
     assert child.wait() == -signal.SIGKILL
     child.end()
 
 
-def kinds(agent: Agent) -> list[str]:
-    return [event.kind for event in agent.events()]
+def kinds(host: Host) -> list[str]:
+    return [event.kind for event in host.events()]
 
 
 def die_at(word: str) -> Callable[[GpuState, Step], None]:
@@ -66,9 +66,9 @@ def die_at(word: str) -> Callable[[GpuState, Step], None]:
 def test_a_change_that_was_complete_is_done(a100: Node) -> None:
     """Killed between the last step and the end of the plan: nothing is undone."""
 
-    def work(agent: Agent) -> None:
-        steps = (*enable(only(agent)), create(only(agent), "1g.5gb", 0))
-        agent.change(lambda view: Plan("complete", steps))
+    def work(host: Host) -> None:
+        steps = (*enable(only(host)), create(only(host), "1g.5gb", 0))
+        host.change(lambda view: Plan("complete", steps))
 
     # Opened, then intent and outcome of three steps; the end of the plan is the write after those.
     boundaries = 1 + 2 * 3
@@ -81,18 +81,18 @@ def test_a_change_that_was_complete_is_done(a100: Node) -> None:
             die()
 
     def victim() -> None:
-        with a100.agent(boundary=fuse) as agent:
-            work(agent)
+        with a100.host(boundary=fuse) as host:
+            work(host)
 
     child = Child(victim)
     assert child.wait() == -signal.SIGKILL
     child.end()
 
     def look() -> tuple[int, int, int, list[str]]:
-        with a100.agent() as agent:
-            needed = agent.recovery_needed()
-            view = agent.view()
-            return needed, len(view.node.gpus[0].instances), len(view.owned), kinds(agent)
+        with a100.host() as host:
+            needed = host.recovery_needed()
+            view = host.view()
+            return needed, len(view.node.gpus[0].instances), len(view.owned), kinds(host)
 
     needed, instances, owned, told = in_child(look)
     assert (needed, instances, owned) == (True, 1, 1)
@@ -102,15 +102,15 @@ def test_a_change_that_was_complete_is_done(a100: Node) -> None:
 def test_a_change_that_was_being_undone_is_undone_to_the_end(two_h100: Node) -> None:
     """All of its steps were carried out, then it was interrupted, and killed while that was undone."""
 
-    def work(agent: Agent) -> None:
-        gpus = agent.view().node.gpus
+    def work(host: Host) -> None:
+        gpus = host.view().node.gpus
         steps = tuple(step for gpu in gpus for step in (*enable(gpu), create(gpu, "1g.10gb", 0)))
         # The interrupt meets a plan whose steps are all carried out; the first look of the undoing is the last thing.
-        real = agent._executor._on_each_gpu
+        real = host._executor._on_each_gpu
 
         def interrupted(*args: object, **kwargs: object) -> list[object]:
             real(*args, **kwargs)  # type: ignore[arg-type]
-            agent._executor._on_each_gpu = undone_in_part  # type: ignore[method-assign,assignment]
+            host._executor._on_each_gpu = undone_in_part  # type: ignore[method-assign,assignment]
             raise KeyboardInterrupt
 
         def undone_in_part(records: object, undo: Callable[[str], object], *args: object) -> list[object]:
@@ -118,8 +118,8 @@ def test_a_change_that_was_being_undone_is_undone_to_the_end(two_h100: Node) -> 
             die()
             return []
 
-        agent._executor._on_each_gpu = interrupted  # type: ignore[method-assign,assignment]
-        agent.change(lambda view: Plan("undone", steps))
+        host._executor._on_each_gpu = interrupted  # type: ignore[method-assign,assignment]
+        host.change(lambda view: Plan("undone", steps))
 
     before = in_child(lambda: look_at(two_h100))
     run_to_death(two_h100, work)
@@ -133,15 +133,15 @@ def look_at(node: Node) -> object:
 
 
 def recovered(node: Node) -> object:
-    with node.agent() as agent:
-        return cuts_of(agent.view().node)
+    with node.host() as host:
+        return cuts_of(host.view().node)
 
 
 def test_what_somebody_came_to_use_meanwhile_stays_and_is_told(a100: Node) -> None:
-    def work(agent: Agent) -> None:
-        change(agent, *enable(only(agent)))
-        steps = (create(only(agent), "1g.5gb", 0), create(only(agent), "2g.10gb", 2), create(only(agent), "1g.5gb", 6))
-        agent.change(lambda view: Plan("interrupted", steps), progress=die_at("at 6:1"))
+    def work(host: Host) -> None:
+        change(host, *enable(only(host)))
+        steps = (create(only(host), "1g.5gb", 0), create(only(host), "2g.10gb", 2), create(only(host), "1g.5gb", 6))
+        host.change(lambda view: Plan("interrupted", steps), progress=die_at("at 6:1"))
 
     run_to_death(a100, work)
 
@@ -153,10 +153,10 @@ def test_what_somebody_came_to_use_meanwhile_stays_and_is_told(a100: Node) -> No
     a100.machine.inject_busy(in_child(occupy), pid=5004711, name="train")
 
     def clear() -> tuple[list[int], list[str], bool]:
-        with a100.agent() as agent:
-            left = [instance.placement.start for instance in only(agent).instances]
-            told = [event.message for event in agent.events() if event.kind == "UndoIncomplete"]
-            return left, told, agent.recovery_needed()
+        with a100.host() as host:
+            left = [instance.placement.start for instance in only(host).instances]
+            told = [event.message for event in host.events() if event.kind == "UndoIncomplete"]
+            return left, told, host.recovery_needed()
 
     left, told, again = in_child(clear)
     assert left == [2]
@@ -168,15 +168,15 @@ def test_what_somebody_came_to_use_meanwhile_stays_and_is_told(a100: Node) -> No
 @isolated
 def test_what_a_living_process_does_is_left_alone(a100: Node) -> None:
     """Another command comes while a plan is carried out and a share is held."""
-    with a100.agent() as agent, a100.agent() as other:
-        ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
+    with a100.host() as host, a100.host() as other:
+        ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
         seen: list[tuple[bool, Phase]] = []
 
         def look(gpu: GpuState, step: Step) -> None:
             (allocation,) = other.view().allocations
             seen.append((other.recovery_needed(), allocation.phase))
 
-        held = agent.start(ticket, lambda view, queue: decide(view, SMALL), progress=look)
+        held = host.start(ticket, lambda view, queue: decide(view, SMALL), progress=look)
         assert isinstance(held, Held)
         assert set(seen) == {(False, Phase.PREPARING)}
         assert [allocation.phase for allocation in other.view().allocations] == [Phase.ACTIVE]
@@ -185,35 +185,35 @@ def test_what_a_living_process_does_is_left_alone(a100: Node) -> None:
 
 
 def test_a_dead_waiter_leaves_nothing_behind(a100: Node) -> None:
-    def work(agent: Agent) -> None:
-        agent.enqueue(SMALL, command="work", pid=os.getpid())
+    def work(host: Host) -> None:
+        host.enqueue(SMALL, command="work", pid=os.getpid())
         die()
 
     run_to_death(a100, work)
 
     def clear() -> tuple[bool, int, list[Path]]:
-        with a100.agent() as agent:
-            needed = agent.recovery_needed()
-            agent.view()
-            return needed, len(agent.waiters()), list((a100.state_dir / "locks" / "waiters").iterdir())
+        with a100.host() as host:
+            needed = host.recovery_needed()
+            host.view()
+            return needed, len(host.waiters()), list((a100.state_dir / "locks" / "waiters").iterdir())
 
     assert in_child(clear) == (True, 0, [])
 
 
 def test_a_dead_allocation_leaves_its_instance_idle(a100: Node) -> None:
-    def work(agent: Agent) -> None:
-        ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
-        agent.start(ticket, lambda view, queue: decide(view, SMALL))
+    def work(host: Host) -> None:
+        ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
+        host.start(ticket, lambda view, queue: decide(view, SMALL))
         die()
 
     run_to_death(a100, work)
 
     def clear() -> tuple[int, list[str], str, list[Path]]:
-        with a100.agent() as agent:
-            view = agent.view()
+        with a100.host() as host:
+            view = host.view()
             profiles = [str(instance.profile) for instance in view.node.gpus[0].instances]
             assert set(view.owned) == {view.node.gpus[0].key(each) for each in view.node.gpus[0].instances}
-            last = agent.events(last=1)[0]
+            last = host.events(last=1)[0]
             locks = list((a100.state_dir / "locks" / "allocations").iterdir())
             return len(view.allocations), profiles, last.kind, locks
 
@@ -224,11 +224,11 @@ def test_an_allocation_is_kept_by_its_workload_even_without_the_lock(a100: Node)
     """The workload closed every file that it inherited, and tranche was killed."""
     workload = Child(signal.pause)
 
-    def work(agent: Agent) -> None:
-        ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
-        held = agent.start(ticket, lambda view, queue: decide(view, SMALL))
+    def work(host: Host) -> None:
+        ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
+        held = host.start(ticket, lambda view, queue: decide(view, SMALL))
         assert isinstance(held, Held)
-        agent.set_holder(held, workload.pid)
+        host.set_holder(held, workload.pid)
         die()
 
     run_to_death(a100, work)
@@ -238,14 +238,14 @@ def test_an_allocation_is_kept_by_its_workload_even_without_the_lock(a100: Node)
 
 
 def allocation_ids(node: Node) -> list[str]:
-    with node.agent() as agent:
-        return [allocation.id for allocation in agent.view().allocations]
+    with node.host() as host:
+        return [allocation.id for allocation in host.view().allocations]
 
 
 def test_a_request_that_died_while_it_was_served_is_undone(a100: Node) -> None:
-    def work(agent: Agent) -> None:
-        ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
-        agent.start(ticket, lambda view, queue: decide(view, SMALL), progress=die_at("create"))
+    def work(host: Host) -> None:
+        ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
+        host.start(ticket, lambda view, queue: decide(view, SMALL), progress=die_at("create"))
 
     before = in_child(lambda: look_at(a100))
     run_to_death(a100, work)
@@ -253,9 +253,9 @@ def test_a_request_that_died_while_it_was_served_is_undone(a100: Node) -> None:
     assert in_child(lambda: allocation_ids(a100)) == []
 
     def served() -> bool:
-        with a100.agent() as agent:
-            ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
-            return isinstance(agent.start(ticket, lambda view, queue: decide(view, SMALL)), Held)
+        with a100.host() as host:
+            ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
+            return isinstance(host.start(ticket, lambda view, queue: decide(view, SMALL)), Held)
 
     assert in_child(served)
 
@@ -266,8 +266,8 @@ def test_recovery_waits_for_a_reset_that_outlives_its_process(tmp_path: Path) ->
     before = in_child(lambda: look_at(node))
 
     def victim() -> None:
-        with node.agent() as agent:
-            change(agent, *enable(only(agent)))
+        with node.host() as host:
+            change(host, *enable(only(host)))
 
     node.machine.set_time_scale(0.3)  # a reset takes about a second
     child = Child(victim)
@@ -283,8 +283,8 @@ def test_recovery_waits_for_a_reset_that_outlives_its_process(tmp_path: Path) ->
     child.end()
 
     def clear() -> tuple[bool, object]:
-        with node.agent() as agent:
-            cuts = cuts_of(agent.view().node)
+        with node.host() as host:
+            cuts = cuts_of(host.view().node)
             return Path(f"/proc/{tool}/exe").exists(), cuts
 
     alive, cuts = in_child(clear)
@@ -293,11 +293,11 @@ def test_recovery_waits_for_a_reset_that_outlives_its_process(tmp_path: Path) ->
 
 
 def test_recovering_twice_is_recovering_once(two_h100: Node) -> None:
-    def work(agent: Agent) -> None:
-        first, second = agent.view().node.gpus
-        change(agent, *enable(first), create(first, "1g.10gb", 0), *enable(second))
+    def work(host: Host) -> None:
+        first, second = host.view().node.gpus
+        change(host, *enable(first), create(first, "1g.10gb", 0), *enable(second))
         steps = (*(step for step in disable(second)), create(first, "2g.20gb", 2), create(first, "1g.10gb", 6))
-        agent.change(lambda view: Plan("interrupted", steps), progress=die_at("at 6:1"))
+        host.change(lambda view: Plan("interrupted", steps), progress=die_at("at 6:1"))
 
     run_to_death(two_h100, work)
     first = in_child(lambda: recovered(two_h100))
@@ -310,32 +310,32 @@ def test_recovering_twice_is_recovering_once(two_h100: Node) -> None:
 
 
 def events_of(node: Node) -> list[str]:
-    with node.agent() as agent:
-        return kinds(agent)
+    with node.host() as host:
+        return kinds(host)
 
 
 def test_gpus_that_were_switched_by_an_interrupted_change_are_switched_back(tmp_path: Path) -> None:
     node = node_of(tmp_path, "A100-40GB", "H100-80GB-SXM")
 
-    def work(agent: Agent) -> None:
-        ampere, hopper = agent.view().node.gpus
-        change(agent, *enable(hopper))
+    def work(host: Host) -> None:
+        ampere, hopper = host.view().node.gpus
+        change(host, *enable(hopper))
         steps = (*enable(ampere), create(ampere, "1g.5gb", 0), *disable(hopper))
-        agent.change(lambda view: Plan("interrupted", steps), progress=die_at("create"))
+        host.change(lambda view: Plan("interrupted", steps), progress=die_at("create"))
 
     run_to_death(node, work)
 
     def modes() -> list[tuple[MigMode, MigMode]]:
-        with node.agent() as agent:
-            return [(gpu.mode, gpu.pending_mode) for gpu in agent.view().node]
+        with node.host() as host:
+            return [(gpu.mode, gpu.pending_mode) for gpu in host.view().node]
 
     off, on = MigMode.DISABLED, MigMode.ENABLED
     assert in_child(modes) == [(off, off), (on, on)]
 
 
 def test_files_of_dead_sessions_are_removed_and_those_of_living_ones_are_not(a100: Node) -> None:
-    def work(agent: Agent) -> None:
-        change(agent, *enable(only(agent)))
+    def work(host: Host) -> None:
+        change(host, *enable(only(host)))
         die()
 
     run_to_death(a100, work)
@@ -343,8 +343,8 @@ def test_files_of_dead_sessions_are_removed_and_those_of_living_ones_are_not(a10
     (dead,) = folder.iterdir()
 
     def live() -> tuple[bool, int]:
-        with a100.agent() as agent, a100.agent() as other:
-            change(agent, create(only(agent), "1g.5gb", 0))
+        with a100.host() as host, a100.host() as other:
+            change(host, create(only(host), "1g.5gb", 0))
             other.change(lambda view: Plan("nothing"))
             return dead.exists(), len(list(folder.iterdir()))
 
@@ -355,24 +355,24 @@ def test_files_of_dead_sessions_are_removed_and_those_of_living_ones_are_not(a10
 def test_a_restart_of_the_machine_frees_everything_and_forgets_the_instances(tmp_path: Path) -> None:
     node = node_of(tmp_path, "A100-40GB", "H100-80GB-SXM")
 
-    def work(agent: Agent) -> None:
-        ampere, hopper = agent.view().node.gpus
-        change(agent, *enable(ampere), *enable(hopper), create(hopper, "1g.10gb", 0))
-        ticket = agent.enqueue(SMALL, command="work", pid=os.getpid())
-        agent.start(ticket, lambda view, queue: decide(view, SMALL))
-        agent.enqueue(SMALL, command="waits", pid=os.getpid())
-        agent.change(lambda view: Plan("interrupted", (create(hopper, "1g.10gb", 1),)), progress=die_at("create"))
+    def work(host: Host) -> None:
+        ampere, hopper = host.view().node.gpus
+        change(host, *enable(ampere), *enable(hopper), create(hopper, "1g.10gb", 0))
+        ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
+        host.start(ticket, lambda view, queue: decide(view, SMALL))
+        host.enqueue(SMALL, command="waits", pid=os.getpid())
+        host.change(lambda view: Plan("interrupted", (create(hopper, "1g.10gb", 1),)), progress=die_at("create"))
 
     run_to_death(node, work)
     node.machine.reboot()
 
     def look() -> tuple[list[MigMode], int, int, int, int, list[str]]:
-        with node.agent() as agent:
-            agent.change(lambda view: Plan("nothing"))
-            view = agent.view()
-            left = [event.kind for event in agent.events() if event.kind == "UndoIncomplete"]
+        with node.host() as host:
+            host.change(lambda view: Plan("nothing"))
+            view = host.view()
+            left = [event.kind for event in host.events() if event.kind == "UndoIncomplete"]
             instances = sum(len(gpu.instances) for gpu in view.node)
             modes = [gpu.mode for gpu in view.node]
-            return modes, instances, len(view.allocations), len(view.owned), len(agent.waiters()), left
+            return modes, instances, len(view.allocations), len(view.owned), len(host.waiters()), left
 
     assert in_child(look) == ([MigMode.ENABLED, MigMode.DISABLED], 0, 0, 0, 0, [])

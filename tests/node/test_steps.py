@@ -20,7 +20,7 @@ from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, MigMode
 from tranche.node import records
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.node.session import process_start_time
 from tranche.node.steps import in_effect
 from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
@@ -67,44 +67,44 @@ def test_an_instance_is_in_effect_by_profile_placement_and_slices() -> None:
     assert in_effect(DestroyInstance(gpu.uuid, parse_profile("1g.10gb"), spot), gpu)
 
 
-def only(agent: Agent) -> GpuState:
-    return agent.view().node.gpus[0]
+def only(host: Host) -> GpuState:
+    return host.view().node.gpus[0]
 
 
 @isolated
 def test_an_instance_is_cut_inside_as_declared(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(only(agent)))
-        change(agent, create(only(agent), "3g.20gb", 0, "1c.3g.20gb", "2c.3g.20gb"))
-        (instance,) = only(agent).instances
+    with a100.host() as host:
+        change(host, *enable(only(host)))
+        change(host, create(only(host), "3g.20gb", 0, "1c.3g.20gb", "2c.3g.20gb"))
+        (instance,) = only(host).instances
         assert sorted(map(str, instance.slices)) == ["1c.3g.20gb", "2c.3g.20gb"]
 
 
 @isolated
 def test_an_idle_instance_that_lacks_slices_gets_only_those(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(only(agent)))
-        gpu = only(agent)
-        number = agent.driver.create_gpu_instance(gpu.uuid, parse_profile("2g.10gb"), Placement(0, 2))
-        agent.driver.create_compute_instance(gpu.uuid, number, parse_profile("1c.2g.10gb"))
+    with a100.host() as host:
+        change(host, *enable(only(host)))
+        gpu = only(host)
+        number = host.driver.create_gpu_instance(gpu.uuid, parse_profile("2g.10gb"), Placement(0, 2))
+        host.driver.create_compute_instance(gpu.uuid, number, parse_profile("1c.2g.10gb"))
         before = a100.machine.change_calls()["nvmlDeviceCreateGpuInstanceWithPlacement"]
-        change(agent, create(gpu, "2g.10gb", 0, "1c.2g.10gb", "1c.2g.10gb"))
-        (instance,) = only(agent).instances
+        change(host, create(gpu, "2g.10gb", 0, "1c.2g.10gb", "1c.2g.10gb"))
+        (instance,) = only(host).instances
         assert instance.id == number
         assert list(map(str, instance.slices)) == ["1c.2g.10gb", "1c.2g.10gb"]
         assert a100.machine.change_calls()["nvmlDeviceCreateGpuInstanceWithPlacement"] == before
-        assert agent.view().owned == frozenset(), "what somebody else made stays theirs"
+        assert host.view().owned == frozenset(), "what somebody else made stays theirs"
 
 
 @isolated
 def test_an_instance_that_is_in_use_for_a_moment_after_its_slices_is_tried_again(a100: Node) -> None:
     naps: list[float] = []
-    with a100.agent(sleep=naps.append) as agent:
-        change(agent, *enable(only(agent)))
-        change(agent, create(only(agent), "1g.5gb", 0))
+    with a100.host(sleep=naps.append) as host:
+        change(host, *enable(only(host)))
+        change(host, create(only(host), "1g.5gb", 0))
         a100.machine.inject_error("nvmlGpuInstanceDestroy", IN_USE, calls=3)
-        change(agent, destroy(only(agent), "1g.5gb", 0))
-        assert only(agent).instances == ()
+        change(host, destroy(only(host), "1g.5gb", 0))
+        assert only(host).instances == ()
         assert len(naps) == 3
         assert all(0 < nap < 1 for nap in naps)
 
@@ -112,15 +112,15 @@ def test_an_instance_that_is_in_use_for_a_moment_after_its_slices_is_tried_again
 @isolated
 def test_an_instance_that_stays_in_use_is_given_up_and_made_whole_again(a100: Node) -> None:
     naps: list[float] = []
-    with a100.agent(sleep=naps.append) as agent:
-        change(agent, *enable(only(agent)))
-        change(agent, create(only(agent), "1g.5gb", 0))
-        before = cuts_of(agent.view().node)
+    with a100.host(sleep=naps.append) as host:
+        change(host, *enable(only(host)))
+        change(host, create(only(host), "1g.5gb", 0))
+        before = cuts_of(host.view().node)
         a100.machine.inject_error("nvmlGpuInstanceDestroy", IN_USE, calls=1_000)
         with pytest.raises(GpuBusy):
-            change(agent, destroy(only(agent), "1g.5gb", 0))
+            change(host, destroy(only(host), "1g.5gb", 0))
         assert 2 < len(naps) < 100
-        assert cuts_of(agent.view().node) == before
+        assert cuts_of(host.view().node) == before
 
 
 @isolated
@@ -129,16 +129,16 @@ def test_a_mode_that_stays_pending_is_an_error_of_its_own_and_taken_back(tmp_pat
         folder = tmp_path / board
         folder.mkdir()
         node = node_of(folder, board)
-        with node.agent() as agent:
-            before = cuts_of(agent.view().node)
+        with node.host() as host:
+            before = cuts_of(host.view().node)
             node.machine.inject_stuck_mode(0)
             with pytest.raises(ModeChangePending, match="stays pending") as caught:
-                change(agent, *enable(only(agent)), create(only(agent), "1g.5gb" if board[0] == "A" else "1g.10gb", 0))
+                change(host, *enable(only(host)), create(only(host), "1g.5gb" if board[0] == "A" else "1g.10gb", 0))
             assert caught.value.hint
-            assert cuts_of(agent.view().node) == before
+            assert cuts_of(host.view().node) == before
             node.machine.inject_stuck_mode(0, stuck=False)
-            change(agent, *enable(only(agent)))
-            assert only(agent).mig_enabled
+            change(host, *enable(only(host)))
+            assert only(host).mig_enabled
 
 
 class Forgetful(WatchedDriver):
@@ -150,105 +150,105 @@ class Forgetful(WatchedDriver):
 
 @isolated
 def test_a_step_that_shows_no_effect_is_an_error_and_undone(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(only(agent)))
+    with a100.host() as host:
+        change(host, *enable(only(host)))
     with a100.driver():
         driver = Forgetful(a100.watch)
-        agent = Agent(driver, a100.state_dir)
-        before = cut_of(only(agent))
+        host = Host(driver, a100.state_dir)
+        before = cut_of(only(host))
         with pytest.raises(VerificationFailed, match="does not show it"):
-            change(agent, create(only(agent), "1g.5gb", 0))
-        assert cut_of(only(agent)) == before
-        agent.close()
+            change(host, create(only(host), "1g.5gb", 0))
+        assert cut_of(only(host)) == before
+        host.close()
         driver.close()
 
 
 # What must not be taken
 
 
-def give(agent: Agent, *grants: Grant) -> str:
+def give(host: Host, *grants: Grant) -> str:
     """An allocation whose process lives: this one, which is its holder by pid."""
-    view = agent.view()
+    view = host.view()
     request = Request(WholeGpus(1)) if grants[0].profile is None else Request(MigSlice(grants[0].profile))
     allocation = Allocation("held", request, grants, Phase.ACTIVE, 1.0, "train.py")
-    with agent.ledger.write() as db:
+    with host.ledger.write() as db:
         records.add_allocation(db, allocation, {gpu.uuid: gpu.memory_slices for gpu in view.node})
         records.activate_allocation(db, "held")
-    with agent.ledger.write() as db:
+    with host.ledger.write() as db:
         records.set_holder(db, "held", os.getpid(), process_start_time(os.getpid()))
     return "held"
 
 
-def refused(node: Node, agent: Agent, act: Callable[[], None], *said: str) -> None:
+def refused(node: Node, host: Host, act: Callable[[], None], *said: str) -> None:
     """The act is refused, the message names what it must, and the driver was not even asked to change anything."""
-    before = cuts_of(agent.view().node)
+    before = cuts_of(host.view().node)
     calls = node.machine.total_change_calls()
     with pytest.raises(GpuBusy) as caught:
         act()
     for word in said:
         assert word in caught.value.message
     assert node.machine.total_change_calls() == calls
-    assert cuts_of(agent.view().node) == before
+    assert cuts_of(host.view().node) == before
 
 
-def cut_once(agent: Agent) -> GpuState:
-    change(agent, *enable(only(agent)))
-    change(agent, create(only(agent), "1g.5gb", 0))
-    return only(agent)
+def cut_once(host: Host) -> GpuState:
+    change(host, *enable(only(host)))
+    change(host, create(only(host), "1g.5gb", 0))
+    return only(host)
 
 
 @isolated
 def test_an_instance_with_a_process_is_not_destroyed(a100: Node) -> None:
-    with a100.agent() as agent:
-        gpu = cut_once(agent)
+    with a100.host() as host:
+        gpu = cut_once(host)
         a100.machine.inject_busy(gpu.instances[0].compute_instances[0].uuid, pid=5004711, name="train")
-        refused(a100, agent, lambda: change(agent, destroy(gpu, "1g.5gb", 0)), "GPU 0", "1g.5gb", "train (pid 5004711)")
+        refused(a100, host, lambda: change(host, destroy(gpu, "1g.5gb", 0)), "GPU 0", "1g.5gb", "train (pid 5004711)")
 
 
 @isolated
 def test_an_instance_with_an_allocation_is_not_destroyed(a100: Node) -> None:
-    with a100.agent() as agent:
-        gpu = cut_once(agent)
-        name = give(agent, Grant(gpu.uuid, gpu.instances[0].profile, gpu.instances[0].placement))
-        refused(a100, agent, lambda: change(agent, destroy(gpu, "1g.5gb", 0)), "GPU 0", f"allocation {name}")
+    with a100.host() as host:
+        gpu = cut_once(host)
+        name = give(host, Grant(gpu.uuid, gpu.instances[0].profile, gpu.instances[0].placement))
+        refused(a100, host, lambda: change(host, destroy(gpu, "1g.5gb", 0)), "GPU 0", f"allocation {name}")
 
 
 @isolated
 def test_nothing_is_created_in_the_room_of_an_allocation(a100: Node) -> None:
-    with a100.agent() as agent:
-        gpu = cut_once(agent)
-        name = give(agent, Grant(gpu.uuid, parse_profile("2g.10gb"), Placement(2, 2)))
-        refused(a100, agent, lambda: change(agent, create(gpu, "1g.5gb", 3)), "GPU 0", f"allocation {name}")
-        change(agent, create(gpu, "1g.5gb", 1))
+    with a100.host() as host:
+        gpu = cut_once(host)
+        name = give(host, Grant(gpu.uuid, parse_profile("2g.10gb"), Placement(2, 2)))
+        refused(a100, host, lambda: change(host, create(gpu, "1g.5gb", 3)), "GPU 0", f"allocation {name}")
+        change(host, create(gpu, "1g.5gb", 1))
 
 
 @isolated
 def test_a_gpu_with_a_process_is_neither_switched_nor_reset(a100: Node) -> None:
-    with a100.agent() as agent:
-        gpu = only(agent)
+    with a100.host() as host:
+        gpu = only(host)
         a100.machine.inject_busy(gpu.uuid, pid=5004711, name="train")
-        refused(a100, agent, lambda: change(agent, *enable(gpu)), "GPU 0", "train (pid 5004711)")
+        refused(a100, host, lambda: change(host, *enable(gpu)), "GPU 0", "train (pid 5004711)")
         a100.machine.clear_injections()
-        change(agent, SetMigMode(gpu.uuid, True))
+        change(host, SetMigMode(gpu.uuid, True))
         a100.machine.inject_busy(gpu.uuid, pid=5004711, name="train")
-        refused(a100, agent, lambda: change(agent, ResetGpu(gpu.uuid)), "GPU 0", "train (pid 5004711)")
+        refused(a100, host, lambda: change(host, ResetGpu(gpu.uuid)), "GPU 0", "train (pid 5004711)")
 
 
 @isolated
 def test_a_gpu_with_an_allocation_is_not_switched(a100: Node) -> None:
-    with a100.agent() as agent:
-        name = give(agent, Grant(only(agent).uuid))
-        refused(a100, agent, lambda: change(agent, *enable(only(agent))), "GPU 0", f"allocation {name}")
+    with a100.host() as host:
+        name = give(host, Grant(only(host).uuid))
+        refused(a100, host, lambda: change(host, *enable(only(host))), "GPU 0", f"allocation {name}")
 
 
 @isolated
 def test_a_gpu_with_instances_is_not_switched(a100: Node) -> None:
-    with a100.agent() as agent:
-        gpu = cut_once(agent)
-        refused(a100, agent, lambda: change(agent, *disable(gpu)), "GPU 0", "1g.5gb")
+    with a100.host() as host:
+        gpu = cut_once(host)
+        refused(a100, host, lambda: change(host, *disable(gpu)), "GPU 0", "1g.5gb")
 
 
 @isolated
 def test_a_plan_for_a_gpu_that_is_not_there_is_refused(a100: Node) -> None:
-    with a100.agent() as agent, pytest.raises(GpuNotFound, match="GPU-nowhere"):
-        change(agent, ResetGpu("GPU-nowhere"))
+    with a100.host() as host, pytest.raises(GpuNotFound, match="GPU-nowhere"):
+        change(host, ResetGpu("GPU-nowhere"))

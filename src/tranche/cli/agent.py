@@ -14,7 +14,7 @@ import click
 
 from tranche.cli.agent_parts import PARTS, AgentPart, refuse_to_stop_host_services
 from tranche.cli.agent_plugin_options import PLUGIN_OPTIONS, plugin_settings
-from tranche.cli.runtime import open_agent
+from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
 
@@ -85,8 +85,8 @@ def _agent(context: click.Context, **values: Any) -> None:
     if "mig-manager" not in values["without"]:
         refuse_to_stop_host_services(os.environ)
     wanted = [part for part in PARTS if part.name not in values["without"]]
-    with open_agent(settings) as agent:
-        run_agent(agent, options, [_builder(part, values) for part in wanted], os.environ)
+    with open_host(settings) as host:
+        run_agent(host, options, [_builder(part, values) for part in wanted], os.environ)
 
 
 def _builder(part: AgentPart, values: dict[str, Any]) -> Callable[[NodeServices], Component]:

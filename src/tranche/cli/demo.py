@@ -22,7 +22,7 @@ from tranche.local.demo.real import check_free, first_product, job_command, mig_
 from tranche.local.demo.scene import Scene
 from tranche.local.demo.schedule import DEFAULT_SEED
 from tranche.local.run import Terminated
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 _SIMULATED_SPEED = 15.0
 _REAL_SPEED = 1.0
@@ -66,16 +66,16 @@ def _simulated(speed: float, seed: int) -> DemoResult:
     say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
     with demo_machine(1 / speed) as machine:
         say(f"to look at it from another terminal: {machine.look}")
-        return _play(machine.agent, machine.job_command, machine.environment, speed, seed)
+        return _play(machine.host, machine.job_command, machine.environment, speed, seed)
 
 
 def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
     with open_driver(settings) as driver:
 
-        def agent() -> AbstractContextManager[Agent]:
-            return closing(Agent(driver, state_dir(settings)))
+        def host() -> AbstractContextManager[Host]:
+            return closing(Host(driver, state_dir(settings)))
 
-        with agent() as looking:
+        with host() as looking:
             gpus = first_product(looking.view().node)
             check_free(looking, gpus)
         say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really cut.")
@@ -83,20 +83,20 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
             question = "MIG mode will be changed on them (with resets where needed) and put back afterwards. Go on?"
             click.confirm(question, abort=True, err=True)
         try:
-            with agent() as playing:
+            with host() as playing:
                 return _play(playing, job_command, child_environment(settings), speed, seed)
         finally:
-            with agent() as clearing:
+            with host() as clearing:
                 put_back(clearing, gpus)
 
 
-def _play(agent: Agent, job: Command, environment: Mapping[str, str], speed: float, seed: int) -> DemoResult:
+def _play(host: Host, job: Command, environment: Mapping[str, str], speed: float, seed: int) -> DemoResult:
     clock = DemoClock(speed)
     on_terminal = sys.stderr.isatty()
     scene = Scene(clock) if on_terminal else Scene(clock, demo_view.plain_lines(clock.now))
-    gpus = first_product(agent.view().node)
+    gpus = first_product(host.view().node)
     with demo_view.live(scene) if on_terminal else nullcontext():
-        return Demo(agent, clock, job, environment, scene).play(gpus, seed)
+        return Demo(host, clock, job, environment, scene).play(gpus, seed)
 
 
 @contextmanager

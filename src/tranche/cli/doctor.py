@@ -18,7 +18,6 @@ from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.hardware.driver import Driver
 from tranche.node import records
-from tranche.node.agent import Agent
 from tranche.node.checkup import (
     Finding,
     Status,
@@ -30,6 +29,7 @@ from tranche.node.checkup import (
     check_state_folder,
     failed,
 )
+from tranche.node.host import Host
 from tranche.node.session import Places
 
 _COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
@@ -72,13 +72,13 @@ def _findings(settings: Settings) -> list[Finding]:
 
 
 def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]:
-    agent = Agent(driver, places.state_dir)
+    host = Host(driver, places.state_dir)
     try:
-        with agent.ledger.read() as db:
+        with host.ledger.read() as db:
             allocations = records.allocations(db)
-        return list(check_leftovers(agent.recovery_needed(), NodeView(node, allocations)))
+        return list(check_leftovers(host.recovery_needed(), NodeView(node, allocations)))
     finally:
-        agent.close()
+        host.close()
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -11,7 +11,7 @@ from tranche.cli import describe
 from tranche.cli.documents import key_document, obstacle_document
 from tranche.cli.output import print_json, print_table
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import open_agent
+from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.quantity import format_memory
 from tranche.core.state import NodeState
@@ -38,9 +38,9 @@ def command(settings: Settings, /, adopt_foreign: str, output: str, **request: A
     $ tranche explain --mig-profile 3g.20gb
     """
     asked = request_from(**request)
-    with open_agent(settings) as agent:
-        view = agent.view()
-        waiters = [Waiter(each.id, each.request) for each in agent.waiters()]
+    with open_host(settings) as host:
+        view = host.view()
+        waiters = [Waiter(each.id, each.request) for each in host.waiters()]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
         print_json("Explanation", **_document(answer, len(waiters)))

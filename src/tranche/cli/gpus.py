@@ -48,14 +48,14 @@ def command(settings: Settings, /, output: str) -> None:
 def _look(settings: Settings) -> tuple[NodeView, bool]:
     """The machine as it is now, and whether the ledger could be read."""
     with open_driver(settings) as driver:
-        from tranche.node.agent import Agent
+        from tranche.node.host import Host
 
         try:
-            agent = Agent(driver, state_dir(settings))
+            host = Host(driver, state_dir(settings))
             try:
-                return agent.view(), True
+                return host.view(), True
             finally:
-                agent.close()
+                host.close()
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; who holds which slice is not shown")
             return NodeView(driver.observe()), False

@@ -22,15 +22,15 @@ from tranche.cli.layout_options import (
 )
 from tranche.cli.layout_output import Narrator, decision_data, print_plan, sum_up
 from tranche.cli.output import print_json, say, warn
-from tranche.cli.runtime import open_agent
+from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.checkpoint import parse_checkpoint
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout
-from tranche.node.agent import Agent
 from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import Plan, plan_to_dict
@@ -69,9 +69,9 @@ def plan(
     were.
     """
     layout = _layout_of_file(config_file, selected_config)
-    with open_agent(settings) as agent:
-        layout = layout or generate_layouts(agent.driver.observe()).select(selected_config)
-        _show(agent, _towards(layout, mode_only=mode_only, skip_reset=skip_reset), output)
+    with open_host(settings) as host:
+        layout = layout or generate_layouts(host.driver.observe()).select(selected_config)
+        _show(host, _towards(layout, mode_only=mode_only, skip_reset=skip_reset), output)
 
 
 @click.command(cls=TrancheCommand)
@@ -124,16 +124,16 @@ def apply(
         layout = _layout_of_file(config_file, selected_config)
     runner = hook_runner(hooks_file, environment, debug=debug)
     wanted = patience(wait, timeout)
-    with open_agent(settings) as agent:
+    with open_host(settings) as host:
         if saved is not None:
-            _apply_saved(agent, saved, runner, wanted, dry_run=dry_run, output=output)
+            _apply_saved(host, saved, runner, wanted, dry_run=dry_run, output=output)
         else:
-            layout = layout or generate_layouts(agent.driver.observe()).select(selected_config)
+            layout = layout or generate_layouts(host.driver.observe()).select(selected_config)
             decide = _towards(layout, mode_only=mode_only, skip_reset=skip_reset)
             if dry_run:
-                _show(agent, decide, output)
+                _show(host, decide, output)
                 return
-            decision = _carry_out(agent, decide, runner, wanted, mode_only=mode_only)
+            decision = _carry_out(host, decide, runner, wanted, mode_only=mode_only)
             if output == "json":
                 print_json("LayoutApplied", **decision_data(decision))
     if not dry_run:
@@ -178,11 +178,11 @@ def restore(
     def decide(view: NodeView) -> LayoutDecision:
         return plan_restore(view, checkpoint, mode_only=mode_only, skip_reset=skip_reset)
 
-    with open_agent(settings) as agent:
+    with open_host(settings) as host:
         if dry_run:
-            _show(agent, decide, output)
+            _show(host, decide, output)
             return
-        decision = _carry_out(agent, decide, runner, wanted, mode_only=mode_only)
+        decision = _carry_out(host, decide, runner, wanted, mode_only=mode_only)
         if output == "json":
             print_json("LayoutRestored", **decision_data(decision))
     say("MIG configuration restored successfully")
@@ -197,8 +197,8 @@ def _towards(layout: Layout, *, mode_only: bool, skip_reset: bool) -> Decide:
     return partial(plan_layout, layout=layout, mode_only=mode_only, skip_reset=skip_reset)
 
 
-def _show(agent: Agent, decide: Decide, output: str) -> None:
-    view = agent.view()
+def _show(host: Host, decide: Decide, output: str) -> None:
+    view = host.view()
     decision = decide(view)
     _warn_of(decision)
     if output == "json":
@@ -209,7 +209,7 @@ def _show(agent: Agent, decide: Decide, output: str) -> None:
     decision.refuse_if_blocked()
 
 
-def _carry_out(agent: Agent, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool) -> LayoutDecision:
+def _carry_out(host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool) -> LayoutDecision:
     warned = False
 
     def decide_and_warn(view: NodeView) -> LayoutDecision:
@@ -220,27 +220,27 @@ def _carry_out(agent: Agent, decide: Decide, hooks: HookRunner, wanted: Patience
         warned = True
         return decision
 
-    change = _change(agent, hooks, wanted)
+    change = _change(host, hooks, wanted)
     decision = change.to_layout(decide_and_warn, mode_only=mode_only)
     say(sum_up(decision))
     return decision
 
 
-def _apply_saved(agent: Agent, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
+def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
     if dry_run:
-        print_plan(saved, agent.view().node)
+        print_plan(saved, host.view().node)
         return
-    _change(agent, hooks, wanted).as_saved(saved)
+    _change(host, hooks, wanted).as_saved(saved)
     if output == "json":
         print_json(
             "PlanApplied", purpose=saved.purpose, gpus=list(saved.gpu_uuids), steps=[str(s) for s in saved.steps]
         )
 
 
-def _change(agent: Agent, hooks: HookRunner, wanted: Patience) -> Change:
+def _change(host: Host, hooks: HookRunner, wanted: Patience) -> Change:
     narrator = Narrator()
     return Change(
-        agent,
+        host,
         hooks,
         wanted,
         progress=narrator.step,

@@ -10,7 +10,7 @@ import click
 from tranche.cli import describe
 from tranche.cli.documents import allocation_document, obstacle_document
 from tranche.cli.output import print_json, print_table
-from tranche.cli.runtime import open_agent
+from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
@@ -29,9 +29,9 @@ _WAITER_COLUMNS = ("#", "WAITING", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
 @click.pass_obj
 def command(settings: Settings, /, output: str) -> None:
     """List the allocations, oldest first, and the requests that wait, in the order in which they are served."""
-    with open_agent(settings) as agent:
-        view = agent.view()
-        queue = agent.waiters()
+    with open_host(settings) as host:
+        view = host.view()
+        queue = host.waiters()
     now = time.time()
     if output == "json":
         allocations = [allocation_document(each, view) for each in view.allocations]

@@ -7,7 +7,7 @@ import signal
 import click
 
 from tranche.cli.output import say
-from tranche.cli.runtime import open_agent
+from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.local.termination import cancel_waiter, take_back
 
@@ -30,11 +30,11 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
     Shares come back by themselves when their workload ends, so this is for workloads that do not. While the workload lives it
     is refused, unless --terminate is given. The instance stays, idle, for the next request.
     """
-    with open_agent(settings) as agent:
-        pid = cancel_waiter(agent, allocation_id)
+    with open_host(settings) as host:
+        pid = cancel_waiter(host, allocation_id)
         if pid is not None:
             say(f"cancelled the waiting request {allocation_id} (pid {pid})")
             return
-        ended = take_back(agent, allocation_id, terminate=terminate, grace=grace)
+        ended = take_back(host, allocation_id, terminate=terminate, grace=grace)
     how = f" after {signal.Signals(ended.signal).name} to pid {', '.join(map(str, ended.pids))}" if ended.signal else ""
     say(f"took back {allocation_id}{how}")

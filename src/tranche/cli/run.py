@@ -9,13 +9,13 @@ import click
 
 from tranche.cli.output import say
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import child_environment, open_agent
+from tranche.cli.runtime import child_environment, open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.allocation import Grant
 from tranche.core.errors import UsageError
 from tranche.core.state import GpuState
 from tranche.local.run import run
-from tranche.node.agent import Held
+from tranche.node.host import Held
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.plan import Step
@@ -56,10 +56,10 @@ def command(
     asked = request_from(**request)
     patience = Patience(wait=wait, seconds=timeout)
     voice = _Silence() if quiet else _Voice()
-    with open_agent(settings) as agent:
+    with open_host(settings) as host:
         sys.exit(
             run(
-                agent,
+                host,
                 asked,
                 command_line,
                 environment=child_environment(settings),

@@ -1,4 +1,4 @@
-"""Opens what a command works with: the driver of the machine that is meant, and the agent with its ledger."""
+"""Opens what a command works with: the driver of the machine that is meant, and the host with its ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tranche.core.errors import SimulatorError
 if TYPE_CHECKING:
     from tranche.hardware.nvml import NvmlDriver
     from tranche.hardware.simulator.machine import SimulatedMachine
-    from tranche.node.agent import Agent
+    from tranche.node.host import Host
 
 _STATE_DIR = Path("/var/lib/tranche")
 
@@ -40,16 +40,16 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
 
 
 @contextmanager
-def open_agent(settings: Settings) -> Iterator[Agent]:
-    """The agent of that machine; errors of the driver and of the ledger as they are."""
+def open_host(settings: Settings) -> Iterator[Host]:
+    """That machine as its ledger knows it; errors of the driver and of the ledger as they are."""
     with open_driver(settings) as driver:
-        from tranche.node.agent import Agent
+        from tranche.node.host import Host
 
-        agent = Agent(driver, state_dir(settings))
+        host = Host(driver, state_dir(settings))
         try:
-            yield agent
+            yield host
         finally:
-            agent.close()
+            host.close()
 
 
 def simulated_machine(settings: Settings) -> SimulatedMachine | None:

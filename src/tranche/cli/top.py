@@ -15,9 +15,9 @@ from tranche.cli.documents import allocation_document, gpu_document
 from tranche.cli.output import print_json
 from tranche.cli.overview import overview
 from tranche.cli.ps import waiter_document
-from tranche.cli.runtime import open_agent
+from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 
 @click.command(cls=TrancheCommand)
@@ -38,22 +38,22 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
     Without a terminal, and with -o json, the picture is printed once.
     """
     live = not once and output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
-    with open_agent(settings) as agent:
+    with open_host(settings) as host:
         if output == "json":
-            _print_document(agent)
+            _print_document(host)
         elif live:
-            _redraw(agent, interval)
+            _redraw(host, interval)
         else:
-            for line in _picture(agent):
+            for line in _picture(host):
                 click.echo(line)
 
 
-def _picture(agent: Agent) -> list[str]:
-    return overview(agent.view(), agent.waiters(), time.time())
+def _picture(host: Host) -> list[str]:
+    return overview(host.view(), host.waiters(), time.time())
 
 
-def _print_document(agent: Agent) -> None:
-    view, queue = agent.view(), agent.waiters()
+def _print_document(host: Host) -> None:
+    view, queue = host.view(), host.waiters()
     print_json(
         "Overview",
         gpus=[gpu_document(view, gpu) for gpu in view.node],
@@ -62,7 +62,7 @@ def _print_document(agent: Agent) -> None:
     )
 
 
-def _redraw(agent: Agent, interval: float) -> None:
+def _redraw(host: Host, interval: float) -> None:
     """Draw on the alternate screen until q is pressed."""
     # rich takes longer to import than everything else here; only a live picture needs it.
     from rich.console import Console
@@ -72,7 +72,7 @@ def _redraw(agent: Agent, interval: float) -> None:
     console = Console()
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            lines = [*_picture(agent), "", "q ends"]
+            lines = [*_picture(host), "", "q ends"]
             live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if _key_within(interval) in ("q", "Q", ""):
                 return

@@ -28,7 +28,7 @@ from tranche.kubernetes.node_agent import NodeAgent
 from tranche.kubernetes.node_watch import NodeWatch
 from tranche.kubernetes.pod_resources import PodResources
 from tranche.kubernetes.services import NodeServices
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0
 _THREADS_END_SECONDS = 0.7
@@ -53,7 +53,7 @@ class AgentOptions:
 
 
 def run_agent(
-    agent: Agent,
+    host: Host,
     options: AgentOptions,
     parts: Sequence[Callable[[NodeServices], Component]],
     environ: Mapping[str, str],
@@ -64,11 +64,11 @@ def run_agent(
     when the health port is taken. Threads that are still at work a moment after the components have ended are left: the
     process then exits under them, which is safe at any point, as the ledger's journal is written for `kill -9`.
     """
-    asyncio.run(_serve(agent, options, parts, environ))
+    asyncio.run(_serve(host, options, parts, environ))
 
 
 async def _serve(
-    agent: Agent,
+    host: Host,
     options: AgentOptions,
     parts: Sequence[Callable[[NodeServices], Component]],
     environ: Mapping[str, str],
@@ -85,7 +85,7 @@ async def _serve(
     api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
     node_watch = NodeWatch(api, options.node_name)
     inventory = Inventory(
-        agent.view, PodResources(options.pod_resources_socket), clock=time.monotonic, period=options.period
+        host.view, PodResources(options.pod_resources_socket), clock=time.monotonic, period=options.period
     )
     gpu_events = GpuEvents(GpuEventStream, inventory)
     namespace = options.namespace or server.namespace
@@ -98,7 +98,7 @@ async def _serve(
         inventory=inventory,
         gpu_events=gpu_events,
         plugin_config=plugin_config,
-        agent=agent,
+        host=host,
     )
     components: list[Component] = [
         node_watch,

@@ -111,7 +111,7 @@ class MigManager:
 
     async def run(self) -> None:
         """Manage the node's layout until cancelled."""
-        identity = ManagerIdentity(self._services.agent.places.state_dir)
+        identity = ManagerIdentity(self._services.host.places.state_dir)
         while not identity.acquire():
             self._trouble = "another agent with the same state folder manages this node's layout"
             await asyncio.sleep(_LONGEST_PAUSE_SECONDS / 2)
@@ -304,12 +304,12 @@ class MigManager:
             if decision.work is Work.CUT:
                 snapshot = await self._condemn(decision.condemned) or await self._services.inventory.refresh()
                 try:
-                    await asyncio.to_thread(self._services.agent.change, work.deciding(snapshot.holders))
+                    await asyncio.to_thread(self._services.host.change, work.deciding(snapshot.holders))
                 finally:
                     await self._condemn(frozenset())
             else:
                 snapshot = await self._services.inventory.refresh()
-                await asyncio.to_thread(self._services.agent.change, work.deciding_reboot(snapshot.holders))
+                await asyncio.to_thread(self._services.host.change, work.deciding_reboot(snapshot.holders))
                 await asyncio.to_thread(self._restart, self._settings.host_root)
         except TrancheError as error:
             if work.refused:

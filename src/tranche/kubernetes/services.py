@@ -9,7 +9,7 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.gpu_events import GpuEvents
 from tranche.kubernetes.inventory import Inventory
 from tranche.kubernetes.live import Live
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,4 +27,4 @@ class NodeServices:
     inventory: Inventory
     gpu_events: GpuEvents
     plugin_config: ConfigSource
-    agent: Agent
+    host: Host

@@ -17,8 +17,8 @@ from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.local.doorbell import Doorbell, ring
 from tranche.node import records
-from tranche.node.agent import Agent, Held, Ticket
 from tranche.node.executor import Progress, no_progress
+from tranche.node.host import Held, Host, Ticket
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Decision, Granted, Waiting
 from tranche.planning.plan import Step
@@ -35,12 +35,12 @@ class Queue:
 
     def __init__(
         self,
-        agent: Agent,
+        host: Host,
         *,
         adopt_foreign_destroy: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._agent = agent
+        self._host = host
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
 
@@ -59,12 +59,12 @@ class Queue:
         `waiting` is told why there is no share yet and how many requests are ahead. However this ends
         without a share, the place in the queue is given up.
         """
-        ticket = self._agent.enqueue(request, command=command, pid=pid)
-        bell = Doorbell(self._agent.places.doorbell(ticket.id))
+        ticket = self._host.enqueue(request, command=command, pid=pid)
+        bell = Doorbell(self._host.places.doorbell(ticket.id))
         try:
             return self._wait(request, ticket, bell, patience, waiting, progress)
         except BaseException:
-            self._agent.leave(ticket)
+            self._host.leave(ticket)
             self.ring_next()
             raise
         finally:
@@ -72,7 +72,7 @@ class Queue:
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Give a share back and ring whoever can use it."""
-        self._agent.release(allocation_id, why=why)
+        self._host.release(allocation_id, why=why)
         self.ring_next()
 
     def ring_next(self) -> None:
@@ -84,15 +84,15 @@ class Queue:
             self._ring_next()
 
     def _ring_next(self) -> None:
-        if not self._agent.waiters():
+        if not self._host.waiters():
             return
-        view = self._agent.view()
-        queue = _as_asked(self._agent.waiters())
+        view = self._host.view()
+        queue = _as_asked(self._host.waiters())
         for position, waiter in enumerate(queue):
             if len(reserved_for(view, queue[:position])) == len(view.node.gpus):
                 return
             if isinstance(self._decide(view, queue, waiter.id), Granted) and ring(
-                self._agent.places.doorbell(waiter.id)
+                self._host.places.doorbell(waiter.id)
             ):
                 return
 
@@ -116,7 +116,7 @@ class Queue:
 
         while True:
             try:
-                outcome = self._agent.start(
+                outcome = self._host.start(
                     ticket,
                     lambda view, queue: self._decide(view, _as_asked(queue), ticket.id),
                     progress=noting,
@@ -158,7 +158,7 @@ class Queue:
                 nap = min(nap, deadline - now)
             if bell.wait(nap):
                 return True
-            if self._agent.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
+            if self._host.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
                 # What nobody announced may be there for somebody further back as well.
                 self.ring_next()
                 return True
@@ -168,7 +168,7 @@ class Queue:
 
     def _ahead_of(self, ticket: Ticket) -> int:
         """How many requests came earlier and still wait."""
-        ids = [waiter.id for waiter in self._agent.waiters()]
+        ids = [waiter.id for waiter in self._host.waiters()]
         return ids.index(ticket.id) if ticket.id in ids else 0
 
 

@@ -13,8 +13,8 @@ from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request
 from tranche.local.queue import Queue
 from tranche.local.workload import find_command, run_workload, share_environment
-from tranche.node.agent import Agent, Held
 from tranche.node.executor import Progress, no_progress
+from tranche.node.host import Held, Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 
@@ -30,7 +30,7 @@ class Terminated(BaseException):
 
 
 def run(
-    agent: Agent,
+    host: Host,
     request: Request,
     command: Sequence[str],
     *,
@@ -43,7 +43,7 @@ def run(
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code."""
     path = find_command(command[0], environment)
-    queue = Queue(agent, adopt_foreign_destroy=adopt_foreign_destroy)
+    queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy)
     # What is ignored stays ignored, so that nohup works.
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, _terminate) for number in heeded}
@@ -57,9 +57,9 @@ def run(
             progress=progress,
         )
         try:
-            share = share_environment(held, agent.driver.observe_gpu)
+            share = share_environment(held, host.driver.observe_gpu)
             granted(held)
-            code = run_workload(path, command, {**environment, **share}, held, lambda pid: agent.set_holder(held, pid))
+            code = run_workload(path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid))
         except BaseException:
             _give_back(queue, held, why="the command could not be run")
             raise

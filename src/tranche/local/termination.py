@@ -15,7 +15,7 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied
 from tranche.local.queue import Queue
 from tranche.node import records
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.node.locks import is_held
 from tranche.node.session import process_lives
 
@@ -32,13 +32,13 @@ class Ended:
     signal: int
 
 
-def take_back(agent: Agent, allocation_id: str, *, terminate: bool, grace: float) -> Ended:
+def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) -> Ended:
     """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
 
     Raises GpuBusy while somebody holds the share without `terminate`, AllocationUnknown when there is none of that id,
     PermissionDenied when the workload is another user's.
     """
-    with agent.ledger.read() as db:
+    with host.ledger.read() as db:
         allocation = next((each for each in records.allocations(db) if each.id == allocation_id), None)
         workload, started = records.holders(db).get(allocation_id, (0, 0))
     if allocation is None:
@@ -46,7 +46,7 @@ def take_back(agent: Agent, allocation_id: str, *, terminate: bool, grace: float
             f"there is no allocation and no waiting request {allocation_id}",
             hint="list them with: tranche ps",
         )
-    lock = agent.places.allocation(allocation_id)
+    lock = host.places.allocation(allocation_id)
     pids = [workload] if process_lives(workload, started) else holders_of(lock)
     if not terminate and (pids or is_held(lock)):
         raise _busy(allocation, pids)
@@ -59,7 +59,7 @@ def take_back(agent: Agent, allocation_id: str, *, terminate: bool, grace: float
         raise _busy(allocation, [])
     # `tranche run` may have given the share back itself, when it saw its workload end.
     with suppress(AllocationUnknown):
-        Queue(agent).release(allocation_id, why="taken back with tranche release")
+        Queue(host).release(allocation_id, why="taken back with tranche release")
     return Ended(allocation_id, (*pids, *left), sent)
 
 
@@ -76,12 +76,12 @@ def holders_of(lock: Path) -> list[int]:
     return sorted(found)
 
 
-def cancel_waiter(agent: Agent, waiter_id: str) -> int | None:
+def cancel_waiter(host: Host, waiter_id: str) -> int | None:
     """End the command that waits under that id with SIGTERM, and return its pid; None when no request of that id waits."""
-    waiter = next((each for each in agent.waiters() if each.id == waiter_id), None)
+    waiter = next((each for each in host.waiters() if each.id == waiter_id), None)
     if waiter is None:
         return None
-    if is_held(agent.places.waiter(waiter_id)):
+    if is_held(host.places.waiter(waiter_id)):
         _signal(waiter.pid, signal.SIGTERM)
     return waiter.pid
 

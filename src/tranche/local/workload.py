@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
-from tranche.node.agent import Held
+from tranche.node.host import Held
 
 
 def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[str, str]:

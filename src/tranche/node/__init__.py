@@ -1,1 +1,1 @@
-"""The agent of one machine: observe, decide, plan, execute, verify, and remember in the ledger."""
+"""One machine: observe, decide, plan, execute, verify, and remember in the ledger."""

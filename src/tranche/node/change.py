@@ -8,9 +8,9 @@ from collections.abc import Callable
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
 from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_APPLY_MODE
-from tranche.node.agent import Agent
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.gpu_users import busy_error
 from tranche.planning.plan import Plan, ResetGpu, SetMigMode
@@ -30,7 +30,7 @@ class Change:
 
     def __init__(
         self,
-        agent: Agent,
+        host: Host,
         hooks: HookRunner,
         patience: Patience,
         *,
@@ -41,7 +41,7 @@ class Change:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`waiting` is told what is waited for, `exit_hook_failed` of a failure of apply-exit after another failure."""
-        self._agent = agent
+        self._host = host
         self._hooks = hooks
         self._patience = patience
         self._progress = progress
@@ -52,7 +52,7 @@ class Change:
 
     def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
         """Carry out what is decided; the last decision. GpuBusy or WaitTimeout when something in use stays in the way."""
-        last = decide(self._agent.view())
+        last = decide(self._host.view())
 
         def decide_now(view: NodeView) -> Plan:
             nonlocal last
@@ -62,7 +62,7 @@ class Change:
 
         def act() -> None:
             self._before(last.changes_mode, last.changes_cut and not mode_only)
-            self._patiently(lambda: self._agent.change(decide_now, progress=self._progress))
+            self._patiently(lambda: self._host.change(decide_now, progress=self._progress))
             if last.waiting_for_reset and not mode_only:
                 gpus = ", ".join(gpu.label for gpu in last.waiting_for_reset)
                 raise ModeChangePending(
@@ -79,9 +79,9 @@ class Change:
         changes_cut = any(not isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
 
         def carry_out() -> None:
-            if in_the_way := users_hit_by(self._agent.view(), plan):
+            if in_the_way := users_hit_by(self._host.view(), plan):
                 raise busy_error(plan.purpose, in_the_way)
-            self._agent.change_as_saved(plan, progress=self._progress)
+            self._host.change_as_saved(plan, progress=self._progress)
 
         def act() -> None:
             self._before(changes_mode, changes_cut)

@@ -33,7 +33,7 @@ from tranche.kubernetes.gpu_events import GpuEvents
 from tranche.kubernetes.inventory import BEING_ADMITTED, Inventory
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.node_agent import NodeAgent
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -64,8 +64,8 @@ class Api:
 class Rig:
     """Everything around the plugin; `skip` moves its clock."""
 
-    def __init__(self, node: Node, agent: Agent, **settings: object) -> None:
-        self.node, self.agent = node, agent
+    def __init__(self, node: Node, host: Host, **settings: object) -> None:
+        self.node, self.host = node, host
         self.api = Api()
         self.kubelet = KubeletStandIn(node.folder / "plugins")
         self.kube_node: Live[KubeNode | None] = Live()
@@ -76,7 +76,7 @@ class Rig:
         flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
         self.holdings = PodResourcesStandIn()
-        self.inventory = Inventory(agent.view, self.holdings, clock=self.clock, period=3600.0)
+        self.inventory = Inventory(host.view, self.holdings, clock=self.clock, period=3600.0)
         self.config = ConfigSource(start, self.api, "ns", self.kube_node)  # type: ignore[arg-type]
         self.events = GpuEvents(GpuEventStream, self.inventory)
         files = SimulatedDeviceFiles(node.machine.state, ensure_built())
@@ -113,15 +113,15 @@ class Rig:
 
     async def cut(self, gpu: int, *slices: tuple[str, int]) -> None:
         """Put a GPU into MIG mode, and make slices on it; the inventory looks afterwards."""
-        state = self.agent.view().node.gpus[gpu]
+        state = self.host.view().node.gpus[gpu]
         steps = [] if state.mig_enabled else enable(state)
-        await asyncio.to_thread(change, self.agent, *steps, *(create(state, name, start) for name, start in slices))
+        await asyncio.to_thread(change, self.host, *steps, *(create(state, name, start) for name, start in slices))
         await self.inventory.refresh()
 
 
 def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]], *boards: str, **settings: object) -> None:
-    async def main(agent: Agent, node: Node) -> None:
-        rig = Rig(node, agent, **settings)
+    async def main(host: Host, node: Node) -> None:
+        rig = Rig(node, host, **settings)
         await rig.kubelet.start()
         components = (rig.inventory, rig.config, rig.events, rig.plugin)
         rig.hosted = NodeAgent(components, clock=rig.clock)
@@ -136,8 +136,8 @@ def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]], *boards: str, 
             await asyncio.get_running_loop().shutdown_default_executor()
 
     node = node_of(folder, *(boards or ("A100-40GB", "A100-40GB")))
-    with node.agent() as agent:
-        asyncio.run(main(agent, node))
+    with node.host() as host:
+        asyncio.run(main(host, node))
 
 
 def test_a_change_of_the_cut_is_told_with_no_restart(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_an_xid_of_one_instance_leaves_its_neighbours_alone(tmp_path: Path) -> N
     async def scenario(rig: Rig) -> None:
         await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
-        sick = rig.agent.view().node.gpus[0].instances[1]
+        sick = rig.host.view().node.gpus[0].instances[1]
         machine = rig.node.machine
         await rig.strike(
             {GPU: (1, 1), SLICE: (2, 1)},
@@ -423,7 +423,7 @@ def test_a_resource_of_another_living_plugin_is_left_alone(tmp_path: Path) -> No
 def test_linked_gpus_are_preferred_together(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.counts({GPU: (4, 4)})
-        uuids = [gpu.uuid for gpu in rig.agent.view().node.gpus]
+        uuids = [gpu.uuid for gpu in rig.host.view().node.gpus]
         links = read_links()
         assert len(links) == 6
         assert all(score >= 100 for score in links.values()), "an A100 has NVLinks to the switch"

@@ -15,7 +15,7 @@ from tranche.local.demo.clock import DemoClock
 from tranche.local.demo.jobs import Command, JobRecord, JobRunner
 from tranche.local.demo.scene import Scene
 from tranche.local.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.planning.candidates import plain_profiles
 from tranche.planning.generate import most_instances
 from tranche.planning.plan import Plan
@@ -92,12 +92,12 @@ class Demo:
     """The three parts of the demo on one machine."""
 
     def __init__(
-        self, agent: Agent, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
+        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
     ) -> None:
-        self._agent = agent
+        self._host = host
         self._clock = clock
         self._scene = scene
-        self._runner = JobRunner(agent, clock, command, environment, scene)
+        self._runner = JobRunner(host, clock, command, environment, scene)
 
     def play(self, gpus: Sequence[GpuState], seed: int) -> DemoResult:
         """Run all three parts on these GPUs, which are of one product and idle.
@@ -122,7 +122,7 @@ class Demo:
         self._scene.begin(title, self._observe(gpus))
 
     def _observe(self, gpus: Sequence[GpuState]) -> list[GpuState]:
-        return [self._agent.driver.observe_gpu(gpu.uuid) for gpu in gpus]
+        return [self._host.driver.observe_gpu(gpu.uuid) for gpu in gpus]
 
     def _batch(self, jobs: Sequence[Job], at_once: int) -> BatchResult:
         began = self._clock.now()
@@ -141,7 +141,7 @@ class Demo:
             return decision.plan
 
         began = self._clock.now()
-        plan = self._agent.change(decide, progress=self._scene.step)
+        plan = self._host.change(decide, progress=self._scene.step)
         cutting = self._clock.now() - began
         self._scene.show(self._observe(gpus))
         self._scene.announce(f"{len(gpus)} GPUs cut into {len(jobs)} slices in {len(plan.steps)} steps")

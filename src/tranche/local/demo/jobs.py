@@ -21,7 +21,7 @@ from tranche.local.demo.schedule import Job
 from tranche.local.doorbell import ring
 from tranche.local.queue import Queue
 from tranche.local.workload import share_environment
-from tranche.node.agent import Agent, Held
+from tranche.node.host import Held, Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.plan import CreateInstance, DestroyInstance, Step
@@ -53,10 +53,10 @@ class JobRunner:
     """Runs batches on one machine."""
 
     def __init__(
-        self, agent: Agent, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
+        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
     ) -> None:
-        self._agent = agent
-        self._queue = Queue(agent)
+        self._host = host
+        self._queue = Queue(host)
         self._clock = clock
         self._command = command
         self._environment = environment
@@ -102,9 +102,9 @@ class JobRunner:
             with self._lock:
                 for child in self._children:
                     child.terminate()
-            for waiter in self._agent.waiters():
+            for waiter in self._host.waiters():
                 if waiter.pid == os.getpid():
-                    ring(self._agent.places.doorbell(waiter.id))
+                    ring(self._host.places.doorbell(waiter.id))
             alive[0].join(_LOOK_SECONDS)
 
     def _serve(self, job: Job, answered: Callable[[], None], told: Callable[[JobRecord], None]) -> None:
@@ -156,7 +156,7 @@ class JobRunner:
         return JobRecord(job, grants, created, destroyed, asked, granted, ended)
 
     def _run_child(self, job: Job, held: Held) -> None:
-        share = share_environment(held, self._agent.driver.observe_gpu)
+        share = share_environment(held, self._host.driver.observe_gpu)
         with self._lock:
             self._check_not_stopping()
             child = subprocess.Popen(
@@ -185,7 +185,7 @@ class JobRunner:
         """Wait for the child's end; what it wrote to its standard error."""
         assert child.stderr is not None, "the child was started with a pipe"
         try:
-            self._agent.set_holder(held, child.pid)
+            self._host.set_holder(held, child.pid)
             said = child.stderr.read()
         except BaseException:
             child.kill()

@@ -15,7 +15,7 @@ from tranche.hardware.nvml import NvmlDriver
 from tranche.hardware.simulator.build import NATIVE, ensure_built
 from tranche.hardware.simulator.compiling import run_compiler
 from tranche.hardware.simulator.machine import SimulatedMachine
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 
 MACHINE_TYPE = "p4d.24xlarge"
 JOB_MEMORY_MIB = 2048
@@ -25,9 +25,9 @@ _JOB_SOURCE = Path(__file__).with_name("job.c")
 
 @dataclass(frozen=True, slots=True)
 class DemoMachine:
-    """The machine's agent, the environment of its jobs, and the program that they run."""
+    """The machine's host, the environment of its jobs, and the program that they run."""
 
-    agent: Agent
+    host: Host
     environment: Mapping[str, str]
     job_program: Path
     nvidia_smi: Path
@@ -61,11 +61,11 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
         nvidia_smi = ensure_built().nvidia_smi
         driver = NvmlDriver(reset_command=str(nvidia_smi))
         try:
-            agent = Agent(driver, root / "tranche")
+            host = Host(driver, root / "tranche")
             try:
-                yield DemoMachine(agent, {**os.environ, **machine.environment()}, program, nvidia_smi)
+                yield DemoMachine(host, {**os.environ, **machine.environment()}, program, nvidia_smi)
             finally:
-                agent.close()
+                host.close()
         finally:
             driver.close()
 

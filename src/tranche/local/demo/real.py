@@ -9,7 +9,7 @@ from tranche.core.board import board_by_pci_id
 from tranche.core.checkpoint import take_checkpoint
 from tranche.core.errors import GpuBusy, MigNotSupported
 from tranche.core.state import GpuState, NodeState
-from tranche.node.agent import Agent
+from tranche.node.host import Host
 from tranche.planning.gpu_users import User, busy_error, gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.restore import plan_restore
@@ -41,9 +41,9 @@ def first_product(node: NodeState) -> tuple[GpuState, ...]:
     return tuple(gpu for gpu in capable if gpu.name == capable[0].name)
 
 
-def check_free(agent: Agent, gpus: tuple[GpuState, ...]) -> None:
+def check_free(host: Host, gpus: tuple[GpuState, ...]) -> None:
     """GpuBusy when anything uses one of the GPUs, has it cut, or waits for a share."""
-    view = agent.view()
+    view = host.view()
     users = tuple(user for gpu in gpus for user in gpu_users(view, gpu).users)
     if users:
         raise busy_error("the demo", users)
@@ -53,14 +53,14 @@ def check_free(agent: Agent, gpus: tuple[GpuState, ...]) -> None:
                 f"{gpu.label} has {len(gpu.instances)} GPU instances, and the demo cuts GPUs that have none",
                 hint="remove them with: tranche layout apply -c all-disabled",
             )
-    if agent.waiters():
+    if host.waiters():
         raise GpuBusy("other requests wait for a share of this machine", hint="see them with: tranche ps")
 
 
-def put_back(agent: Agent, gpus: tuple[GpuState, ...]) -> None:
+def put_back(host: Host, gpus: tuple[GpuState, ...]) -> None:
     """Give the GPUs the MIG mode back that they have in these states, and remove their instances.
 
-    Take an agent that did not play the demo: what an interrupted one left is cleared first then. Raises GpuBusy, after the other
+    Take a host that did not play the demo: what an interrupted one left is cleared first then. Raises GpuBusy, after the other
     GPUs, for those that somebody has come to use meanwhile.
     """
     before = take_checkpoint(NodeState(gpus))
@@ -71,7 +71,7 @@ def put_back(agent: Agent, gpus: tuple[GpuState, ...]) -> None:
         newcomers.extend(decision.blockers)
         return decision.plan
 
-    agent.change(decide)
+    host.change(decide)
     if newcomers:
         raise busy_error("putting MIG mode back", tuple(newcomers))
 

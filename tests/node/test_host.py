@@ -1,4 +1,4 @@
-"""The agent: what is promised is nobody else's, declared changes exclude each other, saved plans know their state."""
+"""The host: what is promised is nobody else's, declared changes exclude each other, saved plans know their state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, HardwareError, State
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
-from tranche.node.agent import Agent, Held, Ticket
+from tranche.node.host import Held, Host, Ticket
 from tranche.node.locks import is_held
 from tranche.planning.allocate import Waiting, decide
 from tranche.planning.plan import Plan, Step, plan_from_dict, plan_to_dict
@@ -24,29 +24,29 @@ def slice_of(profile: str) -> Request:
     return Request(MigSlice(parse_profile(profile)))
 
 
-def ask(agent: Agent, request: Request) -> Ticket:
-    return agent.enqueue(request, command="work", pid=os.getpid())
+def ask(host: Host, request: Request) -> Ticket:
+    return host.enqueue(request, command="work", pid=os.getpid())
 
 
-def serve(agent: Agent, request: Request) -> Held | Waiting:
-    return agent.start(ask(agent, request), lambda view, queue: decide(view, request))
+def serve(host: Host, request: Request) -> Held | Waiting:
+    return host.start(ask(host, request), lambda view, queue: decide(view, request))
 
 
-def first_gpu(agent: Agent) -> GpuState:
-    return agent.view().node.gpus[0]
+def first_gpu(host: Host) -> GpuState:
+    return host.view().node.gpus[0]
 
 
 @isolated
 def test_an_instance_that_a_running_plan_is_about_to_destroy_is_not_granted(tmp_path: Path) -> None:
     """The media extensions exist once: a promised 2g.12gb+me evicts an idle 1g.6gb+me wherever that is."""
     node = node_of(tmp_path, "A30-24GB")
-    with node.agent() as agent, node.agent() as other:
-        change(agent, *enable(first_gpu(agent)))
-        change(agent, create(first_gpu(agent), "1g.6gb+me", 3))
+    with node.host() as host, node.host() as other:
+        change(host, *enable(first_gpu(host)))
+        change(host, create(first_gpu(host), "1g.6gb+me", 3))
         outcomes: list[Held | Waiting] = []
         request = slice_of("2g.12gb+me")
-        held = agent.start(
-            ask(agent, request),
+        held = host.start(
+            ask(host, request),
             lambda view, queue: decide(view, request),
             decided=lambda: outcomes.append(serve(other, slice_of("1g.6gb+me"))),
         )
@@ -56,27 +56,27 @@ def test_an_instance_that_a_running_plan_is_about_to_destroy_is_not_granted(tmp_
 
 @isolated
 def test_two_allocations_never_share_a_slice(a100: Node) -> None:
-    with a100.agent() as agent, a100.agent() as other:
+    with a100.host() as host, a100.host() as other:
         keys = set()
         for _ in range(3):
-            for each in (agent, other):
+            for each in (host, other):
                 held = serve(each, slice_of("1g.5gb"))
                 assert isinstance(held, Held)
                 keys.add(held.allocation.grants[0].key)
         assert len(keys) == 6
-        assert isinstance(serve(agent, slice_of("1g.5gb")), Held)
+        assert isinstance(serve(host, slice_of("1g.5gb")), Held)
         assert isinstance(serve(other, slice_of("1g.5gb")), Waiting)
 
 
 @isolated
 def test_a_released_instance_stays_idle_and_is_used_again_without_a_change(a100: Node) -> None:
-    with a100.agent() as agent:
-        first = serve(agent, slice_of("2g.10gb"))
+    with a100.host() as host:
+        first = serve(host, slice_of("2g.10gb"))
         assert isinstance(first, Held)
-        agent.release(first.allocation.id, why="test")
+        host.release(first.allocation.id, why="test")
         first.lock.release(remove=True)
         calls = a100.machine.total_change_calls()
-        second = serve(agent, slice_of("2g.10gb"))
+        second = serve(host, slice_of("2g.10gb"))
         assert isinstance(second, Held)
         assert second.allocation.grants == first.allocation.grants
         assert a100.machine.total_change_calls() == calls
@@ -84,44 +84,44 @@ def test_a_released_instance_stays_idle_and_is_used_again_without_a_change(a100:
 
 @isolated
 def test_releasing_what_is_not_there_is_said_so(a100: Node) -> None:
-    with a100.agent() as agent, pytest.raises(AllocationUnknown, match="abcdef"):
-        agent.release("abcdef", why="test")
+    with a100.host() as host, pytest.raises(AllocationUnknown, match="abcdef"):
+        host.release("abcdef", why="test")
 
 
 @isolated
 def test_a_failed_request_leaves_the_machine_and_its_place_in_the_queue(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(first_gpu(agent)))
-        before = cuts_of(agent.view().node)
+    with a100.host() as host:
+        change(host, *enable(first_gpu(host)))
+        before = cuts_of(host.view().node)
         request = slice_of("3g.20gb")
-        ticket = ask(agent, request)
-        later = ask(agent, request)
+        ticket = ask(host, request)
+        later = ask(host, request)
         a100.machine.inject_error("nvmlGpuInstanceCreateComputeInstance", 999, calls=1)
         with pytest.raises(HardwareError):
-            agent.start(ticket, lambda view, queue: decide(view, request))
-        view = agent.view()
+            host.start(ticket, lambda view, queue: decide(view, request))
+        view = host.view()
         assert cuts_of(view.node) == before
         assert view.allocations == ()
         assert view.owned == frozenset()
-        assert [waiter.id for waiter in agent.waiters()] == [ticket.id, later.id]
-        assert isinstance(agent.start(ticket, lambda view, queue: decide(view, request)), Held)
+        assert [waiter.id for waiter in host.waiters()] == [ticket.id, later.id]
+        assert isinstance(host.start(ticket, lambda view, queue: decide(view, request)), Held)
 
 
 @isolated
 def test_a_request_that_left_the_queue_cannot_start(a100: Node) -> None:
-    with a100.agent() as agent:
-        ticket = ask(agent, Request(WholeGpus(1)))
-        agent.leave(ticket)
-        assert not is_held(agent.places.waiter(ticket.id))
+    with a100.host() as host:
+        ticket = ask(host, Request(WholeGpus(1)))
+        host.leave(ticket)
+        assert not is_held(host.places.waiter(ticket.id))
         with pytest.raises(AllocationUnknown):
-            agent.start(ticket, lambda view, queue: decide(view, Request(WholeGpus(1))))
-        assert agent.view().allocations == ()
+            host.start(ticket, lambda view, queue: decide(view, Request(WholeGpus(1))))
+        assert host.view().allocations == ()
 
 
 @isolated
 def test_a_change_of_a_gpu_that_another_change_works_on_is_refused(two_h100: Node) -> None:
-    with two_h100.agent() as agent, two_h100.agent() as other:
-        gpus = agent.view().node.gpus
+    with two_h100.host() as host, two_h100.host() as other:
+        gpus = host.view().node.gpus
         refused: list[str] = []
 
         def meddle(gpu: GpuState, step: Step) -> None:
@@ -129,17 +129,17 @@ def test_a_change_of_a_gpu_that_another_change_works_on_is_refused(two_h100: Nod
                 change(other, *enable(gpus[1]), *enable(gpus[0]))
             refused.append(caught.value.hint)
 
-        agent.change(lambda view: Plan("first", enable(gpus[0])), progress=meddle)
+        host.change(lambda view: Plan("first", enable(gpus[0])), progress=meddle)
         assert len(refused) == 1
-        assert [gpu.mig_enabled for gpu in agent.view().node] == [True, False]
+        assert [gpu.mig_enabled for gpu in host.view().node] == [True, False]
         change(other, *enable(gpus[1]), *enable(gpus[0]))
-        assert [gpu.mig_enabled for gpu in agent.view().node] == [True, True]
+        assert [gpu.mig_enabled for gpu in host.view().node] == [True, True]
 
 
 @isolated
 def test_nothing_is_granted_on_a_gpu_that_is_being_changed(two_h100: Node) -> None:
-    with two_h100.agent() as agent, two_h100.agent() as other:
-        gpus = agent.view().node.gpus
+    with two_h100.host() as host, two_h100.host() as other:
+        gpus = host.view().node.gpus
         granted: list[str] = []
 
         def take(gpu: GpuState, step: Step) -> None:
@@ -148,63 +148,63 @@ def test_nothing_is_granted_on_a_gpu_that_is_being_changed(two_h100: Node) -> No
                 if isinstance(held, Held):
                     granted.extend(grant.gpu_uuid for grant in held.allocation.grants)
 
-        agent.change(lambda view: Plan("cut", enable(gpus[0])), progress=take)
+        host.change(lambda view: Plan("cut", enable(gpus[0])), progress=take)
         assert granted == [gpus[1].uuid]
 
 
 @isolated
 def test_a_saved_plan_is_carried_out_when_nothing_moved(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(first_gpu(agent)))
-        gpu = first_gpu(agent)
+    with a100.host() as host:
+        change(host, *enable(first_gpu(host)))
+        gpu = first_gpu(host)
         plan = Plan("saved", (create(gpu, "1g.5gb", 0), create(gpu, "2g.10gb", 2)), {gpu.uuid: gpu.fingerprint})
-        agent.change_as_saved(plan_from_dict(plan_to_dict(plan)))
-        assert [str(instance.profile) for instance in first_gpu(agent).instances] == ["1g.5gb", "2g.10gb"]
+        host.change_as_saved(plan_from_dict(plan_to_dict(plan)))
+        assert [str(instance.profile) for instance in first_gpu(host).instances] == ["1g.5gb", "2g.10gb"]
 
 
 @isolated
 def test_a_saved_plan_is_refused_when_the_state_has_moved(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(first_gpu(agent)))
-        gpu = first_gpu(agent)
+    with a100.host() as host:
+        change(host, *enable(first_gpu(host)))
+        gpu = first_gpu(host)
         plan = Plan("saved", (create(gpu, "1g.5gb", 0),), {gpu.uuid: gpu.fingerprint})
-        change(agent, create(gpu, "1g.5gb", 6))
+        change(host, create(gpu, "1g.5gb", 6))
         calls = a100.machine.total_change_calls()
         with pytest.raises(StateMoved, match="GPU 0"):
-            agent.change_as_saved(plan)
-        change(agent, destroy(gpu, "1g.5gb", 6))
+            host.change_as_saved(plan)
+        change(host, destroy(gpu, "1g.5gb", 6))
         assert a100.machine.total_change_calls() > calls
-        agent.change_as_saved(plan)
+        host.change_as_saved(plan)
 
 
 @isolated
 def test_a_saved_plan_that_names_no_state_of_a_gpu_is_refused(a100: Node) -> None:
-    with a100.agent() as agent:
+    with a100.host() as host:
         calls = a100.machine.total_change_calls()
         with pytest.raises(StateMoved, match="what state it expects"):
-            agent.change_as_saved(Plan("saved", enable(first_gpu(agent))))
+            host.change_as_saved(Plan("saved", enable(first_gpu(host))))
         assert a100.machine.total_change_calls() == calls
 
 
 @isolated
 def test_an_instance_that_another_tool_removed_is_no_longer_known_as_ours(a100: Node) -> None:
-    with a100.agent() as agent:
-        change(agent, *enable(first_gpu(agent)))
-        change(agent, create(first_gpu(agent), "1g.5gb", 0), create(first_gpu(agent), "1g.5gb", 1))
-        gpu = first_gpu(agent)
-        assert agent.view().owned == {gpu.key(instance) for instance in gpu.instances}
+    with a100.host() as host:
+        change(host, *enable(first_gpu(host)))
+        change(host, create(first_gpu(host), "1g.5gb", 0), create(first_gpu(host), "1g.5gb", 1))
+        gpu = first_gpu(host)
+        assert host.view().owned == {gpu.key(instance) for instance in gpu.instances}
         gone = gpu.instances[0]
-        agent.driver.destroy_compute_instance(gpu.uuid, gone.id, gone.compute_instances[0].id)
-        agent.driver.destroy_gpu_instance(gpu.uuid, gone.id)
+        host.driver.destroy_compute_instance(gpu.uuid, gone.id, gone.compute_instances[0].id)
+        host.driver.destroy_gpu_instance(gpu.uuid, gone.id)
         views: list[NodeView] = []
-        agent.change(lambda view: views.append(view) or Plan("nothing"))  # type: ignore[func-returns-value]
+        host.change(lambda view: views.append(view) or Plan("nothing"))  # type: ignore[func-returns-value]
         assert views[0].owned == {gpu.key(gpu.instances[1])}
-        assert agent.view().owned == views[0].owned
+        assert host.view().owned == views[0].owned
 
 
 @isolated
 def test_an_empty_plan_leaves_no_trace(a100: Node) -> None:
-    with a100.agent() as agent:
-        agent.change(lambda view: Plan("nothing"))
-        assert agent.events() == ()
+    with a100.host() as host:
+        host.change(lambda view: Plan("nothing"))
+        assert host.events() == ()
         assert a100.machine.total_change_calls() == 0

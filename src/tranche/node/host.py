@@ -1,4 +1,4 @@
-"""The agent of one machine: observe, recover, decide under a lock, journal, execute, remember.
+"""One machine and its GPUs: observe, recover, decide under a lock, journal, execute, remember.
 
 Decisions are made one at a time under the decision lock; plans run outside it, so that other requests are decided meanwhile.
 What was decided is protected by its allocation, or for a declared layout by its changing GPUs, until the plan has ended.
@@ -52,7 +52,7 @@ def new_id() -> str:
     return os.urandom(4).hex()
 
 
-class Agent:
+class Host:
     """One process's face of the machine. Time, randomness, the driver and the folder are passed in."""
 
     def __init__(
