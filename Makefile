@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
-PROTO  := src/tranche/kubernetes/proto
+PROTO  := src/tranche/kubernetes/kubelet/proto
 
 NODES ?= p4d=p4d.24xlarge
 

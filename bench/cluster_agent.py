@@ -19,7 +19,7 @@ from cluster.waiting import wait_for
 
 from bench.report import Report
 from tranche.kubernetes.device_plugin.registration import API_VERSION
-from tranche.kubernetes.proto import deviceplugin_pb2 as pb
+from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 STARTS = 7
 CALLS = 1000
@@ -28,7 +28,8 @@ _TRANCHE = str(Path(sys.executable).with_name("tranche"))
 _LAYOUT, _RESOURCE, _SLICES = "all-1g.5gb", "nvidia.com/mig-1g.5gb", 56
 _WITHOUT_PARTS = ("--without=device-plugin", "--without=mig-manager", "--without=feature-labels")
 _IMPORTS = (
-    "import tranche.kubernetes.agent_process, tranche.kubernetes.mig_manager, tranche.kubernetes.device_plugin.plugin"
+    "import tranche.kubernetes.agent.process, tranche.kubernetes.mig_manager.manager, "
+    "tranche.kubernetes.device_plugin.plugin"
 )
 
 

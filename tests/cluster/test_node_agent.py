@@ -20,10 +20,10 @@ from cluster.waiting import wait_for
 
 from tranche.cli.agent_parts import PARTS
 from tranche.core.errors import KubernetesForbidden
-from tranche.kubernetes.api import ConditionStatus, NodeCondition
-from tranche.kubernetes.client import KubeClient
-from tranche.kubernetes.connection import ApiConnection
-from tranche.kubernetes.kubeconfig import find_api_server
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.api.objects import ConditionStatus, NodeCondition
 
 pytestmark = pytest.mark.cluster
 

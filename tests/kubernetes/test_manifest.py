@@ -13,11 +13,11 @@ import yaml
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tests.kubernetes.waiting import patiently, until
 from tranche.cli import agent
-from tranche.kubernetes.api import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
-from tranche.kubernetes.client import KubeClient
-from tranche.kubernetes.connection import ApiConnection
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
 from tranche.kubernetes.device_plugin.config import PluginConfig
-from tranche.kubernetes.kubeconfig import ApiServer
 
 CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
 MANIFEST = Path(__file__).parents[2] / "deploy" / "tranche-agent.yaml"

@@ -63,8 +63,8 @@ def _agent(context: click.Context, **values: Any) -> None:
     settings = context.find_object(Settings)
     assert settings is not None
     try:
-        from tranche.kubernetes import logs
-        from tranche.kubernetes.agent_process import AgentOptions, run_agent
+        from tranche.kubernetes.agent import logs
+        from tranche.kubernetes.agent.process import AgentOptions, run_agent
     except ModuleNotFoundError as error:
         raise UsageError(
             f"'tranche agent' needs the Python package '{error.name}', which is not installed",

@@ -35,8 +35,8 @@ def _device_plugin(services: NodeServices, values: Mapping[str, Any]) -> Compone
 
 
 def _mig_manager(services: NodeServices, values: Mapping[str, Any]) -> Component:
-    from tranche.kubernetes.drain import Policy
-    from tranche.kubernetes.mig_manager import MigManager, MigSettings
+    from tranche.kubernetes.mig_manager.drain import Policy
+    from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 
     settings = MigSettings(
         config_map=values["layouts"],
@@ -48,7 +48,7 @@ def _mig_manager(services: NodeServices, values: Mapping[str, Any]) -> Component
 
 
 def _feature_labels(services: NodeServices, values: Mapping[str, Any]) -> Component:
-    from tranche.kubernetes.feature_labeler import FeatureLabeler
+    from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 
     return FeatureLabeler(services)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tranche.kubernetes.api import KubeApi, KubeNode
+from tranche.kubernetes.api.objects import KubeApi, KubeNode
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
-from tranche.kubernetes.gpu_events import GpuEvents
-from tranche.kubernetes.inventory import Inventory
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node.host import Host
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from tranche.kubernetes.proto import deviceplugin_pb2 as pb
+from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 _DEADLINE_SECONDS = 60.0
 

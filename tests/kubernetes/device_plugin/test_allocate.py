@@ -14,7 +14,7 @@ from tranche.hardware.simulator.build import ensure_built
 from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
-from tranche.kubernetes.device_plugin.resources import PluginDevice, slices_of
+from tranche.kubernetes.observation.resources import PluginDevice, slices_of
 
 GPU = replace(cut(2, "1g.5gb@0", "1g.5gb@3"), minor=5)
 SLICES = tuple(slices_of(GPU))

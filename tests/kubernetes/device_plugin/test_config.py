@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig, read_config
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.kubernetes.device_plugin.resources import MigStrategy
 from tranche.kubernetes.device_plugin.selection import Fallback, selected_key
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Unsupported
+from tranche.kubernetes.observation.resources import MigStrategy
 
 PUBLISHED = """
 version: v1

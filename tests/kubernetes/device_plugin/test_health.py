@@ -17,7 +17,7 @@ from tranche.kubernetes.device_plugin.health import (
     recall_lost,
     xid_policy,
 )
-from tranche.kubernetes.device_plugin.resources import PluginDevice, slices_of
+from tranche.kubernetes.observation.resources import PluginDevice, slices_of
 
 NODE = node(cut(0, *ALL_1G), cut(1, *ALL_1G), whole(2))
 SLICES = [list(slices_of(gpu)) for gpu in NODE.gpus[:2]]

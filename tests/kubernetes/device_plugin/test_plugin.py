@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
-from tests.kubernetes.test_inventory import Kubelet as PodResourcesStandIn
+from tests.kubernetes.observation.test_inventory import Kubelet as PodResourcesStandIn
 from tests.node.machines import Node, change, create, enable, node_of
 from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.hardware.gpu_events import GpuEventStream
@@ -22,17 +22,17 @@ from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulator.build import ensure_built
 from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
-from tranche.kubernetes.api import ConfigMap, KubeNode, Severity
+from tranche.kubernetes.agent.node_agent import NodeAgent
+from tranche.kubernetes.api.objects import ConfigMap, KubeNode, Severity
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
 from tranche.kubernetes.device_plugin.health import QUIET_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, DevicePlugin, Machine
-from tranche.kubernetes.gpu_events import GpuEvents
-from tranche.kubernetes.inventory import BEING_ADMITTED, Inventory
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.node_agent import NodeAgent
+from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.inventory import BEING_ADMITTED, Inventory
 from tranche.node.host import Host
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tranche.kubernetes.api import KubeNode
-from tranche.kubernetes.device_plugin.resources import is_device_resource
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.observation.resources import is_device_resource
 
 SETTLE_SECONDS = 15.0
 """How long a plugin may be away, or a node's status lag behind, before a resource counts as abandoned."""

@@ -9,7 +9,7 @@ from tranche.core.state import NodeState
 from tranche.hardware.cdi import CdiDevice, CdiSpec
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
-from tranche.kubernetes.device_plugin.resources import PluginDevice, slices_of
+from tranche.kubernetes.observation.resources import PluginDevice, slices_of
 
 CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"

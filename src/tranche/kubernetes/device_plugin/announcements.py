@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api import KubeApi, KubeNode, Severity
+from tranche.kubernetes.api.objects import KubeApi, KubeNode, Severity
 from tranche.kubernetes.live import Live
 
 _RETRY_SECONDS = 5.0

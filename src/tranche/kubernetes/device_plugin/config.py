@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
-from tranche.kubernetes.device_plugin.resources import MigStrategy
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Kind, Setting, Unsupported
+from tranche.kubernetes.observation.resources import MigStrategy
 
 _VERSION = "v1"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from tranche.core.errors import PluginConfigInvalid
-from tranche.kubernetes.api import ConfigMap, KubeApi, KubeNode
+from tranche.kubernetes.api.objects import ConfigMap, KubeApi, KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.health import xid_policy

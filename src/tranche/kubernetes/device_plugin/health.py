@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tranche.core.errors import PluginConfigInvalid
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
-from tranche.kubernetes.device_plugin.resources import PluginDevice
+from tranche.kubernetes.observation.resources import PluginDevice
 
 IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of an application, not of the GPU: by NVIDIA's device plugin."""

@@ -16,7 +16,7 @@ from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheErr
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api import KubeNode, Severity
+from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
@@ -26,11 +26,11 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.health import Ward, recall_lost, xid_policy
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
-from tranche.kubernetes.device_plugin.resources import Advertisement, PluginDevice, advertise
 from tranche.kubernetes.device_plugin.server import ListedDevice
-from tranche.kubernetes.gpu_events import GpuEvents
-from tranche.kubernetes.inventory import Inventory, Snapshot
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.inventory import Inventory, Snapshot
+from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, advertise
 
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import comb
 
-from tranche.kubernetes.device_plugin.resources import PluginDevice
+from tranche.kubernetes.observation.resources import PluginDevice
 
 Links = Mapping[frozenset[str], int]
 """How well two GPUs are linked, by the UUIDs of both; more is better."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from tranche.core.errors import KubeletUnavailable
-from tranche.kubernetes.proto import deviceplugin_pb2 as pb
+from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 API_VERSION = "v1beta1"
 _TIMEOUT_SECONDS = 5.0

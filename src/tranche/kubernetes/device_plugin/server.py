@@ -13,8 +13,8 @@ import grpc
 from tranche.core.errors import KubeletUnavailable, TrancheError
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.registration import API_VERSION
+from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.proto import deviceplugin_pb2 as pb
 
 _HEALTH = {True: "Healthy", False: "Unhealthy"}
 

@@ -1,0 +1,134 @@
+"""The agent as a process: wires what its parts share, serves until a signal, and ends within two seconds of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tranche.hardware.gpu_events import GpuEventStream
+from tranche.kubernetes.agent.health_server import HealthServer
+from tranche.kubernetes.agent.node_agent import NodeAgent
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.component import Component
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.kubelet.pod_resources import PodResources
+from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.observation.node_watch import NodeWatch
+from tranche.kubernetes.services import NodeServices
+from tranche.node.host import Host
+
+_COMPONENTS_END_SECONDS = 1.0
+_THREADS_END_SECONDS = 0.7
+# The inventory, the driver's events, a plan, and what the parts ask of the kubelet's files, all at once.
+_THREADS = 8
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """How one agent is set up. `namespace` "" means the one that the way to the API server names; `period` is in seconds."""
+
+    node_name: str
+    kubeconfig: str | None
+    namespace: str
+    pod_resources_socket: Path
+    health_host: str
+    health_port: int
+    period: float
+    plugin: StartSettings
+
+
+def run_agent(
+    host: Host,
+    options: AgentOptions,
+    parts: Sequence[Callable[[NodeServices], Component]],
+    environ: Mapping[str, str],
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    KubeconfigInvalid when no API server is known, PluginConfigInvalid when the device plugin's settings are wrong, UsageError
+    when the health port is taken. Threads that are still at work a moment after the components have ended are left: the
+    process then exits under them, which is safe at any point, as the ledger's journal is written for `kill -9`.
+    """
+    asyncio.run(_serve(host, options, parts, environ))
+
+
+async def _serve(
+    host: Host,
+    options: AgentOptions,
+    parts: Sequence[Callable[[NodeServices], Component]],
+    environ: Mapping[str, str],
+) -> None:
+    options.plugin.check()
+    loop = asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="blocking")
+    loop.set_default_executor(threads)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    server = find_api_server(options.kubeconfig, environ)
+    connection = ApiConnection(server)
+    api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
+    node_watch = NodeWatch(api, options.node_name)
+    inventory = Inventory(
+        host.view, PodResources(options.pod_resources_socket), clock=time.monotonic, period=options.period
+    )
+    gpu_events = GpuEvents(GpuEventStream, inventory)
+    namespace = options.namespace or server.namespace
+    plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
+    services = NodeServices(
+        node_name=options.node_name,
+        namespace=namespace,
+        api=api,
+        node=node_watch.latest,
+        inventory=inventory,
+        gpu_events=gpu_events,
+        plugin_config=plugin_config,
+        host=host,
+    )
+    components: list[Component] = [
+        node_watch,
+        inventory,
+        gpu_events,
+        plugin_config,
+        *(build(services) for build in parts),
+    ]
+    node_agent = NodeAgent(components, clock=time.monotonic)
+    health = HealthServer(node_agent.readiness)
+    await health.start(options.health_host, options.health_port)
+    _log.info("serving", extra={"node": options.node_name, "api_server": server.url, "health_port": health.port})
+    running = asyncio.create_task(node_agent.run())
+    try:
+        await stopped.wait()
+        _log.info("ending", extra={"node": options.node_name})
+    finally:
+        health.stop()
+        inventory.keep_marks()
+        running.cancel()
+        await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
+        _end_threads(threads)
+    await connection.close()
+
+
+def _end_threads(threads: ThreadPoolExecutor) -> None:
+    waiting = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+    waiting.start()
+    waiting.join(_THREADS_END_SECONDS)
+    if waiting.is_alive():
+        _log.warning("ending in the middle of a call to the driver or of a plan: the next start takes it up")
+        logging.shutdown()
+        os._exit(0)

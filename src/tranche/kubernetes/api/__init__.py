@@ -1,0 +1,1 @@
+"""The API server: a narrow protocol, the client behind it, and how it is found."""

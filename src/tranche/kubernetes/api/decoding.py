@@ -1,0 +1,114 @@
+"""API objects, from JSON to values and back. Pure; what is absent or null in the JSON is empty in the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tranche.kubernetes.api.objects import (
+    ConditionStatus,
+    ConfigMap,
+    KubeNode,
+    KubePod,
+    NodeCondition,
+    PodRef,
+    Severity,
+)
+
+Json = Mapping[str, Any]
+
+_LONGEST_MESSAGE = 1024
+
+
+def decode_node(raw: Json) -> KubeNode:
+    """A `v1.Node`."""
+    meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    return KubeNode(
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        unschedulable=bool((raw.get("spec") or {}).get("unschedulable")),
+        conditions=tuple(_decode_condition(condition) for condition in status.get("conditions") or ()),
+        capacity=status.get("capacity") or {},
+        allocatable=status.get("allocatable") or {},
+    )
+
+
+def decode_config_map(raw: Json) -> ConfigMap:
+    """A `v1.ConfigMap`."""
+    meta = raw.get("metadata") or {}
+    return ConfigMap(meta.get("namespace", ""), meta.get("name", ""), raw.get("data") or {})
+
+
+def decode_pod(raw: Json) -> KubePod:
+    """A `v1.Pod`."""
+    meta = raw.get("metadata") or {}
+    owners = [owner for owner in meta.get("ownerReferences") or () if owner.get("controller")]
+    return KubePod(
+        ref=PodRef(meta.get("namespace", ""), meta.get("name", "")),
+        uid=meta.get("uid", ""),
+        phase=(raw.get("status") or {}).get("phase", ""),
+        owner_kind=owners[0].get("kind", "") if owners else "",
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        node_selector=(raw.get("spec") or {}).get("nodeSelector") or {},
+        terminating=meta.get("deletionTimestamp") is not None,
+    )
+
+
+def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> Json:
+    """A condition as the node's status has it; `since` is when its status last changed, as a timestamp."""
+    return {
+        "type": condition.type,
+        "status": condition.status.value,
+        "reason": condition.reason,
+        "message": _bounded(condition.message),
+        "lastHeartbeatTime": timestamp(now),
+        "lastTransitionTime": since,
+    }
+
+
+def encode_node_event(
+    name: str, node: KubeNode, severity: Severity, reason: str, message: str, *, now: datetime
+) -> Json:
+    """A `v1.Event` about a node, in the namespace where events about nodes are kept."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid or node.name},
+        "type": severity.value,
+        "reason": reason,
+        "message": _bounded(message),
+        "source": {"component": "tranche", "host": node.name},
+        "firstTimestamp": timestamp(now),
+        "lastTimestamp": timestamp(now),
+        "count": 1,
+    }
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in seconds, as the API server writes it; the moment must be in UTC."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def raw_condition(raw_node: Json, type_: str) -> Json | None:
+    """The condition of that type as the API server has it."""
+    conditions = (raw_node.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in conditions if condition.get("type") == type_), None)
+
+
+def _decode_condition(raw: Json) -> NodeCondition:
+    status = raw.get("status")  # the API server takes any word
+    return NodeCondition(
+        type=raw.get("type", ""),
+        status=ConditionStatus(status) if status in set(ConditionStatus) else ConditionStatus.UNKNOWN,
+        reason=raw.get("reason", ""),
+        message=raw.get("message", ""),
+    )
+
+
+def _bounded(message: str) -> str:
+    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"

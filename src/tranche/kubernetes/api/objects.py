@@ -1,0 +1,168 @@
+"""Everything Tranche asks of a Kubernetes API server: a narrow protocol, and the values that pass through it.
+
+Values hold what Tranche reads and nothing else, so that a test's stand-in is a page long and a new client library touches one
+module (`tranche.kubernetes.api.client`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
+
+
+class ConditionStatus(StrEnum):
+    """The three values of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Severity(StrEnum):
+    """The two types of an event."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """One condition of a node. `reason` is one CamelCase word; `message` is for people."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubeNode:
+    """A node object. `capacity` and `allocatable` hold quantities as the API server prints them."""
+
+    name: str
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    conditions: tuple[NodeCondition, ...] = ()
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+    def condition(self, type_: str) -> NodeCondition | None:
+        """The condition of that type."""
+        return next((condition for condition in self.conditions if condition.type == type_), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMap:
+    """A ConfigMap's text entries."""
+
+    namespace: str
+    name: str
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PodRef:
+    """Names a pod."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class KubePod:
+    """A pod. `owner_kind` is the kind of its controller: "" for a bare pod, "DaemonSet", "Node" for a mirror pod."""
+
+    ref: PodRef
+    uid: str = ""
+    phase: str = "Running"
+    owner_kind: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    terminating: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it runs no more: what it held is free, or about to be."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def mirror(self) -> bool:
+        """Whether the kubelet runs it from a file: the API server cannot evict it."""
+        return MIRROR_POD_ANNOTATION in self.annotations
+
+
+class EvictionOutcome(StrEnum):
+    """ACCEPTED: the pod is being deleted. BLOCKED: a disruption budget forbids it now. GONE: there is no such pod any more."""
+
+    ACCEPTED = "accepted"
+    BLOCKED = "blocked"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What became of a wish to evict; `message` is the API server's own, and names the budget where one is in the way."""
+
+    outcome: EvictionOutcome
+    message: str = ""
+
+
+class KubeApi(Protocol):
+    """One API server, asked on behalf of one node.
+
+    Each call raises KubernetesUnavailable when trying again may help; KubernetesForbidden, KubernetesNotFound or
+    KubernetesRejected when it does not. The two watches raise nothing: they last until their iterator is closed, and heal
+    themselves.
+    """
+
+    async def get_node(self, name: str) -> KubeNode:
+        """The node now."""
+        ...
+
+    async def patch_node_metadata(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        annotations: Mapping[str, str | None] | None = None,
+    ) -> KubeNode:
+        """Set labels and annotations, or remove those whose value is None; others stay. The node after it."""
+        ...
+
+    async def set_unschedulable(self, name: str, unschedulable: bool) -> None:
+        """Cordon or uncordon."""
+        ...
+
+    async def set_node_condition(self, name: str, condition: NodeCondition) -> None:
+        """Set one condition; its transition time moves only when its status does, and nothing is written when it is the same."""
+        ...
+
+    def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
+        """The node now, then after each change; None while there is none of that name."""
+        ...
+
+    def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
+        """The ConfigMap now, then after each change; None while there is none of that name."""
+        ...
+
+    async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
+        """Record an event about the node; the same again counts up instead of adding one. `reason` is one CamelCase word."""
+        ...
+
+    async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
+        """Every pod that is bound to the node, finished ones included."""
+        ...
+
+    async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
+        """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
+        ...

@@ -1,0 +1,1 @@
+"""The labels by which workloads find nodes with the right GPUs."""

@@ -1,0 +1,206 @@
+"""The labels by which workloads find nodes with the right GPUs: those of NVIDIA's GPU feature discovery, key for key. Pure.
+
+A node with GPUs of several models is described by its first; the labels of slices are per profile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tranche.core.quantity import MIB
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
+from tranche.hardware.host_facts import HostFacts
+from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, MigStrategy, single_problem, slices_of
+
+TIMESTAMP_LABEL = f"{DOMAIN}/gfd.timestamp"
+
+_GPU_PARTS = (
+    *("product", "count", "replicas", "sharing-strategy", "memory", "family", "compute.major", "compute.minor"),
+    *("machine", "mode", "multiprocessors", "slices.gi", "slices.ci"),
+    *("engines.copy", "engines.decoder", "engines.encoder", "engines.jpeg", "engines.ofa"),
+)
+_CUDA_PARTS = (
+    *("driver.major", "driver.minor", "driver.rev", "runtime.major", "runtime.minor"),
+    *("driver-version.major", "driver-version.minor", "driver-version.revision", "driver-version.full"),
+    *("runtime-version.major", "runtime-version.minor", "runtime-version.full"),
+)
+_OWN = frozenset(
+    {
+        TIMESTAMP_LABEL,
+        *(f"{GPU_RESOURCE}.{part}" for part in _GPU_PARTS),
+        *(f"{DOMAIN}/cuda.{part}" for part in _CUDA_PARTS),
+        *(f"{DOMAIN}/{name}" for name in ("mig.capable", "mig.strategy", "mps.capable")),
+    }
+)
+_SLICE_PARTS = "|".join(re.escape(part) for part in _GPU_PARTS)
+_OWN_SLICE = re.compile(rf"{re.escape(DOMAIN)}/mig-(?:\d+c\.)?\d+g\.\d+gb[^/]*\.(?:{_SLICE_PARTS})")
+_NOT_IN_A_LABEL = re.compile(r"[^A-Za-z0-9_. -]")
+_MODES = {"0x030000": "graphics", "0x030200": "compute"}
+_FAMILIES = {
+    1: "tesla",
+    2: "fermi",
+    3: "kepler",
+    5: "maxwell",
+    6: "pascal",
+    9: "hopper",
+    10: "blackwell",
+    12: "blackwell",
+}
+
+
+def is_feature_label(key: str) -> bool:
+    """Whether the label is one of those that this module writes, so that one that no longer holds may be removed."""
+    return key in _OWN or _OWN_SLICE.fullmatch(key) is not None
+
+
+def feature_labels(node: NodeState, strategy: MigStrategy, facts: HostFacts) -> dict[str, str]:
+    """The labels of the node; none for a machine without a GPU. Lost GPUs count for nothing."""
+    gpus = [gpu for gpu in node if not gpu.lost]
+    if not gpus:
+        return {}
+    labels = {
+        f"{GPU_RESOURCE}.machine": _label_text(facts.product) or "unknown",
+        f"{GPU_RESOURCE}.mode": _mode(gpus, facts),
+        f"{DOMAIN}/mig.capable": _bool(any(gpu.mig_capable for gpu in gpus)),
+        f"{DOMAIN}/mps.capable": "false",
+        **_versions(node),
+        **_whole(gpus),
+    }
+    if strategy is not MigStrategy.NONE:
+        labels[f"{DOMAIN}/mig.strategy"] = strategy
+    if strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
+        labels |= _single(node, gpus)
+    if strategy is MigStrategy.MIXED:
+        labels |= _mixed(gpus)
+    return labels
+
+
+def changed_labels(present: Mapping[str, str], wanted: Mapping[str, str], now: float) -> dict[str, str | None]:
+    """The patch from the labels on the node to the wanted ones; the timestamp moves only with another label."""
+    changes: dict[str, str | None] = {
+        key: None for key in present if is_feature_label(key) and key not in wanted and key != TIMESTAMP_LABEL
+    }
+    changes |= {key: value for key, value in wanted.items() if present.get(key) != value}
+    if wanted and (changes or TIMESTAMP_LABEL not in present):
+        changes[TIMESTAMP_LABEL] = str(int(now))
+    if not wanted and TIMESTAMP_LABEL in present:
+        changes[TIMESTAMP_LABEL] = None
+    return changes
+
+
+def _versions(node: NodeState) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    parts = node.driver_version.split(".")
+    if 2 <= len(parts) <= 3:
+        major, minor, revision = (*parts, "")[:3]
+        labels |= {
+            f"{DOMAIN}/cuda.driver.major": major,
+            f"{DOMAIN}/cuda.driver.minor": minor,
+            f"{DOMAIN}/cuda.driver.rev": revision,
+            f"{DOMAIN}/cuda.driver-version.major": major,
+            f"{DOMAIN}/cuda.driver-version.minor": minor,
+            f"{DOMAIN}/cuda.driver-version.revision": revision,
+            f"{DOMAIN}/cuda.driver-version.full": node.driver_version,
+        }
+    if node.cuda_version is not None:
+        cuda_major, cuda_minor = map(str, node.cuda_version)
+        labels |= {
+            f"{DOMAIN}/cuda.runtime.major": cuda_major,
+            f"{DOMAIN}/cuda.runtime.minor": cuda_minor,
+            f"{DOMAIN}/cuda.runtime-version.major": cuda_major,
+            f"{DOMAIN}/cuda.runtime-version.minor": cuda_minor,
+            f"{DOMAIN}/cuda.runtime-version.full": f"{cuda_major}.{cuda_minor}",
+        }
+    return labels
+
+
+def _whole(gpus: list[GpuState]) -> dict[str, str]:
+    """The first model's GPUs, cut or not; `replicas` is 0 when all of them are cut, since none is for sale whole."""
+    model = [gpu for gpu in gpus if gpu.name == gpus[0].name]
+    labels = _resource(GPU_RESOURCE, gpus[0].name, len(model), int(any(not gpu.mig_enabled for gpu in model)), "none")
+    labels[f"{GPU_RESOURCE}.memory"] = str(gpus[0].memory // MIB)
+    if gpus[0].compute_capability is not None:
+        major, minor = gpus[0].compute_capability
+        labels[f"{GPU_RESOURCE}.family"] = _family(major, minor)
+        labels[f"{GPU_RESOURCE}.compute.major"] = str(major)
+        labels[f"{GPU_RESOURCE}.compute.minor"] = str(minor)
+    return labels
+
+
+def _single(node: NodeState, gpus: list[GpuState]) -> dict[str, str]:
+    cut = [gpu for gpu in gpus if gpu.mig_enabled]
+    if single_problem(node):
+        labels = _resource(GPU_RESOURCE, f"{cut[0].name} MIG INVALID", 0, 0, "")
+        return {**labels, f"{GPU_RESOURCE}.memory": "0"}
+    pieces = [device for gpu in cut for device in slices_of(gpu)]
+    return _slice_labels(GPU_RESOURCE, cut[0], pieces[0].instance, pieces[0].piece, len(pieces))
+
+
+def _mixed(gpus: list[GpuState]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    by_name: dict[str, list[tuple[GpuState, GpuInstance | None, ComputeInstance]]] = {}
+    for gpu in gpus:
+        for device in slices_of(gpu):
+            if device.piece is not None:
+                by_name.setdefault(device.piece.name.resource_name, []).append((gpu, device.instance, device.piece))
+    for name, pieces in sorted(by_name.items()):
+        gpu, instance, piece = pieces[0]
+        labels |= _slice_labels(f"{DOMAIN}/{name}", gpu, instance, piece, len(pieces))
+    return labels
+
+
+def _slice_labels(
+    resource: str, gpu: GpuState, instance: GpuInstance | None, piece: ComputeInstance | None, count: int
+) -> dict[str, str]:
+    assert instance is not None
+    assert piece is not None
+    name = piece.name.resource_name.removeprefix("mig-")
+    labels = _resource(resource, f"{gpu.name} MIG {name}", count, 1, "none")
+    offered = gpu.profile(piece.name)
+    inside = next((ci for ci in offered.compute_profiles if ci.name == piece.name), None) if offered else None
+    numbers = {
+        "memory": None if instance.memory is None else instance.memory // MIB,
+        "multiprocessors": inside.sm if inside is not None else None,
+        "slices.gi": instance.profile.slices,
+        "slices.ci": piece.slices,
+        "engines.copy": offered.copy_engines if offered is not None else None,
+        "engines.decoder": offered.decoders if offered is not None else None,
+        "engines.encoder": offered.encoders if offered is not None else None,
+        "engines.jpeg": offered.jpeg if offered is not None else None,
+        "engines.ofa": offered.ofa if offered is not None else None,
+    }
+    return labels | {f"{resource}.{part}": str(number) for part, number in numbers.items() if number is not None}
+
+
+def _resource(resource: str, product: str, count: int, replicas: int, sharing: str) -> dict[str, str]:
+    return {
+        f"{resource}.product": _label_text(product),
+        f"{resource}.count": str(count),
+        f"{resource}.replicas": str(replicas),
+        f"{resource}.sharing-strategy": sharing,
+    }
+
+
+def _mode(gpus: list[GpuState], facts: HostFacts) -> str:
+    classes = {facts.pci_classes.get(gpu.pci_bus_id, "") for gpu in gpus}
+    return _MODES.get(classes.pop(), "unknown") if len(classes) == 1 else "unknown"
+
+
+def _family(major: int, minor: int) -> str:
+    if major == 7:
+        return "volta" if minor < 5 else "turing"
+    if major == 8:
+        return "ampere" if minor < 9 else "ada-lovelace"
+    if major == 13:
+        return "rubin"
+    return _FAMILIES.get(major, "undefined")
+
+
+def _label_text(text: str) -> str:
+    """Text that a label's value may hold: other characters go, runs of spaces become a hyphen."""
+    return "-".join(_NOT_IN_A_LABEL.sub("", text).split())[:63].strip("-_.")
+
+
+def _bool(value: bool) -> str:
+    return str(value).lower()

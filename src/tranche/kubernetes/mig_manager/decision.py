@@ -1,0 +1,330 @@
+"""What to do next about a node's layout: everything that is known in, one decision out. Pure, and it remembers nothing.
+
+A decision says what the node is to show, what to write, and at most one piece of work. Whoever carries it out looks again and
+decides again, until there is nothing to write and no work; so it does not matter where it was interrupted. All memory is on the
+node (labels and annotations) and in the ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, TrancheError
+from tranche.core.layout import Layout
+from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
+from tranche.kubernetes.mig_manager import operands
+from tranche.kubernetes.mig_manager.drain import RETRY_SECONDS, Policy, cordoning, describe_users, drainable, pod_of
+from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.retry import (
+    ATTEMPT_ANNOTATION,
+    LONGEST_DELAY_SECONDS,
+    REBOOT_SPENT,
+    Attempt,
+    attempt_text,
+    parse_attempt,
+)
+from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wished_layout
+from tranche.kubernetes.observation.pod_holdings import devices
+from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
+from tranche.planning.plan import DestroyInstance, Plan, ResetGpu, SetMigMode
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
+
+_LOOK_AT_OPERANDS_SECONDS = 1.0
+_REBOOT_TAKES_SECONDS = 60.0
+# What passes by itself: the state stays pending, and the next try comes with the usual patience.
+_PASSING = frozenset({GpuBusy.reason, KubeletUnavailable.reason, KubernetesUnavailable.reason})
+
+
+class Work(StrEnum):
+    """What is to be done beyond writing: cut GPUs, or set their modes and restart the machine."""
+
+    NONE = "none"
+    CUT = "cut"
+    REBOOT = "reboot"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a decision depends on.
+
+    `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
+    the API server said when it refused an eviction. `now` is in seconds since the epoch; `boot_id` changes with each start of
+    the machine. `unseen` says why layouts or GPUs could not be read; the view is then empty.
+    """
+
+    node: KubeNode
+    layouts: LayoutSource
+    view: NodeView
+    pods: tuple[KubePod, ...]
+    now: float
+    boot_id: str
+    policy: Policy = Policy.WAIT
+    with_reboot: bool = False
+    rivals: tuple[str, ...] = ()
+    eviction_answers: Mapping[PodRef, str] = field(default_factory=dict)
+    unseen: TrancheError | None = None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The failed attempt that the node remembers."""
+        return parse_attempt(self.node.annotations.get(ATTEMPT_ANNOTATION))
+
+    def asks_reboot(self, attempt: Attempt) -> bool:
+        """Whether that failed attempt calls for a restart that is still allowed and has not happened yet."""
+        return self.with_reboot and attempt.asked_reboot(self.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to write and to do now, in the order of the fields.
+
+    `condemned` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
+    layout. `labels` and `annotations` hold only what changes. `look_again` is in seconds, None when only news can change the
+    decision.
+    """
+
+    report: Report | None
+    condemned: frozenset[str] = frozenset()
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    unschedulable: bool | None = None
+    evict: tuple[PodRef, ...] = ()
+    work: Work = Work.NONE
+    look_again: float | None = None
+
+    @property
+    def writes_node(self) -> bool:
+        """Whether labels or annotations are to be written."""
+        return bool(self.labels or self.annotations)
+
+
+def decide(situation: Situation) -> Decision:
+    """The next thing to do."""
+    name = wished_layout(situation.node)
+    if situation.rivals:
+        return _conflict(situation, name)
+    if not name:
+        return _at_rest(situation, None, forget=True)
+    if situation.unseen is not None:
+        state = MigState.PENDING if situation.unseen.reason in _PASSING else MigState.FAILED
+        message = f"nothing can be decided: {_sentence(situation.unseen)}"
+        return _at_rest(situation, Report(state, situation.unseen.reason, message), look_again=RETRY_SECONDS)
+    try:
+        layout = situation.layouts.select(name, situation.view.node)
+        change = plan_layout(situation.view, layout)
+    except TrancheError as error:
+        return _at_rest(situation, _failure(error.reason, _sentence(error)))
+    if change.plan.empty and not change.blockers:
+        message = "; ".join((f"the GPUs have the layout '{name}'", *change.warnings))
+        return _at_rest(situation, Report(MigState.SUCCESS, Why.APPLIED, message), forget=True)
+    return _change(situation, layout, change)
+
+
+def work_plan(view: NodeView, layout: Layout, policy: Policy) -> Plan:
+    """What work of kind CUT carries out, decided anew under the lock; GpuBusy when everything is blocked, or must not be cut."""
+    change = plan_layout(view, layout)
+    if not change.blockers:
+        return change.plan
+    if policy is Policy.REFUSE:
+        change.refuse_if_blocked()
+    plan = plan_beside_blockers(view, change, plan_after_blockers(view, layout, change))
+    if plan.empty:
+        change.refuse_if_blocked()
+    return plan
+
+
+def reboot_plan(view: NodeView, layout: Layout) -> Plan:
+    """What work of kind REBOOT does before the restart: the modes are asked for, and stay pending."""
+    change = plan_layout(view, layout, mode_only=True, skip_reset=True)
+    change.refuse_if_blocked()
+    return change.plan
+
+
+def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
+    """The devices that the plan takes away: slices, and for a change of MIG mode everything on the GPU and the GPU itself."""
+    gone: set[str] = set()
+    for gpu_uuid in plan.gpu_uuids:
+        gpu = view.node.gpu(gpu_uuid)
+        steps = plan.steps_on(gpu_uuid)
+        destroyed = {(s.profile, s.placement) for s in steps if isinstance(s, DestroyInstance)}
+        whole = any(isinstance(step, SetMigMode | ResetGpu) for step in steps)
+        if whole:
+            gone.add(gpu_uuid)
+        for instance in gpu.instances:
+            if whole or (instance.profile, instance.placement) in destroyed:
+                gone.update(device.uuid for device in instance.compute_instances)
+    return frozenset(gone)
+
+
+def failed_attempt(situation: Situation, layout: Layout, error: TrancheError, *, changed_mode: bool) -> Attempt:
+    """What to remember of work that failed. `changed_mode` says whether it was to change the MIG mode of some GPU."""
+    digest = layout_digest(layout)
+    last = situation.attempt
+    again = last is not None and last.digest == digest
+    failures = last.failures + 1 if again and last is not None else 1
+    message = _sentence(error)
+    asked = last.reboot if again and last is not None else ""
+    if asked == situation.boot_id and not situation.with_reboot:
+        asked = ""
+    reboot = asked
+    if asked:
+        reboot = asked if asked == situation.boot_id else REBOOT_SPENT
+        if changed_mode and reboot == REBOOT_SPENT:
+            message = f"MIG mode change did not take effect after rebooting: {message}"
+    elif situation.with_reboot and changed_mode and error.reason not in _PASSING:
+        reboot = situation.boot_id
+    restart_failed = asked == situation.boot_id != "" and error.reason not in _PASSING
+    return Attempt(digest, failures, situation.now, error.reason, message, reboot, restart_failed)
+
+
+def layout_digest(layout: Layout) -> str:
+    """A short digest of the layout's name and content."""
+    return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
+
+
+def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Decision:
+    digest = layout_digest(layout)
+    attempt = situation.attempt
+    if attempt is not None and attempt.digest == digest:
+        wait = min(attempt.next_at() - situation.now, LONGEST_DELAY_SECONDS)  # also when the clock was put back
+        if wait > 0 and not attempt.rebooted(situation.boot_id):
+            return _patience(situation, attempt, wait)
+        if situation.asks_reboot(attempt):
+            return _reboot(situation)
+    if change.blockers and situation.policy is Policy.REFUSE:
+        message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
+        return _at_rest(situation, _failure(Why.IN_USE, message))
+    plan, later = change.plan, change.plan
+    if change.blockers:
+        later = plan_after_blockers(situation.view, layout, change)
+        plan = plan_beside_blockers(situation.view, change, later)
+    if not plan.empty:
+        return _cut(situation, change, digest, condemned_by(later, situation.view))
+    refs = [ref for user in change.blockers if (ref := pod_of(user)) is not None]
+    users = describe_users(change.blockers, situation.eviction_answers)
+    report = Report(MigState.PENDING, Why.IN_USE, f"{change.purpose} waits for what is in use: {users}")
+    return _make_room(situation, report, refs, condemned_by(later, situation.view))
+
+
+def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> Decision:
+    """Pause the operands, wait for their end, cut."""
+    paused = operands.pause(situation.node)
+    labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
+    running = operands.still_running(labels, situation.pods)
+    since = operands.paused_since(situation.node)
+    if since is not None and not since <= situation.now:  # the clock was put back
+        since = None
+    if running and since is not None and situation.now - since > operands.PATIENCE_SECONDS:
+        named = ", ".join(str(pod.ref) for pod in running)
+        message = f"{change.purpose}: the operands did not stop within {operands.PATIENCE_SECONDS:g} s: {named}"
+        last = situation.attempt
+        failures = last.failures + 1 if last is not None and last.digest == digest else 1
+        attempt = Attempt(digest, failures, situation.now, Why.OPERANDS_STILL_RUN, message)
+        decision = _at_rest(situation, _failure(attempt.reason, message))
+        return replace(decision, annotations={**decision.annotations, ATTEMPT_ANNOTATION: attempt_text(attempt)})
+    report = Report(MigState.PENDING, Why.APPLYING, f"{change.purpose} is being applied")
+    if running:
+        named = ", ".join(str(pod.ref) for pod in running)
+        report = Report(MigState.PENDING, Why.OPERANDS, f"{change.purpose} waits for the operands to stop: {named}")
+    annotations: dict[str, str | None] = {}
+    if since is None and (paused or operands.SINCE_ANNOTATION in situation.node.annotations):
+        annotations[operands.SINCE_ANNOTATION] = str(situation.now)
+    return Decision(
+        report,
+        condemned=condemned,
+        labels={**needed(report.labels, situation.node.labels), **paused},
+        annotations=annotations,
+        work=Work.NONE if running else Work.CUT,
+        look_again=_LOOK_AT_OPERANDS_SECONDS if running else None,
+    )
+
+
+def _make_room(situation: Situation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]) -> Decision:
+    """Wait for what is in use; under the policy to drain, evict the pods among it."""
+    leaving = drainable(refs, situation.pods) if situation.policy is Policy.DRAIN else ()
+    if not leaving:
+        return _at_rest(situation, report, condemned=condemned)
+    return replace(
+        _at_rest(situation, report, condemned=condemned, cordoned=True),
+        evict=tuple(pod.ref for pod in leaving if not pod.terminating),
+        look_again=RETRY_SECONDS,
+    )
+
+
+def _reboot(situation: Situation) -> Decision:
+    """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
+    holders = {allocation.id for allocation in situation.view.allocations}
+    condemned = frozenset(devices(situation.view.node))
+    if holders:
+        message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(sorted(holders))}"
+        if situation.policy is Policy.REFUSE:
+            return _at_rest(situation, _failure(Why.IN_USE, message))
+        refs = [pod.ref for pod in situation.pods if f"pod/{pod.ref}" in holders]
+        return _make_room(situation, Report(MigState.PENDING, Why.IN_USE, message), refs, condemned)
+    report = Report(MigState.REBOOTING, Why.REBOOT, "the machine is restarted to change the MIG mode of its GPUs")
+    return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
+
+
+def _patience(situation: Situation, attempt: Attempt, wait: float) -> Decision:
+    passing = attempt.reason in _PASSING and situation.policy is not Policy.REFUSE
+    goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
+    report = Report(
+        MigState.PENDING if goes_on else MigState.FAILED,
+        attempt.reason,
+        f"{attempt.message} (attempt {attempt.failures}; it will be tried again)",
+    )
+    return _at_rest(situation, report, look_again=wait)
+
+
+def _conflict(situation: Situation, name: str) -> Decision:
+    named = ", ".join(situation.rivals)
+    report = (
+        _failure(Why.MANAGER_CONFLICT, f"another MIG manager is on this node: {named}; nothing is changed")
+        if name
+        else None
+    )
+    # What this manager has not paused was paused by the other, which is at work and will restore it.
+    return _at_rest(situation, report, restore=operands.paused_since(situation.node) is not None)
+
+
+def _at_rest(
+    situation: Situation,
+    report: Report | None,
+    *,
+    condemned: frozenset[str] = frozenset(),
+    cordoned: bool = False,
+    forget: bool = False,
+    restore: bool = True,
+    look_again: float | None = None,
+) -> Decision:
+    """Show the report while nothing is cut: operands run, and the node is cordoned only where that is wanted."""
+    annotations: dict[str, str | None] = {}
+    if operands.SINCE_ANNOTATION in situation.node.annotations:
+        annotations[operands.SINCE_ANNOTATION] = None
+    if forget and ATTEMPT_ANNOTATION in situation.node.annotations:
+        annotations[ATTEMPT_ANNOTATION] = None
+    cordon = cordoning(situation.node, wanted=cordoned)
+    return Decision(
+        report,
+        condemned=condemned,
+        labels={**_shown(situation, report), **(operands.restore(situation.node) if restore else {})},
+        annotations={**annotations, **cordon.annotations},
+        unschedulable=cordon.unschedulable,
+        look_again=look_again,
+    )
+
+
+def _shown(situation: Situation, report: Report | None) -> dict[str, str | None]:
+    return needed(NOTHING_ASKED if report is None else report.labels, situation.node.labels)
+
+
+def _failure(reason: str, message: str) -> Report:
+    return Report(MigState.FAILED, reason, message)
+
+
+def _sentence(error: TrancheError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message

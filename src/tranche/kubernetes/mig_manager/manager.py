@@ -1,0 +1,397 @@
+"""The MIG manager: carries out what tranche.kubernetes.mig_manager.decision decides, looks again, and decides again.
+
+It is woken by news of the node, of the ConfigMap of layouts and of the GPUs, and by its own patience. Each round reads the node
+and its pods anew; a round that is cut short at any point, by a failure or by the end of the process, is made good by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import HardwareError, KubernetesUnavailable, StateMoved, TrancheError
+from tranche.core.layout import Layout
+from tranche.core.state import NodeState
+from tranche.kubernetes.api.objects import (
+    ConditionStatus,
+    EvictionOutcome,
+    KubeNode,
+    KubePod,
+    NodeCondition,
+    PodRef,
+    Severity,
+)
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.mig_manager.claims import stand, withdrawal
+from tranche.kubernetes.mig_manager.decision import (
+    Decision,
+    Situation,
+    Work,
+    condemned_by,
+    decide,
+    failed_attempt,
+    reboot_plan,
+    work_plan,
+)
+from tranche.kubernetes.mig_manager.drain import Policy
+from tranche.kubernetes.mig_manager.identity import ManagerIdentity
+from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_machine
+from tranche.kubernetes.mig_manager.operands import other_managers
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wished_layout
+from tranche.kubernetes.observation.inventory import Snapshot
+from tranche.kubernetes.observation.pod_holdings import view_with_pods
+from tranche.kubernetes.services import NodeServices
+from tranche.planning.plan import Plan, ResetGpu, SetMigMode
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 10.0
+_WITHDRAWAL_SECONDS = 1.0
+_FIRST_LAYOUTS_SECONDS = 5.0
+_FIRST_LOOK_SECONDS = 2.0
+_SLOW_LOOK_SECONDS = 20.0
+_LONGEST_WORK_SECONDS = 600.0  # far beyond any change that makes headway
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MigSettings:
+    """How a node's layouts are managed.
+
+    `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `with_reboot` allows a restart
+    of the machine for a MIG mode that does not change otherwise; `host_root` is where the host's root is mounted for that.
+    """
+
+    config_map: str = ""
+    policy: Policy = Policy.WAIT
+    with_reboot: bool = False
+    host_root: Path = field(default=Path("/host"))
+
+
+class MigManager:
+    """A component of the node agent. `clock` is seconds since the epoch; `restart` restarts the machine."""
+
+    name = "mig-manager"
+
+    def __init__(
+        self,
+        services: NodeServices,
+        settings: MigSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        boot: Callable[[], str] = boot_id,
+        restart: Callable[[Path], None] = restart_machine,
+    ) -> None:
+        self._services = services
+        self._settings = settings
+        self._clock = clock
+        self._boot = boot
+        self._restart = restart
+        self._source: Live[LayoutSource] = Live()
+        self._wake = asyncio.Event()
+        self._condemned: frozenset[str] = frozenset()
+        self._marks = AsyncExitStack()
+        self._eviction_answers: dict[PodRef, str] = {}
+        self._working_since: float | None = None
+        self._trouble = "it has not looked at the node yet"
+
+    def ready(self) -> Readiness:
+        """Ready when the last round was carried out, whatever its result for the layout, and no work has been hanging since."""
+        working = 0.0 if self._working_since is None else self._clock() - self._working_since
+        if working > _LONGEST_WORK_SECONDS:
+            return Readiness(False, f"a layout is being applied for {working:.0f} s: the driver does not answer")
+        if not self._trouble and not self._source.synced:
+            return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
+        return Readiness(not self._trouble, self._trouble)
+
+    @property
+    def _config_map(self) -> str:
+        return f"{self._services.namespace}/{self._settings.config_map}"
+
+    async def run(self) -> None:
+        """Manage the node's layout until cancelled."""
+        identity = ManagerIdentity(self._services.host.places.state_dir)
+        while not identity.acquire():
+            self._trouble = "another agent with the same state folder manages this node's layout"
+            await asyncio.sleep(_LONGEST_PAUSE_SECONDS / 2)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen(self._services.node.changes()))
+                group.create_task(self._listen(self._services.inventory.latest.changes()))
+                group.create_task(self._follow_layouts())
+                group.create_task(self._rounds(identity.name, since=self._clock()))
+        finally:
+            try:
+                await self._marks.aclose()
+                await self._withdraw(identity.name)
+            finally:
+                self._condemned = frozenset()
+                identity.release()
+
+    async def _listen(self, news: AsyncIterator[object]) -> None:
+        async for _ in news:
+            self._wake.set()
+
+    async def _follow_layouts(self) -> None:
+        if not self._settings.config_map:
+            self._source.publish(LayoutSource())
+            return
+        namespace, name = self._services.namespace, self._settings.config_map
+        async for config_map in self._services.api.watch_config_map(namespace, name):
+            self._source.publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
+            self._wake.set()
+
+    async def _rounds(self, me: str, *, since: float) -> None:
+        for source, patience in (
+            (self._source, _FIRST_LAYOUTS_SECONDS),
+            (self._services.inventory.latest, _FIRST_LOOK_SECONDS),
+        ):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await source.first()
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            self._wake.clear()
+            try:
+                look_again = await self._round(me, since)
+                self._trouble, pause = "", _FIRST_PAUSE_SECONDS
+            except TrancheError as error:
+                if str(error) != self._trouble:
+                    _log.warning("layout not managed", extra={"reason": error.reason, "error": str(error)})
+                self._trouble = str(error)
+                # News come as often as they like; what fails is tried again at its own pace.
+                await asyncio.sleep(pause)
+                look_again, pause = 0.0, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if look_again is None or look_again > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(look_again):
+                        await self._wake.wait()
+
+    async def _round(self, me: str, since: float) -> float | None:
+        """Look, decide, carry out; in how many seconds to look again without news, 0 for at once."""
+        api, node_name = self._services.api, self._services.node_name
+        node = await api.get_node(node_name)
+        standing = stand(node.annotations, me, self._clock(), since=since)
+        if standing.annotations:
+            node = await api.patch_node_metadata(node_name, annotations=standing.annotations)
+            standing = stand(node.annotations, me, self._clock(), since=since)
+        situation = await self._look(node, standing.rivals)
+        decision = decide(situation)
+        not_condemned: TrancheError | None = None
+        if decision.work is not Work.CUT:
+            try:
+                await self._condemn(decision.condemned)
+            except TrancheError as error:
+                not_condemned = error
+        await self._report(node, decision)
+        if decision.writes_node:
+            await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
+        if not_condemned is not None:  # what is said does not depend on it; cordon, evictions and work do
+            raise not_condemned
+        if decision.unschedulable is not None:
+            await api.set_unschedulable(node_name, decision.unschedulable)
+        for pod in situation.pods:
+            if pod.ref in decision.evict:
+                await self._evict(pod)
+        if decision.work is not Work.NONE and not await self._work(situation, decision):
+            return _FIRST_PAUSE_SECONDS
+        if decision.work is Work.CUT or decision.writes_node or decision.unschedulable is not None:
+            return 0.0
+        waits = [seconds for seconds in (decision.look_again, standing.look_again) if seconds is not None]
+        return min(waits, default=None)
+
+    async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> Situation:
+        pods = await self._services.api.list_pods_on_node(self._services.node_name)
+        rivals = [f"the manager {name}" for name in claims]
+        rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods)]
+        unseen = await self._why_unseen()
+        view = self._services.inventory.latest.value.view_with_pods if unseen is None else NodeView(NodeState(()))
+        present = {pod.ref for pod in pods}
+        self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
+        return Situation(
+            node=node,
+            layouts=self._source.value if self._source.synced else LayoutSource(),
+            view=view,
+            pods=pods,
+            now=self._clock(),
+            boot_id=self._boot(),
+            policy=self._settings.policy,
+            with_reboot=self._settings.with_reboot,
+            rivals=tuple(rivals),
+            eviction_answers=dict(self._eviction_answers),
+            unseen=unseen,
+        )
+
+    async def _why_unseen(self) -> TrancheError | None:
+        """Why layouts or GPUs were not read since the start; None once they were. What was read stands for what is now."""
+        if not self._source.synced:
+            hint = "the agent's log says why; the manifest gives it the right to read its own namespace's"
+            return KubernetesUnavailable(f"ConfigMap {self._config_map} of layouts cannot be read", hint=hint)
+        inventory = self._services.inventory
+        if inventory.latest.synced:
+            return None
+        try:
+            async with asyncio.timeout(_SLOW_LOOK_SECONDS):
+                await inventory.refresh()
+        except TrancheError as error:
+            return error
+        except TimeoutError:
+            return HardwareError(f"the driver or the kubelet did not answer within {_SLOW_LOOK_SECONDS:g} s")
+        return None
+
+    async def _report(self, node: KubeNode, decision: Decision) -> None:
+        """Say it by an event, then by the condition: killed in between, the event is said twice rather than never."""
+        present = node.condition(CONDITION_TYPE)
+        if decision.report is None:
+            if present is not None and present != NO_LAYOUT:
+                await self._services.api.set_node_condition(node.name, NO_LAYOUT)
+            return
+        condition = decision.report.condition
+        if present == condition:
+            return
+        if _is_news(present, condition):
+            _log.info(
+                "layout %s",
+                decision.report.state,
+                extra={
+                    "layout": wished_layout(node),
+                    "reason": decision.report.reason,
+                    "detail": decision.report.message,
+                },
+            )
+            await self._record_event(node, decision.report.severity, condition)
+        await self._services.api.set_node_condition(node.name, condition)
+
+    async def _record_event(self, node: KubeNode, severity: Severity, condition: NodeCondition) -> None:
+        try:
+            await self._services.api.create_node_event(node, severity, condition.reason, condition.message)
+        except KubernetesUnavailable:
+            raise
+        except TrancheError as error:  # the condition says the same: no layout waits for the right to record events
+            _log.warning("event not recorded", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
+
+    async def _evict(self, pod: KubePod) -> None:
+        try:
+            answer = await self._services.api.evict_pod(pod.ref, pod.uid)
+        except TrancheError as error:
+            # That of one pod, under two budgets for instance: the others are to leave all the same.
+            self._eviction_answers[pod.ref] = str(error)
+            return
+        if answer.outcome is EvictionOutcome.BLOCKED:
+            self._eviction_answers[pod.ref] = f"its eviction is refused: {answer.message}"
+        else:
+            self._eviction_answers.pop(pod.ref, None)
+
+    async def _condemn(self, device_uuids: frozenset[str]) -> Snapshot | None:
+        """Have exactly those devices condemned; the snapshot of after a new mark. What stays marked is marked all along."""
+        if device_uuids == self._condemned:
+            return None
+        marks = AsyncExitStack()
+        snapshot = None
+        if device_uuids:
+            snapshot = await marks.enter_async_context(self._services.inventory.condemning(device_uuids))
+        before, self._marks, self._condemned = self._marks, marks, device_uuids
+        await before.aclose()
+        return snapshot
+
+    async def _work(self, situation: Situation, decision: Decision) -> bool:
+        """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
+        layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
+        work = _CutWork(layout, situation.policy, decision.condemned)
+        self._working_since = self._clock()
+        try:
+            if decision.work is Work.CUT:
+                snapshot = await self._condemn(decision.condemned) or await self._services.inventory.refresh()
+                try:
+                    await asyncio.to_thread(self._services.host.change, work.deciding(snapshot.holders))
+                finally:
+                    await self._condemn(frozenset())
+            else:
+                snapshot = await self._services.inventory.refresh()
+                await asyncio.to_thread(self._services.host.change, work.deciding_reboot(snapshot.holders))
+                await asyncio.to_thread(self._restart, self._settings.host_root)
+        except TrancheError as error:
+            if work.refused:
+                _log.info("layout decided anew", extra={"reason": error.reason, "detail": error.message})
+                return False
+            _log.warning("layout not applied", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
+            await self._remember(failed_attempt(situation, layout, error, changed_mode=work.changed_mode))
+        except Exception as defect:
+            # Else the component would start again in the middle, with the operands paused and nothing said on the node.
+            _log.exception("layout not applied")
+            failure = TrancheError(
+                f"the agent has a defect: {type(defect).__name__}: {defect}",
+                hint="its log says where; please report it",
+            )
+            await self._remember(failed_attempt(situation, layout, failure, changed_mode=work.changed_mode))
+        finally:
+            self._working_since = None
+        return True
+
+    async def _remember(self, attempt: Attempt) -> None:
+        await self._services.api.patch_node_metadata(
+            self._services.node_name, annotations={ATTEMPT_ANNOTATION: attempt_text(attempt)}
+        )
+
+    async def _withdraw(self, me: str) -> None:
+        """Take the claim back, so that a manager that takes over need not wait; not at any price, since it runs out anyway."""
+        with suppress(TrancheError, TimeoutError):
+            async with asyncio.timeout(_WITHDRAWAL_SECONDS):
+                await self._services.api.patch_node_metadata(self._services.node_name, annotations=withdrawal(me))
+
+
+class _CutWork:
+    """What is decided under the decision lock, on a thread; and what is to be known of it afterwards.
+
+    `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it was to change the MIG mode of some GPU.
+    """
+
+    def __init__(self, layout: Layout, policy: Policy, condemned: frozenset[str]) -> None:
+        self._layout = layout
+        self._policy = policy
+        self._condemned = condemned
+        self.refused = False
+        self.changed_mode = False
+
+    def deciding(self, holders: Mapping[str, PodRef]) -> Callable[[NodeView], Plan]:
+        """The decision to cut; StateMoved when it would take what a pod might just be given."""
+
+        def decide_now(view: NodeView) -> Plan:
+            self.refused = True
+            view = view_with_pods(view, holders)
+            plan = work_plan(view, self._layout, self._policy)
+            if condemned_by(plan, view) - self._condemned:
+                raise StateMoved("the GPUs are no longer as they were when the layout was planned")
+            return self._carried_out(plan)
+
+        return decide_now
+
+    def deciding_reboot(self, holders: Mapping[str, PodRef]) -> Callable[[NodeView], Plan]:
+        """The decision to ask for MIG modes that a restart makes effective."""
+
+        def decide_now(view: NodeView) -> Plan:
+            self.refused = True
+            return self._carried_out(reboot_plan(view_with_pods(view, holders), self._layout))
+
+        return decide_now
+
+    def _carried_out(self, plan: Plan) -> Plan:
+        self.refused = False
+        self.changed_mode = any(isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
+        return plan
+
+
+def _is_news(present: NodeCondition | None, condition: NodeCondition) -> bool:
+    """Whether people are to be told: the state or its reason is another, or a failure has another text."""
+    if present is None or (present.status, present.reason) != (condition.status, condition.reason):
+        return True
+    return condition.status is ConditionStatus.FALSE and present.message != condition.message

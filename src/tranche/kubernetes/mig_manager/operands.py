@@ -1,0 +1,72 @@
+"""The GPU Operator's operands: node labels that start and stop its DaemonSets while GPUs are cut.
+
+NVIDIA's MIG manager sets `nvidia.com/gpu.deploy.*` to `paused-for-mig-change` during a change, and to `true` after it. So does
+this one, with two differences: a label that is not there stays away, and no end of a change, however it comes about, leaves a
+label paused. An annotation says since when the labels are paused, and that it was this manager who paused them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tranche.kubernetes.api.objects import KubeNode, KubePod
+
+PAUSED = "paused-for-mig-change"
+SINCE_ANNOTATION = "tranche.dev/mig.config.operands-paused"
+PATIENCE_SECONDS = 300.0
+"""How long operands may take to stop; as in NVIDIA's manager."""
+
+_RUN, _DO_NOT_RUN = "true", "false"
+_PREFIX = "nvidia.com/gpu.deploy."
+# Operand label -> the `app` label of the pods that it starts, "" where they have none of their own.
+_APPS = {
+    f"{_PREFIX}device-plugin": "nvidia-device-plugin-daemonset",
+    f"{_PREFIX}gpu-feature-discovery": "gpu-feature-discovery",
+    f"{_PREFIX}dcgm-exporter": "nvidia-dcgm-exporter",
+    f"{_PREFIX}dcgm": "nvidia-dcgm",
+    f"{_PREFIX}nvsm": "",
+    f"{_PREFIX}client": "",
+}
+_MANAGER_APP = "nvidia-mig-manager"
+
+
+def pause(node: KubeNode) -> dict[str, str | None]:
+    """The labels to set so that every operand that may run is paused; what an admin has set to `false` stays."""
+    return {key: PAUSED for key in _APPS if node.labels.get(key, _DO_NOT_RUN) not in (_DO_NOT_RUN, PAUSED)}
+
+
+def restore(node: KubeNode) -> dict[str, str | None]:
+    """The labels to set so that every paused operand runs again, whoever paused it."""
+    return {key: _RUN for key in _APPS if node.labels.get(key) == PAUSED}
+
+
+def paused_since(node: KubeNode) -> float | None:
+    """When this manager paused operands, in seconds since the epoch; None when it has not."""
+    text = node.annotations.get(SINCE_ANNOTATION)
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0  # somebody has written there; what is paused is to be restored all the same
+
+
+def still_running(labels: Mapping[str, str], pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
+    """The pods of paused operands that have not ended yet.
+
+    By their `app` label, or as pods of any DaemonSet whose node selector names a paused label: so do clients of GPUs, under
+    `nvidia.com/gpu.deploy.client`, and device plugins that were not installed by the GPU Operator.
+    """
+    paused = {key for key in _APPS if labels.get(key) == PAUSED}
+    apps = {_APPS[key] for key in paused} - {""}
+    return tuple(
+        pod
+        for pod in pods
+        if not pod.finished
+        and (pod.labels.get("app") in apps or (pod.owner_kind == "DaemonSet" and paused & pod.node_selector.keys()))
+    )
+
+
+def other_managers(pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
+    """The pods of NVIDIA's own MIG manager on the node."""
+    return tuple(pod for pod in pods if not pod.finished and pod.labels.get("app") == _MANAGER_APP)

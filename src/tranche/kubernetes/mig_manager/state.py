@@ -1,0 +1,104 @@
+"""What the MIG manager reads from a node and writes on it: labels, annotations, and one condition.
+
+`nvidia.com/mig.config` names the wished layout, `nvidia.com/mig.config.state` says how far it is: the two labels, and the four
+values of the second, are those of NVIDIA's MIG manager. Why it is not further is said by a label of ours in one word, and by
+the node's condition in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition, Severity
+
+LAYOUT_LABEL = "nvidia.com/mig.config"
+STATE_LABEL = "nvidia.com/mig.config.state"
+REASON_LABEL = "tranche.dev/mig.config.reason"
+CONDITION_TYPE = "MigLayoutApplied"
+
+_MESSAGE_LENGTH = 1000  # an event takes 1024 characters
+
+
+class MigState(StrEnum):
+    """The values of the state label."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILED = "failed"
+    REBOOTING = "rebooting"
+
+
+_STATUS = {
+    MigState.SUCCESS: ConditionStatus.TRUE,
+    MigState.FAILED: ConditionStatus.FALSE,
+    MigState.PENDING: ConditionStatus.UNKNOWN,
+    MigState.REBOOTING: ConditionStatus.UNKNOWN,
+}
+
+
+class Why(StrEnum):
+    """Reason words of reports that no error of the product stands for; of the others the error's own word is shown."""
+
+    APPLIED = "LayoutApplied"
+    APPLYING = "Applying"
+    MANAGER_CONFLICT = "ManagerConflict"
+    NO_LAYOUT = "NoLayoutRequested"
+    OPERANDS = "WaitingForOperands"
+    OPERANDS_STILL_RUN = "OperandsStillRunning"
+    REBOOT = "RebootForMigMode"
+    IN_USE = "GpuBusy"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the node is to say about its layout. `reason` is one CamelCase word, `message` a sentence for people."""
+
+    state: MigState
+    reason: str
+    message: str
+
+    @property
+    def labels(self) -> dict[str, str | None]:
+        """The labels that say it; success needs no reason."""
+        return {STATE_LABEL: self.state, REASON_LABEL: None if self.state is MigState.SUCCESS else self.reason}
+
+    @property
+    def condition(self) -> NodeCondition:
+        """The condition that says it."""
+        return NodeCondition(CONDITION_TYPE, _STATUS[self.state], self.reason, shortened(self.message))
+
+    @property
+    def severity(self) -> Severity:
+        """How the event about it is marked."""
+        return Severity.WARNING if self.state is MigState.FAILED else Severity.NORMAL
+
+
+NOTHING_ASKED: Mapping[str, str | None] = {STATE_LABEL: None, REASON_LABEL: None}
+"""The labels of a node without a wished layout."""
+
+NO_LAYOUT = NodeCondition(
+    CONDITION_TYPE, ConditionStatus.UNKNOWN, Why.NO_LAYOUT, f"the node has no label {LAYOUT_LABEL}"
+)
+
+
+def wished_layout(node: KubeNode) -> str:
+    """The name in the layout label; "" when nothing is asked."""
+    return node.labels.get(LAYOUT_LABEL, "")
+
+
+def shown_state(node: KubeNode) -> MigState | None:
+    """The state that the node shows; None when it shows none, or a word that is no state."""
+    value = node.labels.get(STATE_LABEL, "")
+    return MigState(value) if value in set(MigState) else None
+
+
+def needed(wanted: Mapping[str, str | None], present: Mapping[str, str]) -> dict[str, str | None]:
+    """The part of a metadata patch that changes something."""
+    return {key: value for key, value in wanted.items() if present.get(key) != value}
+
+
+def shortened(message: str) -> str:
+    """A message that fits a condition and an event."""
+    return message if len(message) <= _MESSAGE_LENGTH else message[: _MESSAGE_LENGTH - 1] + "…"

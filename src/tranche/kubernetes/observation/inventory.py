@@ -1,0 +1,195 @@
+"""What the node's GPUs and slices are, who among the pods holds them, and which are about to go.
+
+One `Inventory` serves the device plugin, the MIG manager and the feature labels. A change of the GPUs goes through
+`Inventory.condemning`: what is to go is marked first, so that the device plugin hands it to nobody new; then the pods'
+holdings are read; what is held after that stays held, and what is free stays free until the change is through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.pod_holdings import view_with_pods
+
+DEFAULT_PERIOD = 10.0
+ADMISSION_GRACE = 30.0
+BEING_ADMITTED = PodRef("", "being admitted")
+
+_SLOW_READ_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look at the node.
+
+    `view` is the hardware and the ledger. `holders` names the pod of each device UUID (a GPU's or a slice's) that the kubelet
+    gave away; a device that the device plugin has just handed over, and the kubelet does not list yet, has the holder
+    `BEING_ADMITTED`. `condemned` are device UUIDs that a change in progress may take away.
+    """
+
+    view: NodeView
+    holders: Mapping[str, PodRef] = field(default_factory=dict)
+    condemned: frozenset[str] = frozenset()
+
+    @property
+    def view_with_pods(self) -> NodeView:
+        """The view in which each pod with devices is an allocation, so that plans leave alone what pods hold."""
+        return view_with_pods(self.view, self.holders)
+
+
+class Holdings(Protocol):
+    """Who holds which device, by the kubelet's word."""
+
+    async def read(self) -> Mapping[str, PodRef]:
+        """The pod of each device UUID that is given away; KubeletUnavailable when the kubelet does not answer."""
+        ...
+
+
+class Inventory:
+    """A component: the latest snapshot, kept fresh: every `period` seconds, when `poke` is called, and after each change.
+
+    `look` reads the view and may block: it runs on a thread. `clock` is monotonic, in seconds.
+    """
+
+    name = "inventory"
+
+    def __init__(
+        self,
+        look: Callable[[], NodeView],
+        holdings: Holdings,
+        *,
+        clock: Callable[[], float],
+        period: float = DEFAULT_PERIOD,
+    ) -> None:
+        self.latest: Live[Snapshot] = Live()
+        self._look = look
+        self._holdings = holdings
+        self._clock = clock
+        self._period = period
+        self._wanted = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._condemned: Counter[str] = Counter()
+        self._over: Counter[str] = Counter()  # marks that go with the next look
+        self._handed_over: dict[str, float] = {}
+        self._failure = "the GPUs were not read yet"
+        self._read_at = 0.0
+        self._ending = False
+
+    def ready(self) -> Readiness:
+        """Ready when the last refresh succeeded, and none has been hanging since: the driver may not answer at all."""
+        if self._failure:
+            return Readiness(False, self._failure)
+        age = self._clock() - self._read_at
+        if age > 3 * self._period + _SLOW_READ_SECONDS:
+            return Readiness(
+                False, f"the GPUs were last read {age:.0f} s ago: the driver or the kubelet does not answer"
+            )
+        return Readiness(True)
+
+    def poke(self) -> None:
+        """Have the inventory refreshed soon."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Refresh until cancelled. A failure is tried again, and logged when it begins and when it is over."""
+        logged = ""
+        while True:
+            self._wanted.clear()
+            try:
+                await self.refresh()
+                if logged:
+                    _log.info("inventory refreshed again")
+                logged = ""
+            except TrancheError as error:
+                if str(error) != logged:
+                    _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
+                logged = str(error)
+            try:
+                async with asyncio.timeout(self._period):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def refresh(self) -> Snapshot:
+        """Read hardware, ledger and holdings now, and publish.
+
+        The errors of the driver, the ledger and the kubelet as they are; the last snapshot then stands.
+        """
+        async with self._reading:
+            over, self._over = self._over, Counter()
+            try:
+                holders = await self._read_holders()
+                view = await asyncio.to_thread(self._look)
+            except BaseException as error:
+                self._over += over
+                if isinstance(error, TrancheError):
+                    self._failure = str(error)
+                raise
+            self._condemned -= over
+            self._failure = ""
+            self._read_at = self._clock()
+            snapshot = Snapshot(view, holders, frozenset(self._condemned))
+            self.latest.publish(snapshot)
+            return snapshot
+
+    def hand_over(self, device_uuids: Iterable[str]) -> None:
+        """Note that devices are being given to a pod, which the kubelet will list in a moment. Called within Allocate.
+
+        Without it a change that begins between Allocate's answer and the kubelet's own note would take them for free.
+        """
+        now = self._clock()
+        self._handed_over.update(dict.fromkeys(device_uuids, now))
+
+    def is_condemned(self, device_uuid: str) -> bool:
+        """Whether a change in progress may take the device away: Allocate must refuse it."""
+        return device_uuid in self._condemned
+
+    def keep_marks(self) -> None:
+        """Take no mark back any more: the process is about to end, and a change may still be at work on a thread."""
+        self._ending = True
+
+    @asynccontextmanager
+    async def condemning(self, device_uuids: Iterable[str]) -> AsyncIterator[Snapshot]:
+        """Mark devices as about to go, and give the snapshot of after the marking, with holdings read anew.
+
+        What that snapshot shows as held was given away before the mark; nothing marked is given away after it. When the block
+        ends, however it ends, the marks go with the next look at the GPUs: before it nobody knows which of them are left.
+        """
+        marked = Counter(frozenset(device_uuids))
+        self._condemned += marked
+        self._publish_marks()
+        try:
+            yield await self.refresh()
+        finally:
+            if not self._ending:
+                self._over += marked
+                try:
+                    await self.refresh()
+                except TrancheError as error:
+                    _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
+                    self.poke()
+
+    def _publish_marks(self) -> None:
+        if self.latest.synced:
+            self.latest.publish(replace(self.latest.value, condemned=frozenset(self._condemned)))
+
+    async def _read_holders(self) -> Mapping[str, PodRef]:
+        holders = dict(await self._holdings.read())
+        horizon = self._clock() - ADMISSION_GRACE
+        self._handed_over = {
+            uuid: since for uuid, since in self._handed_over.items() if uuid not in holders and since > horizon
+        }
+        return {**holders, **dict.fromkeys(self._handed_over, BEING_ADMITTED)}

@@ -1,0 +1,31 @@
+"""A component that keeps the node object as last seen."""
+
+from __future__ import annotations
+
+from tranche.kubernetes.api.objects import KubeApi, KubeNode
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.live import Live
+
+
+class NodeWatch:
+    """Publishes one node's object, None while the cluster has none of that name."""
+
+    name = "node-watch"
+
+    def __init__(self, api: KubeApi, node_name: str) -> None:
+        self.latest: Live[KubeNode | None] = Live()
+        self._api = api
+        self._node_name = node_name
+
+    def ready(self) -> Readiness:
+        """Ready once the node was seen."""
+        if not self.latest.synced:
+            return Readiness(False, f"node {self._node_name} was not read from the API server yet")
+        if self.latest.value is None:
+            return Readiness(False, f"the cluster has no node {self._node_name}")
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Follow the node until cancelled."""
+        async for node in self._api.watch_node(self._node_name):
+            self.latest.publish(node)

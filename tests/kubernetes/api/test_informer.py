@@ -1,0 +1,149 @@
+"""The informer's core, and that it converges whatever its source does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
+from tranche.kubernetes.api.informer import Backoff, Happening, Informer, Objects, WatchEvent, after
+
+
+def test_events_add_change_and_remove() -> None:
+    known: Objects[str] = Objects("1")
+    known = after(known, WatchEvent(Happening.ADDED, "2", "a", "x")) or known
+    known = after(known, WatchEvent(Happening.MODIFIED, "3", "a", "y")) or known
+    assert known == Objects("3", {"a": "y"})
+    assert after(known, WatchEvent(Happening.DELETED, "4", "a")) == Objects("4", {})
+
+
+def test_a_bookmark_moves_the_version_only() -> None:
+    known = Objects("3", {"a": "y"})
+    assert after(known, WatchEvent(Happening.BOOKMARK, "9")) == Objects("9", {"a": "y"})
+
+
+def test_an_accepted_watch_changes_nothing_and_an_expiry_forgets_everything() -> None:
+    known = Objects("3", {"a": "y"})
+    assert after(known, WatchEvent(Happening.OPENED)) is known
+    assert after(known, WatchEvent(Happening.EXPIRED)) is None
+
+
+@given(random=st.floats(0, 1))
+def test_pauses_double_up_to_the_longest_and_are_shortened_by_at_most_half(random: float) -> None:
+    backoff = Backoff(lambda: random, first=1.0, last=8.0)
+    for whole in (1, 2, 4, 8, 8):
+        assert whole / 2 <= backoff.pause() <= whole
+    backoff.reset()
+    assert 0.5 <= backoff.pause() <= 1
+
+
+@dataclass(frozen=True)
+class Put:
+    """The world changes: the object gets that content, or goes when it is empty."""
+
+    key: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What the source does instead of its work."""
+
+    kind: str
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.builds(Put, st.sampled_from("ab"), st.sampled_from(["", "x", "y"])),
+        st.builds(Trouble, st.sampled_from(["break", "end", "expire", "forbid", "unavailable", "open"])),
+    ),
+    max_size=30,
+)
+
+
+@dataclass
+class ScriptedSource:
+    """A source whose world and troubles follow a script, one step at each of the informer's moves."""
+
+    script: list[Put | Trouble]
+    world: dict[str, str] = field(default_factory=dict)
+    history: list[WatchEvent[str]] = field(default_factory=list)
+    oldest: int = 0
+    label: str = "things"
+
+    async def list(self) -> Objects[str]:
+        self._suffer(self._advance())
+        return Objects(str(len(self.history)), dict(self.world))
+
+    async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[str], None]:
+        seen = int(resource_version)
+        if seen < self.oldest:
+            yield WatchEvent(Happening.EXPIRED)
+            return
+        yield WatchEvent(Happening.OPENED)
+        while True:
+            trouble = self._advance()
+            for event in self.history[seen:]:
+                yield event
+            seen = len(self.history)
+            if trouble == "end":
+                return
+            if trouble == "expire":
+                self.oldest = len(self.history)
+                return
+            if trouble == "break":
+                raise KubernetesUnavailable("broken")
+            self._suffer(trouble)
+            if not self.script:
+                raise asyncio.CancelledError
+
+    def _advance(self) -> str:
+        if not self.script:
+            return ""
+        step = self.script.pop(0)
+        if isinstance(step, Trouble):
+            return step.kind
+        happening = Happening.MODIFIED if step.key in self.world else Happening.ADDED
+        if step.content:
+            self.world[step.key] = step.content
+        elif self.world.pop(step.key, None) is None:
+            return ""
+        else:
+            happening = Happening.DELETED
+        version = str(len(self.history) + 1)
+        self.history.append(WatchEvent(happening, version, step.key, step.content or None))
+        return ""
+
+    def _suffer(self, trouble: str) -> None:
+        if trouble == "forbid":
+            raise KubernetesForbidden("no")
+        if trouble == "unavailable":
+            raise KubernetesUnavailable("busy")
+
+
+@given(STEPS)
+def test_whatever_happens_the_last_snapshot_is_the_world(script: list[Put | Trouble]) -> None:
+    source = ScriptedSource(list(script))
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def follow() -> list[Mapping[str, str]]:
+        shown: list[Mapping[str, str]] = []
+        try:
+            async for items in Informer(source, Backoff(lambda: 0.0), sleep=pause).snapshots():
+                shown.append(dict(items))
+        except asyncio.CancelledError:
+            pass
+        return shown
+
+    shown = asyncio.run(follow())
+    assert shown[-1] == source.world
+    assert all(one != other for one, other in pairwise(shown)), "only changes are shown"
+    assert all(0 < seconds <= 30 for seconds in pauses), "never without a pause, never longer than half a minute"

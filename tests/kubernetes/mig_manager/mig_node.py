@@ -1,0 +1,207 @@
+"""The MIG manager on a simulated machine, with its inventory and host, against the loopback API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.fake_api_server import FakeApiServer, api_server
+from tests.kubernetes.waiting import until
+from tests.node.machines import Node, node_of
+from tranche.core.errors import KubeletUnavailable
+from tranche.hardware.gpu_events import GpuEventStream
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import KubeApi, PodRef
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.observation.node_watch import NodeWatch
+from tranche.kubernetes.services import NodeServices
+from tranche.node.host import Host
+
+NODE = "/api/v1/nodes/n1"
+CONFIG_MAP = "/api/v1/namespaces/tranche/configmaps/layouts"
+
+
+@dataclass
+class Kubelet:
+    """Which pod holds which device."""
+
+    holders: dict[str, PodRef] = field(default_factory=dict)
+    failing: bool = False
+
+    async def read(self) -> Mapping[str, PodRef]:
+        if self.failing:
+            raise KubeletUnavailable("the kubelet does not answer")
+        return dict(self.holders)
+
+
+@dataclass
+class ManagedNode:
+    """A node of the cluster; `now` is the manager's clock in seconds since the epoch, and stands still."""
+
+    server: FakeApiServer
+    api: KubeApi
+    machine: Node
+    inventory: Inventory
+    host: Host
+    kubelet: Kubelet
+    services: NodeServices
+    now: float = 1_900_000_000.0
+    restarts: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.server.objects[NODE]["metadata"].get("labels", {}))
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return dict(self.server.objects[NODE]["metadata"].get("annotations", {}))
+
+    @property
+    def unschedulable(self) -> bool:
+        return bool(self.server.objects[NODE].get("spec", {}).get("unschedulable"))
+
+    @property
+    def shown(self) -> tuple[str | None, str | None]:
+        """State and reason, as the labels say them."""
+        return self.labels.get("nvidia.com/mig.config.state"), self.labels.get("tranche.dev/mig.config.reason")
+
+    @property
+    def condition(self) -> tuple[str, str, str] | None:
+        """Status, reason and message of the condition."""
+        for each in self.server.objects[NODE].get("status", {}).get("conditions", ()):
+            if each["type"] == "MigLayoutApplied":
+                return each["status"], each["reason"], each["message"]
+        return None
+
+    @property
+    def events(self) -> set[tuple[str, str]]:
+        """Type and reason of each event about the node."""
+        return {(each["type"], each["reason"]) for path, each in self.server.objects.items() if "/events/" in path}
+
+    def label(self, **values: str | None) -> None:
+        """Set labels of nvidia.com, as an admin does: `mig_config="x"`."""
+        labels = self.labels | {f"nvidia.com/{key.replace('_', '.', 1)}": value for key, value in values.items()}
+        self._put(labels={key: value for key, value in labels.items() if value is not None})
+
+    def set_labels(self, labels: Mapping[str, str]) -> None:
+        """Set labels by their full keys."""
+        self._put(labels=self.labels | dict(labels))
+
+    def config_map(self, text: str) -> None:
+        """Write the ConfigMap of layouts."""
+        self.server.put(CONFIG_MAP, {"data": {"config.yaml": text}})
+
+    def pod(self, name: str, *, labels: Mapping[str, str] | None = None, namespace: str = "default") -> PodRef:
+        """A running pod."""
+        meta = {"labels": dict(labels or {}), "uid": name}
+        body = {"metadata": meta, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
+        self.server.put(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        return PodRef(namespace, name)
+
+    def slices(self, gpu: int = 0) -> list[str]:
+        """The slices of a GPU, sorted."""
+        state = self.host.driver.observe().by_index(gpu)
+        return sorted(str(name) for instance in state.instances for name in instance.slices)
+
+    def slice_uuid(self, gpu: int, position: int) -> str:
+        """The UUID of a slice by its rank on the GPU."""
+        instances = sorted(self.host.driver.observe().by_index(gpu).instances, key=lambda i: i.placement)
+        return instances[position].compute_instances[0].uuid
+
+    @asynccontextmanager
+    async def managed(self, settings: MigSettings | None = None) -> AsyncIterator[MigManager]:
+        """A manager that runs for the length of the block."""
+
+        def restart(_: Path) -> None:
+            self.restarts += 1
+
+        manager = MigManager(
+            self.services,
+            settings or MigSettings(config_map="layouts"),
+            clock=lambda: self.now,
+            boot=lambda: f"boot-{self.restarts}",
+            restart=restart,
+        )
+        task = asyncio.create_task(manager.run())
+        try:
+            yield manager
+        finally:
+            ended_before = task.done()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            assert not ended_before, "the manager ended by itself"
+
+    async def shows(self, state: str | None, reason: str | None = None) -> None:
+        """Wait until the node shows it; success must be about the layout that is wished now."""
+
+        def shown() -> bool:
+            wished = f"'{self.labels.get('nvidia.com/mig.config')}'"
+            about_it = state != "success" or (self.condition is not None and wished in self.condition[2])
+            return self.shown == (state, reason) and about_it
+
+        try:
+            await until(shown)
+        except TimeoutError:
+            raise AssertionError(f"it shows {self.shown}, {self.condition}, not {(state, reason)}") from None
+
+    def _put(self, **metadata: Any) -> None:
+        node = self.server.objects.get(NODE, {})
+        self.server.put(NODE, {**node, "metadata": {**node.get("metadata", {}), **metadata}})
+
+
+@asynccontextmanager
+async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> AsyncIterator[ManagedNode]:
+    machine = node_of(folder, *boards, machine_type=machine_type)
+    machine.machine.preload()
+    async with api_server() as server:
+        connection = ApiConnection(ApiServer(server.url))
+        api = KubeClient(
+            connection, now=lambda: datetime.now(UTC), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001)
+        )
+        server.put(NODE, {"metadata": {"uid": "u1", "labels": {}}})
+        with machine.host() as host:
+            kubelet = Kubelet()
+            loop = asyncio.get_running_loop()
+            inventory = Inventory(host.view, kubelet, clock=loop.time, period=0.05)
+            watch = NodeWatch(api, "n1")
+            services = NodeServices(
+                node_name="n1",
+                namespace="tranche",
+                api=api,
+                node=watch.latest,
+                inventory=inventory,
+                gpu_events=GpuEvents(GpuEventStream, inventory),
+                plugin_config=ConfigSource(StartSettings(), api, "tranche", watch.latest),
+                host=host,
+            )
+            background = [asyncio.create_task(watch.run()), asyncio.create_task(inventory.run())]
+            try:
+                yield ManagedNode(server, api, machine, inventory, host, kubelet, services)
+            finally:
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
+                await connection.close()
+
+
+def on_node(
+    folder: Path, test: Callable[[ManagedNode], Coroutine[Any, Any, None]], *boards: str, machine_type: str = ""
+) -> None:
+    """Run the test on a node with those GPUs."""
+
+    async def run() -> None:
+        async with managed_node(folder, *boards, machine_type=machine_type) as node:
+            await test(node)
+
+    asyncio.run(run())

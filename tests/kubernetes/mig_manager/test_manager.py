@@ -1,0 +1,464 @@
+"""The MIG manager at work: a real driver interface, ledger and HTTP, and an API server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
+from tests.kubernetes.waiting import until
+from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
+from tranche.kubernetes.mig_manager.drain import Policy
+from tranche.kubernetes.mig_manager.manager import MigSettings
+from tranche.kubernetes.mig_manager.operands import PAUSED
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
+from tranche.kubernetes.observation.inventory import Inventory
+from tranche.node.host import Host
+
+A100, H100 = "A100-40GB", "H100-80GB-SXM"
+ONE_HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
+MIXED = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 2}}]}"
+
+
+def test_a_label_cuts_the_gpus_and_the_node_says_so(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed() as manager:
+            await until(lambda: manager.ready().ready)
+            assert node.shown == (None, None)
+            node.label(mig_config="all-balanced")
+            await node.shows("success")
+            assert node.slices(0) == node.slices(1) == ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
+            await until(lambda: node.condition is not None and node.condition[:2] == ("True", "LayoutApplied"))
+            assert node.events == {("Normal", "Applying"), ("Normal", "LayoutApplied")}
+
+    on_node(tmp_path, test, A100, A100)
+
+
+def test_the_config_map_is_followed_as_it_is_edited(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="custom")
+            await node.shows("failed", "LayoutUnknown")
+            node.config_map(MIXED)
+            await node.shows("success")
+            assert node.slices() == ["1g.5gb", "1g.5gb", "3g.20gb"]
+            node.config_map("version: v2")
+            await node.shows("failed", "LayoutInvalid")
+            assert node.slices() == ["1g.5gb", "1g.5gb", "3g.20gb"]
+            node.config_map(ONE_HALF)
+            await node.shows("success")
+            assert node.slices() == ["3g.20gb"]
+
+    on_node(tmp_path, test, A100)
+
+
+def test_mig_on_a_t4_is_a_failure_that_says_why(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("failed", "MigNotSupported")
+            await until(lambda: ("Warning", "MigNotSupported") in node.events)
+            assert node.machine.machine.total_change_calls() == 0
+            node.label(mig_config="all-disabled")
+            await node.shows("success")
+
+    on_node(tmp_path, test, machine_type="g4dn.xlarge")
+
+
+def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            held = node.slice_uuid(0, 0)
+            node.kubelet.holders[held] = node.pod("a")
+            node.label(mig_config="all-3g.20gb")
+            await node.shows("pending", "GpuBusy")
+            await until(lambda: node.slices(0) == ["1g.5gb", "3g.20gb"] and node.slices(1) == ["3g.20gb", "3g.20gb"])
+            assert held in {
+                device.uuid
+                for instance in node.host.driver.observe().by_index(0).instances
+                for device in instance.compute_instances
+            }
+            await until(lambda: node.inventory.is_condemned(held))
+            assert node.condition is not None
+            assert "pod default/a" in node.condition[2]
+            node.kubelet.holders.clear()
+            await node.shows("success")
+            assert node.slices(0) == ["3g.20gb", "3g.20gb"]
+            assert not node.inventory.is_condemned(held)
+
+    on_node(tmp_path, test, A100, A100)
+
+
+def test_refuse_leaves_everything_as_it_is(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(policy=Policy.REFUSE)):
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            node.kubelet.holders[node.slice_uuid(0, 0)] = node.pod("a")
+            calls = node.machine.machine.total_change_calls()
+            await node.inventory.refresh()
+            node.label(mig_config="all-3g.20gb")
+            await node.shows("failed", "GpuBusy")
+            assert node.machine.machine.total_change_calls() == calls
+            node.kubelet.holders.clear()
+            await node.shows("success")
+
+    on_node(tmp_path, test, A100)
+
+
+def test_drain_evicts_who_is_in_the_way_and_uncordons(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(policy=Policy.DRAIN)):
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            pod = node.pod("a")
+            node.kubelet.holders[node.slice_uuid(0, 0)] = pod
+            await node.inventory.refresh()
+            node.label(mig_config="all-7g.40gb")
+            await until(lambda: "/api/v1/namespaces/default/pods/a" not in node.server.objects)
+            assert node.unschedulable
+            node.kubelet.holders.clear()
+            await node.shows("success")
+            await until(lambda: not node.unschedulable and set(node.annotations) == _claims(node))
+
+    on_node(tmp_path, test, A100)
+
+
+def test_an_eviction_that_fails_is_told_and_keeps_no_other_pod(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(policy=Policy.DRAIN)):
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            first, second = node.pod("a"), node.pod("b")
+            node.kubelet.holders |= {node.slice_uuid(0, 0): first, node.slice_uuid(0, 1): second}
+            await node.inventory.refresh()
+            message = "This pod has more than one PodDisruptionBudget"
+            node.server.refusals["POST", "/pods/a/eviction"] = (500, {"message": message})
+            node.label(mig_config="all-7g.40gb")
+            await until(lambda: "/api/v1/namespaces/default/pods/b" not in node.server.objects)
+            node.set_labels({"poke": "1"})
+            await until(lambda: node.condition is not None and message in node.condition[2])
+            assert node.shown == ("pending", "GpuBusy")
+
+    on_node(tmp_path, test, A100)
+
+
+def test_no_layout_waits_for_the_right_to_record_events(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.server.refusals["POST", "/events"] = (403, {"message": "events is forbidden"})
+        async with node.managed() as manager:
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("success")
+            await until(lambda: manager.ready().ready)
+            assert node.events == set()
+
+    on_node(tmp_path, test, H100)
+
+
+def test_gpus_that_cannot_be_read_at_the_start_are_told(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.machine.machine.inject_error("nvmlDeviceGetCount_v2", 999, calls=1_000_000)
+        unread = replace(
+            node, services=replace(node.services, inventory=Inventory(node.host.view, node.kubelet, clock=lambda: 0.0))
+        )
+        node.label(mig_config="all-1g.10gb", mig_config_state="success")
+        async with unread.managed():
+            await node.shows("failed", "HardwareError")
+            assert node.condition is not None
+            assert "nothing can be decided: " in node.condition[2]
+            node.machine.machine.clear_injections()
+            await unread.services.inventory.refresh()
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_layouts_that_may_not_be_read_are_told_until_they_are(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.config_map(ONE_HALF)
+        node.server.refusals["GET", "/configmaps"] = (403, {"message": "configmaps is forbidden"})
+        node.label(mig_config="custom", mig_config_state="success")
+        calls = node.machine.machine.total_change_calls()
+        async with node.managed() as manager:
+            await node.shows("pending", "KubernetesUnavailable")
+            assert node.condition is not None
+            assert "ConfigMap tranche/layouts of layouts cannot be read" in node.condition[2]
+            assert not manager.ready().ready
+            assert node.machine.machine.total_change_calls() == calls
+            node.server.refusals.clear()
+            await node.shows("success")
+            assert manager.ready().ready
+
+    on_node(tmp_path, test, A100)
+
+
+def test_a_defect_of_the_agent_is_a_failure_like_others(tmp_path: Path) -> None:
+    key = "nvidia.com/gpu.deploy.dcgm"
+
+    class Defective:
+        places = None
+
+        def change(self, decide: object) -> None:
+            raise ZeroDivisionError("oops")
+
+    async def test(node: ManagedNode) -> None:
+        defective = Defective()
+        defective.places = node.host.places  # type: ignore[assignment]
+        broken = replace(node, services=replace(node.services, host=cast(Host, defective)))
+        node.set_labels({key: "true"})
+        async with broken.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("failed", "Internal")
+            assert node.condition is not None
+            assert "ZeroDivisionError: oops" in node.condition[2]
+            assert node.labels[key] == "true"
+
+    on_node(tmp_path, test, H100)
+
+
+def test_operands_are_paused_for_the_cut_and_restored(tmp_path: Path) -> None:
+    key = "nvidia.com/gpu.deploy.device-plugin"
+
+    async def test(node: ManagedNode) -> None:
+        operand = "/api/v1/namespaces/gpu-operator/pods/plugin"
+        node.pod("plugin", labels={"app": "nvidia-device-plugin-daemonset"}, namespace="gpu-operator")
+        async with node.managed():
+            node.set_labels(
+                {key: "true", "nvidia.com/gpu.deploy.dcgm": "false", "nvidia.com/mig.config": "all-1g.10gb"}
+            )
+            await node.shows("pending", "WaitingForOperands")
+            assert node.labels[key] == PAUSED
+            assert node.slices() == []
+            node.server.delete(operand)
+            await node.shows("success")
+            assert (node.labels[key], node.labels["nvidia.com/gpu.deploy.dcgm"]) == ("true", "false")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_driver_that_refuses_is_tried_again_and_the_failure_clears_itself(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        machine = node.machine.machine
+        machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 999, calls=1)
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("failed", "HardwareError")
+            assert node.slices() == []
+            assert ATTEMPT_ANNOTATION in node.annotations
+            node.now += 6
+            node.set_labels({"poke": "1"})
+            await node.shows("success")
+            await until(lambda: set(node.annotations) == _claims(node))
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_change_that_hangs_in_the_driver_makes_the_manager_unready(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        machine = node.machine.machine
+        machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 5.0)  # long enough to be seen
+        async with node.managed() as manager:
+            await until(lambda: manager.ready().ready)
+            calls = machine.total_change_calls()
+            node.label(mig_config="all-7g.80gb")
+            await until(lambda: machine.total_change_calls() > calls)
+            assert node.shown == ("pending", "Applying")
+            assert manager.ready().ready
+            node.now += 700
+            await until(lambda: "a layout is being applied for 700 s" in manager.ready().why)
+            await node.shows("success")
+            await until(lambda: manager.ready().ready)
+
+    on_node(tmp_path, test, H100)
+
+
+def test_patience_outlives_a_restart_of_the_manager(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.machine.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 999, calls=2)
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("failed", "HardwareError")
+        calls = node.machine.machine.total_change_calls()
+        async with node.managed() as manager:
+            await until(lambda: manager.ready().ready)
+            assert node.machine.machine.total_change_calls() == calls, "the restarted manager did not wait its turn"
+            node.now += 6
+            node.set_labels({"poke": "1"})
+            await until(lambda: '"failures":2' in node.annotations.get(ATTEMPT_ANNOTATION, ""))
+            node.now += 11
+            node.set_labels({"poke": "2"})
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_mode_that_does_not_change_restarts_the_machine(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        machine = node.machine.machine
+        machine.inject_stuck_mode(0)
+        async with node.managed(MigSettings(with_reboot=True)):
+            node.label(mig_config="all-1g.5gb")
+            await until(lambda: ATTEMPT_ANNOTATION in node.annotations)
+            node.now += 6
+            machine.inject_stuck_mode(0, stuck=False)
+            node.set_labels({"poke": "1"})
+            await until(lambda: node.restarts == 1)
+            machine.reboot()
+            node.set_labels({"poke": "2"})
+            await node.shows("success")
+            assert len(node.slices()) == 7
+            assert ("Normal", "RebootForMigMode") in node.events
+
+    on_node(tmp_path, test, A100)
+
+
+def test_the_kubelet_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed() as manager:
+            await until(lambda: manager.ready().ready)
+            node.kubelet.failing = True
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("pending", "KubeletUnavailable")
+            assert node.slices() == []
+            node.kubelet.failing = False
+            node.now += 6
+            node.set_labels({"poke": "1"})
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_what_waits_is_told_also_while_the_kubelet_does_not_answer(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed() as manager:
+            node.label(mig_config="all-7g.80gb")
+            await node.shows("success")
+            node.kubelet.holders[node.slice_uuid(0, 0)] = node.pod("a")
+            await node.inventory.refresh()
+            node.kubelet.failing = True
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("pending", "GpuBusy")
+            await until(lambda: "the kubelet does not answer" in manager.ready().why)
+            node.kubelet.failing = False
+            node.kubelet.holders.clear()
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_an_api_server_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            node.server.failures += [(500, {"message": "etcd is away"})] * 3
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_two_managers_of_one_node_stand_still_until_one_is_gone(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        other = CLAIM_PREFIX + "00000000-0000-4000-8000-000000000000"
+        claim = f'{{"since":{node.now},"renewed":{node.now}}}'
+        async with node.managed():
+            await until(lambda: bool(_claims(node)))
+            await node.api.patch_node_metadata("n1", annotations={other: claim})
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("failed", "ManagerConflict")
+            assert node.machine.machine.total_change_calls() == 0
+            await node.api.patch_node_metadata("n1", annotations={other: None})
+            await node.shows("success")
+        assert not _claims(node), "the claim is withdrawn at the end"
+
+    on_node(tmp_path, test, H100)
+
+
+def test_nvidias_own_manager_on_the_node_is_a_conflict(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.pod("nvidia-mig-manager-x", labels={"app": "nvidia-mig-manager"}, namespace="gpu-operator")
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("failed", "ManagerConflict")
+            assert node.condition is not None
+            assert "gpu-operator/nvidia-mig-manager-x" in node.condition[2]
+            node.server.delete("/api/v1/namespaces/gpu-operator/pods/nvidia-mig-manager-x")
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_second_manager_with_the_same_state_folder_stands_by(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed() as first:
+            await until(lambda: first.ready().ready)
+            async with node.managed() as second:
+                await until(lambda: "another agent" in second.ready().why)
+                node.label(mig_config="all-1g.10gb")
+                await node.shows("success")
+                assert len(_claims(node)) == 1
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_manager_that_is_cut_short_at_any_write_is_made_good_by_the_next(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        key = "nvidia.com/gpu.deploy.dcgm"
+        node.set_labels({key: "true"})
+        layouts = ["all-1g.10gb", "all-balanced", "all-disabled"]
+        for kill_after in range(24):
+            wished = layouts[kill_after % len(layouts)]
+            node.label(mig_config=wished)
+            last_write = _writes(node) + kill_after % 12
+            async with node.managed():
+                await until(partial(_has_written_or_is_through, node, last_write))
+        async with node.managed():
+            node.label(mig_config="all-balanced")
+            await node.shows("success")
+            assert node.slices() == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
+            assert node.labels[key] == "true"
+            assert set(node.annotations) == _claims(node)
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_pod_that_got_a_slice_during_the_decision_is_not_hit(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("success")
+            wanted = node.slice_uuid(0, 3)
+            real = node.kubelet.read
+
+            async def given_meanwhile() -> dict[str, PodRef]:
+                # The kubelet lists it only once it is condemned: it was handed over just before.
+                if node.inventory.is_condemned(wanted):
+                    node.kubelet.holders[wanted] = PodRef("default", "late")
+                return dict(await real())
+
+            node.kubelet.read = given_meanwhile  # type: ignore[method-assign]
+            node.label(mig_config="all-7g.80gb")
+            await node.shows("pending", "GpuBusy")
+            await asyncio.sleep(0.2)
+            assert node.slices() == ["1g.10gb"]
+            assert node.slice_uuid(0, 0) == wanted
+
+    on_node(tmp_path, test, H100)
+
+
+def _claims(node: ManagedNode) -> set[str]:
+    return {key for key in node.annotations if key.startswith(CLAIM_PREFIX)}
+
+
+def _has_written_or_is_through(node: ManagedNode, writes: int) -> bool:
+    wished = f"'{node.labels['nvidia.com/mig.config']}'"
+    return _writes(node) >= writes or (node.condition is not None and wished in node.condition[2])
+
+
+def _writes(node: ManagedNode) -> int:
+    return sum(seen.method in ("PATCH", "POST") for seen in node.server.requests)

@@ -1,0 +1,169 @@
+"""The parts of the MIG manager that are tables and texts: layouts' sources, remembered attempts, operands, partial plans."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.grid_model import carry_out
+from tests.kubernetes.mig_manager.mig_world import a100s, gpu
+from tests.strategies import node_views, uncuttable_gpu, view_of
+from tranche.core.allocation import NodeView
+from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, TrancheError
+from tranche.core.state import MigMode
+from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
+from tranche.kubernetes.mig_manager.decision import condemned_by
+from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
+from tranche.kubernetes.mig_manager.retry import Attempt, attempt_text, parse_attempt
+from tranche.planning.generate import generate_layouts
+from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
+from tranche.planning.plan import CreateInstance, DestroyInstance
+from tranche.planning.reconfigure import plan_layout
+
+
+def source(text: str) -> LayoutSource:
+    return LayoutSource("ns/layouts", ConfigMap("ns", "layouts", {"config.yaml": text}))
+
+
+def test_the_config_map_wins_over_a_generated_name() -> None:
+    text = "version: v1\nmig-configs: {all-1g.5gb: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 3}}]}"
+    node = a100s().node
+    assert source(text).select("all-1g.5gb", node).specs[0].slices[0][1] == 3
+    assert LayoutSource().select("all-1g.5gb", node).specs[0].slices[0][1] == 7
+    assert source(text).select("all-balanced", node).specs
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "says"),
+    [
+        (LayoutSource("ns/l", ConfigMap("ns", "l", {"other": ""})), LayoutInvalid, "has no key 'config.yaml'"),
+        (source("a: [b"), LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
+        (source("version: v2"), LayoutInvalid, "unknown version: v2"),
+        (source("version: v1\nmig-configs: 0x_"), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        (source("version: v1\nmig-configs: " + "[" * 2000), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        (source('{"version": ' + "[" * 200_000), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        (LayoutSource("ns/l"), LayoutUnknown, "selected mig-config not present: x"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(made: LayoutSource, error: type[TrancheError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        made.select("x", a100s().node)
+
+
+def test_a_layout_with_the_name_of_a_date_is_a_layout() -> None:
+    made = source("version: v1\nmig-configs: {2026-13-45: [{devices: all, mig-enabled: false}]}")
+    assert made.select("2026-13-45", a100s().node).name == "2026-13-45"
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(LayoutUnknown) as caught:
+        LayoutSource("ns/l").select("x", a100s().node)
+    assert "ConfigMap ns/l does not exist" in caught.value.hint
+    assert "all-balanced" in caught.value.hint
+
+
+def test_one_config_map_serves_several_kinds_of_nodes() -> None:
+    text = """
+version: v1
+mig-configs:
+  ours:
+    - {device-filter: "0x20B010DE", devices: [0, 1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+    - {device-filter: "0x233010DE", devices: [0, 1, 2, 3], mig-enabled: true, mig-devices: {1g.10gb: 7}}
+"""
+    assert source(text).select("ours", a100s(2).node).name == "ours"
+    with pytest.raises(GpuNotFound, match="names GPU 1, and this machine has 1"):
+        source(text).select("ours", a100s(1).node)
+    with pytest.raises(GpuNotFound, match="about no GPU of this machine"):
+        source(text).select("ours", view_of(gpu("A30-24GB")).node)
+    with pytest.raises(GpuNotFound, match="about no GPU of this machine"):
+        source(text).select("ours", view_of(uncuttable_gpu()).node)
+
+
+@given(
+    st.builds(
+        Attempt, st.text(), st.integers(1, 10_000), st.floats(0, 4e9), st.text(), st.text(), st.sampled_from(["", "b"])
+    )
+)
+def test_an_attempt_is_read_as_it_was_written(attempt: Attempt) -> None:
+    assert parse_attempt(attempt_text(attempt)) == attempt
+    assert 5 <= attempt.next_at() - attempt.at + 1e-3 <= 300.1
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[1]", "null", '{"digest": 1}', "x" * 100])
+def test_an_attempt_that_cannot_be_read_is_none(text: str | None) -> None:
+    assert parse_attempt(text) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["device-plugin", "dcgm", "nvsm", "client"]), st.sampled_from(["true", "false", PAUSED])
+    )
+)
+def test_operands_that_are_paused_and_restored_are_as_they_were_or_run(labels: dict[str, str]) -> None:
+    before = {f"nvidia.com/gpu.deploy.{key}": value for key, value in labels.items()}
+    paused = {**before, **pause(KubeNode("n", labels=before))}
+    assert "true" not in paused.values()
+    after = {**paused, **restore(KubeNode("n", labels={key: value for key, value in paused.items() if value}))}
+    assert after == {key: "true" if value == PAUSED else value for key, value in before.items()}
+
+
+def test_only_pods_of_paused_operands_are_waited_for() -> None:
+    pods = [
+        KubePod(PodRef("g", "plugin"), labels={"app": "nvidia-device-plugin-daemonset"}),
+        KubePod(PodRef("g", "dcgm"), labels={"app": "nvidia-dcgm"}),
+        KubePod(PodRef("g", "old"), labels={"app": "nvidia-device-plugin-daemonset"}, phase="Succeeded"),
+        KubePod(PodRef("g", "manager"), labels={"app": "nvidia-mig-manager"}),
+        KubePod(PodRef("d", "job"), labels={}),
+    ]
+    labels = {"nvidia.com/gpu.deploy.device-plugin": PAUSED, "nvidia.com/gpu.deploy.dcgm": "false"}
+    assert [pod.ref.name for pod in still_running(labels, pods)] == ["plugin"]
+    assert [pod.ref.name for pod in other_managers(pods)] == ["manager"]
+
+
+@given(node_views(max_gpus=3), st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_is_done_beside_users_touches_none_of_them_and_need_not_be_done_again(
+    view: NodeView, data: st.DataObject
+) -> None:
+    try:
+        layouts = generate_layouts(view.node).layouts
+        layout = data.draw(st.sampled_from(layouts))
+        decision = plan_layout(view, layout)
+    except TrancheError:
+        return
+    later = plan_after_blockers(view, layout, decision)
+    now = plan_beside_blockers(view, decision, later)
+    assert set(now.steps) <= set(later.steps)
+    after = carry_out(view, now)  # fails when a step touches what is used or promised
+    again = plan_layout(after, layout)
+    rest = plan_after_blockers(after, layout, again)
+    assert plan_beside_blockers(after, again, rest).empty
+    made = {DestroyInstance(s.gpu_uuid, s.profile, s.placement) for s in now.steps if isinstance(s, CreateInstance)}
+    assert not made & set(rest.steps), "what was just made is destroyed again"
+
+
+def test_pods_of_a_daemon_set_that_selects_a_paused_label_are_waited_for() -> None:
+    client, plugin = "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.device-plugin"
+    pods = [
+        KubePod(PodRef("a", "monitor"), owner_kind="DaemonSet", node_selector={client: "true"}),
+        KubePod(PodRef("b", "charted-plugin"), owner_kind="DaemonSet", node_selector={plugin: "true"}),
+        KubePod(PodRef("c", "job"), owner_kind="Job", node_selector={client: "true"}),
+        KubePod(PodRef("d", "elsewhere"), owner_kind="DaemonSet", node_selector={"disk": "ssd"}),
+    ]
+    assert [pod.ref.name for pod in still_running({client: PAUSED, plugin: "true"}, pods)] == ["monitor"]
+    assert [pod.ref.name for pod in still_running({client: "true", plugin: PAUSED}, pods)] == ["charted-plugin"]
+
+
+def test_a_change_of_mode_condemns_the_gpu_and_all_on_it_and_a_cut_only_what_goes() -> None:
+    off = view_of(gpu("A100-40GB", 0, mode=MigMode.DISABLED))
+    layout = LayoutSource().select("all-1g.5gb", off.node)
+    assert condemned_by(plan_layout(off, layout).plan, off) == {off.node.by_index(0).uuid}
+    on = carry_out(off, plan_layout(off, layout).plan)
+    slices = {device.uuid for i in on.node.by_index(0).instances for device in i.compute_instances}
+    disabled = plan_layout(on, LayoutSource().select("all-disabled", on.node)).plan
+    assert condemned_by(disabled, on) == {on.node.by_index(0).uuid, *slices}
+    recut = plan_layout(on, LayoutSource().select("all-2g.10gb", on.node)).plan
+    assert condemned_by(recut, on) == slices
+    assert condemned_by(plan_layout(on, layout).plan, on) == frozenset()

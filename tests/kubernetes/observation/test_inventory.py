@@ -1,0 +1,274 @@
+"""The inventory: marking before reading, hand-overs, failures, and that no interleaving gives a condemned device away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kubernetes.waiting import until
+from tranche.core.allocation import NodeView
+from tranche.core.errors import HardwareError, KubeletUnavailable
+from tranche.core.state import NodeState
+from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.observation.inventory import ADMISSION_GRACE, BEING_ADMITTED, Inventory
+
+POD = PodRef("ns", "pod")
+
+
+@dataclass
+class Kubelet:
+    """What the kubelet lists; `asked` is called at each read, before the answer."""
+
+    listed: dict[str, PodRef] = field(default_factory=dict)
+    asked: Callable[[], None] = lambda: None
+    failing: bool = False
+
+    async def read(self) -> Mapping[str, PodRef]:
+        self.asked()
+        if self.failing:
+            raise KubeletUnavailable("no kubelet")
+        answer = dict(self.listed)
+        await asyncio.sleep(0)
+        return answer
+
+
+@dataclass
+class World:
+    """An inventory with a kubelet, hardware that can fail, and a clock."""
+
+    kubelet: Kubelet = field(default_factory=Kubelet)
+    now: float = 0.0
+    looks: int = 0
+    broken: bool = False
+
+    def look(self) -> NodeView:
+        self.looks += 1
+        if self.broken:
+            raise HardwareError("no driver")
+        return NodeView(NodeState((), driver_version=str(self.looks)))
+
+    def inventory(self, period: float = 3600.0) -> Inventory:
+        return Inventory(self.look, self.kubelet, clock=lambda: self.now, period=period)
+
+
+def test_devices_are_marked_before_the_holdings_are_read_and_free_again_after() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        await inventory.refresh()
+        marked_when_asked: list[bool] = []
+        world.kubelet.asked = lambda: marked_when_asked.append(
+            inventory.is_condemned("MIG-a") and "MIG-a" in inventory.latest.value.condemned
+        )
+        world.kubelet.listed["MIG-b"] = POD
+        async with inventory.condemning(["MIG-a", "MIG-b"]) as snapshot:
+            assert marked_when_asked == [True], "the plugin was told before the kubelet was asked"
+            assert snapshot.condemned == {"MIG-a", "MIG-b"}
+            assert snapshot.holders == {"MIG-b": POD}
+        assert not inventory.is_condemned("MIG-a")
+        assert inventory.latest.value.condemned == frozenset()
+
+    asyncio.run(run())
+
+
+def test_two_changes_may_condemn_the_same_device() -> None:
+    async def run() -> None:
+        inventory = World().inventory()
+        async with inventory.condemning(["MIG-a"]):
+            async with inventory.condemning(["MIG-a"]):
+                pass
+            assert inventory.is_condemned("MIG-a")
+        assert not inventory.is_condemned("MIG-a")
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_ends_takes_no_mark_back() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        async with inventory.condemning(["MIG-a"]):
+            inventory.keep_marks()
+        assert inventory.is_condemned("MIG-a")
+        assert "MIG-a" in (await inventory.refresh()).condemned
+
+    asyncio.run(run())
+
+
+def test_without_the_kubelets_word_no_change_begins() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        await inventory.refresh()
+        world.kubelet.failing = True
+        with pytest.raises(KubeletUnavailable):
+            async with inventory.condemning(["MIG-a"]):
+                pytest.fail("a change must not begin without knowing who holds what")
+        world.kubelet.failing = False
+        assert (await inventory.refresh()).condemned == frozenset()
+        assert not inventory.is_condemned("MIG-a")
+
+    asyncio.run(run())
+
+
+def test_marks_go_with_the_first_look_after_the_change_and_not_before() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        async with inventory.condemning(["MIG-a"]):
+            world.broken = True
+        assert inventory.is_condemned("MIG-a"), "the GPUs could not be read: the slice may be gone"
+        assert inventory.latest.value.condemned == {"MIG-a"}
+        world.broken = False
+        marked_while_looking: list[bool] = []
+        world.kubelet.asked = lambda: marked_while_looking.append(inventory.is_condemned("MIG-a"))
+        assert (await inventory.refresh()).condemned == frozenset()
+        assert marked_while_looking == [True]
+        assert not inventory.is_condemned("MIG-a")
+
+    asyncio.run(run())
+
+
+def test_a_look_that_began_before_the_change_was_over_takes_no_mark_back() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        async with inventory.condemning(["MIG-a"]):
+            early = asyncio.create_task(inventory.refresh())
+            await asyncio.sleep(0)
+        assert early.done()
+        assert early.result().condemned == {"MIG-a"}
+        assert inventory.latest.value.condemned == frozenset()
+
+    asyncio.run(run())
+
+
+def test_a_device_just_handed_over_is_held_until_the_kubelet_lists_it() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        inventory.hand_over(["MIG-a"])
+        assert (await inventory.refresh()).holders == {"MIG-a": BEING_ADMITTED}
+        world.kubelet.listed["MIG-a"] = POD
+        assert (await inventory.refresh()).holders == {"MIG-a": POD}
+        del world.kubelet.listed["MIG-a"]
+        assert (await inventory.refresh()).holders == {}, "it was listed once: the pod has ended"
+
+    asyncio.run(run())
+
+
+def test_a_hand_over_that_the_kubelet_never_lists_is_forgotten_after_a_while() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        inventory.hand_over(["MIG-a"])
+        world.now = ADMISSION_GRACE - 1
+        assert (await inventory.refresh()).holders
+        world.now = ADMISSION_GRACE + 1
+        assert not (await inventory.refresh()).holders
+
+    asyncio.run(run())
+
+
+def test_a_failure_keeps_the_last_snapshot_and_says_why_it_is_not_ready() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        assert not inventory.ready().ready
+        before = await inventory.refresh()
+        assert inventory.ready().ready
+        world.broken = True
+        with pytest.raises(HardwareError):
+            await inventory.refresh()
+        assert inventory.latest.value == before
+        assert (inventory.ready().ready, inventory.ready().why) == (False, "no driver")
+        world.broken = False
+        await inventory.refresh()
+        assert inventory.ready().ready
+
+    asyncio.run(run())
+
+
+def test_a_look_that_hangs_makes_it_unready() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory(period=10.0)
+        await inventory.refresh()
+        world.now = 30.0
+        assert inventory.ready().ready
+        world.now = 40.0
+        assert "last read 40 s ago" in inventory.ready().why
+
+    asyncio.run(run())
+
+
+def test_it_refreshes_by_itself_at_once_when_poked_and_through_failures() -> None:
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        running = asyncio.create_task(inventory.run())
+        await until(lambda: inventory.latest.synced)
+        looks = world.looks
+        inventory.poke()
+        await until(lambda: world.looks > looks)
+        world.broken = True
+        inventory.poke()
+        await until(lambda: not inventory.ready().ready)
+        world.broken = False
+        inventory.poke()
+        await until(lambda: inventory.ready().ready)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        often = world.inventory(period=0.001)
+        running = asyncio.create_task(often.run())
+        looks = world.looks
+        await until(lambda: world.looks > looks + 3)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.integers(0, 12), min_size=3, max_size=3))
+def test_no_interleaving_gives_away_what_a_change_takes_for_free(delays: list[int]) -> None:
+    """Allocate and the kubelet's own note come at any moments around the begin of a change."""
+    allocate_at, noted_after, change_at = delays
+
+    async def turns(count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        world = World()
+        inventory = world.inventory()
+        given_away = False
+
+        async def kubelet() -> None:
+            nonlocal given_away
+            await turns(allocate_at)
+            if inventory.is_condemned("MIG-a"):
+                return
+            inventory.hand_over(["MIG-a"])
+            given_away = True
+            await turns(noted_after)
+            world.kubelet.listed["MIG-a"] = POD
+
+        async def change() -> None:
+            await turns(change_at)
+            async with inventory.condemning(["MIG-a"]) as snapshot:
+                free = "MIG-a" not in snapshot.holders
+                for _ in range(10):
+                    assert not (free and given_away)
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(kubelet(), change(), inventory.refresh())
+
+    asyncio.run(run())
