@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,10 +23,21 @@ _NEEDS = {"cluster": "a cluster", "gpu": "a GPU"}
 _NEEDED = "needed"
 # The walks of the guides make clusters of their own; all other tests of a cluster share one.
 _CLUSTER_TESTS, _WALKS = "tests/cluster/", "tests/cluster/test_guides.py"
+_CLUSTER_SECONDS = 1800
+"""The limit of a test of a cluster, the making of the cluster included; pyproject.toml has that of all others."""
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite golden files from the output")
+
+
+def pytest_configure() -> None:
+    """Heed every signal: a shell starts what runs in its background with SIGINT ignored, and all children inherit that."""
+    for number in signal.valid_signals() - set(_IGNORED_BY_PYTHON):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -45,8 +57,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let reports tell what a test needs, also those that come from another process."""
+    """Let reports tell what a test needs, also those that come from another process; a cluster's tests have more time."""
     for item in items:
+        if item.get_closest_marker("cluster") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_CLUSTER_SECONDS))
         for marker, needed in _NEEDS.items():
             if item.get_closest_marker(marker) is not None:
                 item.user_properties.append((_NEEDED, needed))

@@ -56,10 +56,17 @@ class Child(Generic[T]):
     def result(self) -> T:
         """What its function returned; ChildFailed when it raised or did not get to its end."""
         assert self._results is not None, "the result was read already"
-        with os.fdopen(self._results, "rb") as stream:
-            data = stream.read()
-        self._results = None
-        code = self.wait()
+        try:
+            with os.fdopen(self._results, "rb") as stream:
+                data = stream.read()
+            code = self.wait()
+        except BaseException:
+            # The test's time is over. pytest has Python print the stacks of all threads at this signal.
+            self.kill(signal.SIGABRT)
+            self.wait()
+            raise
+        finally:
+            self._results = None
         if not data:
             raise ChildFailed(f"the child ended with {code} and no result")
         succeeded, value = pickle.loads(data)
