@@ -68,13 +68,26 @@ def test_make_targets_that_a_page_names_exist(page: Path) -> None:
     assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets
 
 
-def test_the_picture_of_the_layers_is_the_contract() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    contracts = project["tool"]["importlinter"]["contracts"]
-    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
-    section = (REPOSITORY / "docs/architecture.md").read_text().split("\n## The layers\n")[1].split("\n## ")[0]
+def picture_under(heading: str) -> str:
+    section = (REPOSITORY / "docs/architecture.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     (picture,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^(tranche\.\w+(?: \| tranche\.\w+)*)", picture, re.MULTILINE) == layers
+    return str(picture)
+
+
+@pytest.mark.parametrize(
+    ("heading", "container", "prefix"),
+    [("The layers", (), "tranche."), ("The packages of the Kubernetes agent", ("tranche.kubernetes",), "")],
+)
+def test_a_picture_of_layers_is_the_contract(heading: str, container: tuple[str, ...], prefix: str) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    (layers,) = [
+        contract["layers"]
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers" and tuple(contract.get("containers", ())) == container
+    ]
+    name = rf"{re.escape(prefix)}\w+"
+    found = re.findall(rf"^({name}(?: \| {name})*)(?=  |$)", picture_under(heading), re.MULTILINE)
+    assert found == layers
 
 
 def tranche_calls(command: str) -> list[list[str]]:

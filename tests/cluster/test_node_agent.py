@@ -18,7 +18,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
-from tranche.cli.agent_parts import PARTS
+from tranche.cli.agent_options import PART_OPTIONS
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -28,7 +28,7 @@ from tranche.kubernetes.api.objects import ConditionStatus, NodeCondition
 pytestmark = pytest.mark.cluster
 
 # What the agent is made of without its parts, which have tests of their own; it looks often, so that tests wait less.
-BARE = (*(f"--without={part.name}" for part in PARTS), "--refresh-seconds=0.3")
+BARE = (*(f"--without={name}" for name in PART_OPTIONS), "--refresh-seconds=0.3")
 
 
 @contextmanager

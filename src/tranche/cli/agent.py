@@ -5,58 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.agent_parts import PARTS, AgentPart, refuse_to_stop_host_services
-from tranche.cli.agent_plugin_options import PLUGIN_OPTIONS, plugin_settings
+from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from tranche.kubernetes.component import Component
-    from tranche.kubernetes.services import NodeServices
-
-_OPTIONS = [
-    click.Option(
-        ["--node-name"],
-        metavar="NAME",
-        envvar="NODE_NAME",
-        help="This node's name in the cluster; else the host's name.",
-    ),
-    click.Option(
-        ["--kubeconfig"], metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod."
-    ),
-    click.Option(
-        ["--namespace"], metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where ConfigMaps are looked for."
-    ),
-    click.Option(
-        ["--pod-resources-socket"],
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        default="/var/lib/kubelet/pod-resources/kubelet.sock",
-        show_default=True,
-        help="Where the kubelet says which pod holds which device.",
-    ),
-    click.Option(
-        ["--refresh-seconds"],
-        type=click.FloatRange(min=0.1),
-        default=10.0,
-        show_default=True,
-        help="How often the GPUs are looked at when nothing else asks for it.",
-    ),
-    click.Option(["--health-host"], default="", help="The address to serve /healthz and /readyz on; else all."),
-    click.Option(
-        ["--health-port"], type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
-    ),
-    click.Option(["--log-format"], type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
-    click.Option(["--verbose", "-v"], is_flag=True, help="Log what is done in detail."),
-]
+    from tranche.kubernetes.agent.process import Part
 
 
 def _agent(context: click.Context, **values: Any) -> None:
@@ -83,34 +44,53 @@ def _agent(context: click.Context, **values: Any) -> None:
         plugin=plugin_settings(values, os.environ),
     )
     if "mig-manager" not in values["without"]:
-        refuse_to_stop_host_services(os.environ)
-    wanted = [part for part in PARTS if part.name not in values["without"]]
+        _refuse_to_stop_host_services(os.environ)
     with open_host(settings) as host:
-        run_agent(host, options, [_builder(part, values) for part in wanted], os.environ)
+        run_agent(host, options, _parts(values), os.environ)
 
 
-def _builder(part: AgentPart, values: dict[str, Any]) -> Callable[[NodeServices], Component]:
-    own = {str(option.name): values[str(option.name)] for option in part.options}
-    return partial(_build, part, own)
+def _parts(values: dict[str, Any]) -> list[Part]:
+    from tranche.kubernetes.agent import parts
+    from tranche.kubernetes.mig_manager.drain import InUsePolicy
+    from tranche.kubernetes.mig_manager.manager import MigSettings
+
+    layouts = MigSettings(
+        config_map=values["layouts"],
+        policy=InUsePolicy(values["in_use"]),
+        with_reboot=values["with_reboot"],
+        host_root=values["host_root"],
+    )
+    built: dict[str, Part] = {
+        "device-plugin": partial(parts.device_plugin, cdi_folder=values["cdi_folder"]),
+        "mig-manager": partial(parts.mig_manager, settings=layouts),
+        "feature-labels": parts.feature_labels,
+    }
+    return [built[name] for name in PART_OPTIONS if name not in values["without"]]
 
 
-def _build(part: AgentPart, own: dict[str, Any], services: NodeServices) -> Component:
-    return part.build(services, own)
+def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:
+    """UsageError where NVIDIA's MIG manager would be told to stop services of the host during a change, which is not done."""
+    variable = "WITH_SHUTDOWN_HOST_GPU_CLIENTS"
+    if environ.get(variable, "").lower() in ("1", "t", "true"):
+        raise UsageError(
+            f"{variable} is not supported: the agent stops no services of the host",
+            hint="take the variable out; stop what uses the GPUs there (dcgm, nvsm) before a change of layout",
+        )
 
 
 command = TrancheCommand(
     "agent",
     callback=click.pass_context(_agent),
     params=[
-        *_OPTIONS,
+        *AGENT_OPTIONS,
         click.Option(
             ["--without"],
-            type=click.Choice([part.name for part in PARTS]),
+            type=click.Choice(tuple(PART_OPTIONS)),
             multiple=True,
             help="Leave a part out, where another program does its work.",
         ),
         *PLUGIN_OPTIONS,
-        *(option for part in PARTS for option in part.options),
+        *(option for options in PART_OPTIONS.values() for option in options),
     ],
     help="""Serve this node of a Kubernetes cluster until SIGTERM.
 

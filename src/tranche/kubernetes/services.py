@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.objects import KubeApi, KubeNode
-from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -16,8 +15,8 @@ from tranche.node.host import Host
 class NodeServices:
     """What components share.
 
-    `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for,
-    `plugin_config` tells the MIG strategy. `agent` blocks: call it through `asyncio.to_thread`.
+    `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for. `host`
+    blocks: call it through `asyncio.to_thread`.
     """
 
     node_name: str
@@ -26,5 +25,4 @@ class NodeServices:
     node: Live[KubeNode | None]
     inventory: Inventory
     gpu_events: GpuEvents
-    plugin_config: ConfigSource
     host: Host

@@ -19,7 +19,6 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeApi, PodRef
-from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -182,7 +181,6 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 node=watch.latest,
                 inventory=inventory,
                 gpu_events=GpuEvents(GpuEventStream, inventory),
-                plugin_config=ConfigSource(StartSettings(), api, "tranche", watch.latest),
                 host=host,
             )
             background = [asyncio.create_task(watch.run()), asyncio.create_task(inventory.run())]

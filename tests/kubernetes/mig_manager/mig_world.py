@@ -14,7 +14,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import (
-    Decision,
+    NodeDecision,
     Situation,
     Work,
     condemned_by,
@@ -23,7 +23,7 @@ from tranche.kubernetes.mig_manager.decision import (
     reboot_plan,
     work_plan,
 )
-from tranche.kubernetes.mig_manager.drain import Policy
+from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, attempt_text
@@ -59,7 +59,7 @@ class World:
     annotations: dict[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     config_map: str | None = None
-    policy: Policy = Policy.WAIT
+    policy: InUsePolicy = InUsePolicy.WAIT
     with_reboot: bool = False
     rivals: tuple[str, ...] = ()
     pods: dict[PodRef, KubePod] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class World:
             elif self.labels.get(key) == PAUSED and not self.stubborn_operands:
                 self.operand_pods.discard(app)
 
-    def round(self, *, kill_after: int | None = None) -> Decision:
+    def round(self, *, kill_after: int | None = None) -> NodeDecision:
         """One look and what follows from it; Killed after so many writes."""
         left = kill_after
 
@@ -185,7 +185,7 @@ class World:
             self._work(situation, decision, boundary)
         return decision
 
-    def settle(self, *, rounds: int = 60, longest_wait: float = 400.0) -> Decision:
+    def settle(self, *, rounds: int = 60, longest_wait: float = 400.0) -> NodeDecision:
         """Rounds until nothing but news could change anything; time passes as the decisions ask for."""
         for _ in range(rounds):
             before = (dict(self.labels), dict(self.annotations), self.unschedulable, self.view)
@@ -209,7 +209,7 @@ class World:
         elif ref in self.pods:
             self.pods[ref] = replace(self.pods[ref], terminating=True)
 
-    def _work(self, situation: Situation, decision: Decision, boundary: object) -> None:
+    def _work(self, situation: Situation, decision: NodeDecision, boundary: object) -> None:
         assert callable(boundary)
         layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
         changed_mode = False

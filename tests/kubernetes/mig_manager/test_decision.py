@@ -15,8 +15,8 @@ from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.errors import HardwareError, KubeletUnavailable
 from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import PodRef
-from tranche.kubernetes.mig_manager.decision import Decision, Work, decide
-from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION, Policy
+from tranche.kubernetes.mig_manager.decision import NodeDecision, Work, decide
+from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION, InUsePolicy
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
@@ -38,7 +38,7 @@ def until_failed(world: World) -> None:
             return
 
 
-def until_it_waits(world: World) -> Decision:
+def until_it_waits(world: World) -> NodeDecision:
     """Rounds until one asks for patience."""
     for _ in range(20):
         decision = world.round()
@@ -154,7 +154,7 @@ def test_pods_in_slices_that_stay_are_in_nobodys_way() -> None:
 
 
 def test_refuse_changes_nothing_at_all_and_heals_when_the_pod_ends() -> None:
-    world = World(a100s(2), policy=Policy.REFUSE)
+    world = World(a100s(2), policy=InUsePolicy.REFUSE)
     cut(world, "all-1g.5gb")
     pod = world.start_pod("a", 0, 0)
     assert pod is not None
@@ -168,7 +168,7 @@ def test_refuse_changes_nothing_at_all_and_heals_when_the_pod_ends() -> None:
 
 
 def test_drain_cordons_evicts_only_who_is_in_the_way_and_uncordons() -> None:
-    world = World(a100s(2), policy=Policy.DRAIN)
+    world = World(a100s(2), policy=InUsePolicy.DRAIN)
     cut(world, "all-balanced")
     starts = {i.profile.slices: i.placement.start for i in world.view.node.by_index(0).instances}
     in_the_way, beside = world.start_pod("a", 0, starts[2]), world.start_pod("b", 0, starts[3])
@@ -189,7 +189,7 @@ def test_drain_cordons_evicts_only_who_is_in_the_way_and_uncordons() -> None:
 @pytest.mark.parametrize("killed_round", range(8))
 @pytest.mark.parametrize("killed_after", range(6))
 def test_a_drain_that_is_killed_at_any_write_ends_uncordoned(killed_round: int, killed_after: int) -> None:
-    world = World(a100s(1), policy=Policy.DRAIN)
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
     cut(world, "all-1g.5gb")
     world.start_pod("a", 0, 0)
     world.wish("all-7g.40gb")
@@ -201,7 +201,7 @@ def test_a_drain_that_is_killed_at_any_write_ends_uncordoned(killed_round: int, 
 
 
 def test_drain_respects_a_disruption_budget_and_says_so() -> None:
-    world = World(a100s(1), policy=Policy.DRAIN)
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
     cut(world, "all-1g.5gb")
     pod = world.start_pod("a", 0, 0)
     assert pod is not None
@@ -219,7 +219,7 @@ def test_drain_respects_a_disruption_budget_and_says_so() -> None:
 
 
 def test_a_node_that_an_admin_has_cordoned_stays_cordoned() -> None:
-    world = World(a100s(1), policy=Policy.DRAIN)
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
     cut(world, "all-1g.5gb")
     world.start_pod("a", 0, 0)
     world.unschedulable = True
@@ -228,7 +228,7 @@ def test_a_node_that_an_admin_has_cordoned_stays_cordoned() -> None:
 
 
 def test_a_pod_of_a_daemon_set_is_not_evicted_and_the_node_not_cordoned_for_it() -> None:
-    world = World(a100s(1), policy=Policy.DRAIN)
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
     cut(world, "all-1g.5gb")
     pod = world.start_pod("a", 0, 0, owner="DaemonSet")
     assert pod is not None
@@ -301,10 +301,10 @@ def test_a_failure_is_tried_again_ever_more_rarely_and_clears_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "state"), [(Policy.WAIT, "pending"), (Policy.DRAIN, "pending"), (Policy.REFUSE, "failed")]
+    ("policy", "state"), [(InUsePolicy.WAIT, "pending"), (InUsePolicy.DRAIN, "pending"), (InUsePolicy.REFUSE, "failed")]
 )
 def test_a_process_that_comes_at_the_last_moment_is_waited_for_with_the_patience_of_a_failure(
-    policy: Policy, state: str
+    policy: InUsePolicy, state: str
 ) -> None:
     world = World(a100s(1), busy=True, policy=policy)
     world.wish("all-1g.5gb")
@@ -407,8 +407,8 @@ def test_gpus_that_cannot_be_read_are_a_failure_and_operands_run_meanwhile() -> 
     assert decide(replace(unseen, node=replace(unseen.node, labels={}))).report is None
 
 
-@pytest.mark.parametrize(("policy", "state"), [(Policy.WAIT, "pending"), (Policy.REFUSE, "failed")])
-def test_a_restart_waits_for_pods(policy: Policy, state: str) -> None:
+@pytest.mark.parametrize(("policy", "state"), [(InUsePolicy.WAIT, "pending"), (InUsePolicy.REFUSE, "failed")])
+def test_a_restart_waits_for_pods(policy: InUsePolicy, state: str) -> None:
     view = view_of(gpu("A100-40GB", 0), gpu("A100-40GB", 1, mode=MigMode.DISABLED))
     world = World(
         view, config_map="version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}]}"
@@ -460,13 +460,13 @@ class Interference(RuleBasedStateMachine):
     """Wishes, pods, failures and kills in any order; whenever the causes go, the layout stands and nothing is left behind."""
 
     @initialize(
-        policy=st.sampled_from(Policy),
+        policy=st.sampled_from(InUsePolicy),
         with_reboot=st.booleans(),
         mode=st.sampled_from([MigMode.ENABLED, MigMode.DISABLED]),
         operands=st.booleans(),
         board=st.sampled_from(["A100-40GB", "H100-80GB-SXM"]),
     )
-    def begin(self, policy: Policy, with_reboot: bool, mode: MigMode, operands: bool, board: str) -> None:
+    def begin(self, policy: InUsePolicy, with_reboot: bool, mode: MigMode, operands: bool, board: str) -> None:
         gpus = [gpu(board, index, mode=mode) for index in range(2)]
         self.world = World(view_of(*gpus), policy=policy, with_reboot=with_reboot)
         self.memory = {"A100-40GB": ("5gb", "20gb"), "H100-80GB-SXM": ("10gb", "40gb")}[board]

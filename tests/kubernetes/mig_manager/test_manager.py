@@ -12,7 +12,7 @@ from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
-from tranche.kubernetes.mig_manager.drain import Policy
+from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
@@ -97,7 +97,7 @@ def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_pat
 
 def test_refuse_leaves_everything_as_it_is(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        async with node.managed(MigSettings(policy=Policy.REFUSE)):
+        async with node.managed(MigSettings(policy=InUsePolicy.REFUSE)):
             node.label(mig_config="all-1g.5gb")
             await node.shows("success")
             node.kubelet.holders[node.slice_uuid(0, 0)] = node.pod("a")
@@ -114,7 +114,7 @@ def test_refuse_leaves_everything_as_it_is(tmp_path: Path) -> None:
 
 def test_drain_evicts_who_is_in_the_way_and_uncordons(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        async with node.managed(MigSettings(policy=Policy.DRAIN)):
+        async with node.managed(MigSettings(policy=InUsePolicy.DRAIN)):
             node.label(mig_config="all-1g.5gb")
             await node.shows("success")
             pod = node.pod("a")
@@ -132,7 +132,7 @@ def test_drain_evicts_who_is_in_the_way_and_uncordons(tmp_path: Path) -> None:
 
 def test_an_eviction_that_fails_is_told_and_keeps_no_other_pod(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        async with node.managed(MigSettings(policy=Policy.DRAIN)):
+        async with node.managed(MigSettings(policy=InUsePolicy.DRAIN)):
             node.label(mig_config="all-1g.5gb")
             await node.shows("success")
             first, second = node.pod("a"), node.pod("b")

@@ -38,6 +38,10 @@ _THREADS = 8
 _log = logging.getLogger(__name__)
 
 
+Part = Callable[[NodeServices, ConfigSource], Component]
+"""How one part is built from what all share."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """How one agent is set up. `namespace` "" means the one that the way to the API server names; `period` is in seconds."""
@@ -55,7 +59,7 @@ class AgentOptions:
 def run_agent(
     host: Host,
     options: AgentOptions,
-    parts: Sequence[Callable[[NodeServices], Component]],
+    parts: Sequence[Part],
     environ: Mapping[str, str],
 ) -> None:
     """Serve until SIGTERM or SIGINT.
@@ -70,7 +74,7 @@ def run_agent(
 async def _serve(
     host: Host,
     options: AgentOptions,
-    parts: Sequence[Callable[[NodeServices], Component]],
+    parts: Sequence[Part],
     environ: Mapping[str, str],
 ) -> None:
     options.plugin.check()
@@ -97,7 +101,6 @@ async def _serve(
         node=node_watch.latest,
         inventory=inventory,
         gpu_events=gpu_events,
-        plugin_config=plugin_config,
         host=host,
     )
     components: list[Component] = [
@@ -105,7 +108,7 @@ async def _serve(
         inventory,
         gpu_events,
         plugin_config,
-        *(build(services) for build in parts),
+        *(build(services, plugin_config) for build in parts),
     ]
     node_agent = NodeAgent(components, clock=time.monotonic)
     health = HealthServer(node_agent.readiness)

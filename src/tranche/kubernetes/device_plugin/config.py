@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Kind, Setting, Unsupported
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
 from tranche.kubernetes.observation.resources import MigStrategy
 
 _VERSION = "v1"
@@ -176,21 +176,21 @@ def _lookup(
 
 
 def _parse(setting: Setting, value: object, where: str) -> object:
-    if setting.kind is Kind.LIST:
+    if setting.kind is ValueKind.LIST:
         listed = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value).split(",")
         parts = [part for item in listed for part in _text(item).split(",")]
         texts = tuple(dict.fromkeys(text for part in parts if (text := part.strip())))
         for text in texts:
             _one_of(text, setting.choices, where)
         return texts
-    if setting.kind is Kind.BOOLEAN:
+    if setting.kind is ValueKind.BOOLEAN:
         text = _text(value)
         if text not in _TRUE + _FALSE:
             raise _invalid(f"{where} must be true or false, not '{text}'")
         return text in _TRUE
     if not isinstance(value, str):
         raise _invalid(f"{where} must be a text")
-    if setting.kind is Kind.CHOICE:
+    if setting.kind is ValueKind.CHOICE:
         _one_of(value, setting.choices, where)
     return value
 

@@ -16,6 +16,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.health import xid_policy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.resources import MigStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -64,13 +65,15 @@ class StartSettings:
 class ConfigSource:
     """A component: the configuration in effect, changed when the label or the ConfigMap changes.
 
-    A configuration that is wrong changes nothing: the one before stays in effect, and `problem` says what is wrong.
+    A configuration that is wrong changes nothing: the one before stays in effect, and `problem` says what is wrong. `strategy`
+    is the part of it that concerns more than the device plugin.
     """
 
     name = "device-plugin-config"
 
     def __init__(self, start: StartSettings, api: KubeApi, namespace: str, node: Live[KubeNode | None]) -> None:
         self.latest: Live[PluginConfig] = Live()
+        self.strategy: Live[MigStrategy] = Live()
         self.problem: Live[str] = Live()
         self._start = start
         self._api = api
@@ -114,3 +117,4 @@ class ConfigSource:
             return
         self.problem.publish("")
         self.latest.publish(config)
+        self.strategy.publish(config.mig_strategy)

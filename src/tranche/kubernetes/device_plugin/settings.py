@@ -11,7 +11,7 @@ from enum import Enum
 from tranche.kubernetes.observation.resources import MigStrategy
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """How a setting's text is read. LIST takes commas, or a list in the file."""
 
     TEXT = "text"
@@ -31,7 +31,7 @@ class Setting:
     flag: str
     environment: tuple[str, ...]
     place: tuple[str, ...]
-    kind: Kind
+    kind: ValueKind
     help: str
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -58,12 +58,18 @@ DEVICE_LISTS = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 DEVICE_IDS = ("uuid", "index")
 
 
-def _flag(field: str, name: str, kind: Kind, help_: str, *place: str, choices: tuple[str, ...] = ()) -> Setting:
+def _flag(field: str, name: str, kind: ValueKind, help_: str, *place: str, choices: tuple[str, ...] = ()) -> Setting:
     return Setting(field, f"--{name}", (name.upper().replace("-", "_"),), place, kind, help_, choices)
 
 
 def _setting(
-    field: str, flag: str, environment: tuple[str, ...], place: tuple[str, ...], kind: Kind, help_: str, *aliases: str
+    field: str,
+    flag: str,
+    environment: tuple[str, ...],
+    place: tuple[str, ...],
+    kind: ValueKind,
+    help_: str,
+    *aliases: str,
 ) -> Setting:
     return Setting(field, flag, environment, place, kind, help_, aliases=aliases)
 
@@ -74,7 +80,7 @@ SETTINGS = (
     _flag(
         "mig_strategy",
         "mig-strategy",
-        Kind.CHOICE,
+        ValueKind.CHOICE,
         "How slices are advertised: none, single or mixed.",
         "flags",
         "migStrategy",
@@ -83,7 +89,7 @@ SETTINGS = (
     _flag(
         "device_lists",
         "device-list-strategy",
-        Kind.LIST,
+        ValueKind.LIST,
         f"How containers are told of their devices, one or more of: {', '.join(DEVICE_LISTS)}.",
         *_PLUGIN,
         "deviceListStrategy",
@@ -92,7 +98,7 @@ SETTINGS = (
     _flag(
         "device_id_strategy",
         "device-id-strategy",
-        Kind.CHOICE,
+        ValueKind.CHOICE,
         "Whether containers get UUIDs or indexes: uuid or index.",
         *_PLUGIN,
         "deviceIDStrategy",
@@ -101,20 +107,20 @@ SETTINGS = (
     _flag(
         "pass_device_specs",
         "pass-device-specs",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "Have the kubelet add the device nodes too.",
         *_PLUGIN,
         "passDeviceSpecs",
     ),
-    _flag("gdrcopy_enabled", "gdrcopy-enabled", Kind.BOOLEAN, "Ask for GDRCopy.", "flags", "gdrcopyEnabled"),
-    _flag("gds_enabled", "gds-enabled", Kind.BOOLEAN, "Ask for GPUDirect Storage.", "flags", "gdsEnabled"),
-    _flag("mofed_enabled", "mofed-enabled", Kind.BOOLEAN, "Ask for MOFED devices.", "flags", "mofedEnabled"),
+    _flag("gdrcopy_enabled", "gdrcopy-enabled", ValueKind.BOOLEAN, "Ask for GDRCopy.", "flags", "gdrcopyEnabled"),
+    _flag("gds_enabled", "gds-enabled", ValueKind.BOOLEAN, "Ask for GPUDirect Storage.", "flags", "gdsEnabled"),
+    _flag("mofed_enabled", "mofed-enabled", ValueKind.BOOLEAN, "Ask for MOFED devices.", "flags", "mofedEnabled"),
     _setting(
         "driver_root",
         "--driver-root",
         ("NVIDIA_DRIVER_ROOT",),
         ("flags", "nvidiaDriverRoot"),
-        Kind.TEXT,
+        ValueKind.TEXT,
         "Where the driver is installed on the host.",
         "--nvidia-driver-root",
     ),
@@ -123,7 +129,7 @@ SETTINGS = (
         "--dev-root",
         ("NVIDIA_DEV_ROOT",),
         ("flags", "nvidiaDevRoot"),
-        Kind.TEXT,
+        ValueKind.TEXT,
         "Where /dev/nvidia* are on the host; the driver root by default.",
         "--nvidia-dev-root",
     ),
@@ -132,14 +138,14 @@ SETTINGS = (
         "--driver-root-ctr-path",
         ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
         (*_PLUGIN, "containerDriverRoot"),
-        Kind.TEXT,
+        ValueKind.TEXT,
         "Where this process sees the driver root.",
         "--container-driver-root",
     ),
     _flag(
         "cdi_annotation_prefix",
         "cdi-annotation-prefix",
-        Kind.TEXT,
+        ValueKind.TEXT,
         "Prefix of the annotation's key under cdi-annotations.",
         *_PLUGIN,
         "cdiAnnotationPrefix",
@@ -149,17 +155,19 @@ SETTINGS = (
         "--nvidia-cdi-hook-path",
         ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
         (*_PLUGIN, "nvidiaCTKPath"),
-        Kind.TEXT,
+        ValueKind.TEXT,
         "Path of nvidia-ctk or nvidia-cdi-hook on the host.",
         "--nvidia-ctk-path",
     ),
-    _flag("kubelet_socket", "kubelet-socket", Kind.TEXT, "The kubelet's registration socket; empty: do not register."),
+    _flag(
+        "kubelet_socket", "kubelet-socket", ValueKind.TEXT, "The kubelet's registration socket; empty: do not register."
+    ),
     _setting(
         "disabled_health_checks",
         "--disable-healthchecks",
         ("DP_DISABLE_HEALTHCHECKS",),
         (),
-        Kind.TEXT,
+        ValueKind.TEXT,
         "XIDs that say nothing about health, or all.",
     ),
     _setting(
@@ -167,7 +175,7 @@ SETTINGS = (
         "--enable-healthchecks",
         ("DP_ENABLE_HEALTHCHECKS",),
         (),
-        Kind.TEXT,
+        ValueKind.TEXT,
         "XIDs that do, or all; this wins.",
     ),
 )

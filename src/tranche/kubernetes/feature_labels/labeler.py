@@ -12,6 +12,8 @@ from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.services import NodeServices
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -28,12 +30,13 @@ class FeatureLabeler:
     def __init__(
         self,
         services: NodeServices,
+        strategy: Live[MigStrategy],
         *,
         clock: Callable[[], float] = time.time,
         host_facts: Callable[[Iterable[str]], HostFacts] = read_host_facts,
     ) -> None:
         self._services = services
-        self._config = services.plugin_config.latest
+        self._strategy = strategy
         self._clock = clock
         self._host_facts = host_facts
         self._wake = asyncio.Event()
@@ -48,7 +51,7 @@ class FeatureLabeler:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen(self._services.node.changes()))
             group.create_task(self._listen(self._services.inventory.latest.changes()))
-            group.create_task(self._listen(self._config.changes()))
+            group.create_task(self._listen(self._strategy.changes()))
             group.create_task(self._keep())
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
@@ -58,7 +61,7 @@ class FeatureLabeler:
     async def _keep(self) -> None:
         await self._services.node.first()
         await self._services.inventory.latest.first()
-        await self._config.first()
+        await self._strategy.first()
         pause = _FIRST_PAUSE_SECONDS
         while True:
             self._wake.clear()
@@ -87,5 +90,5 @@ class FeatureLabeler:
     def _changes(self, node: KubeNode) -> dict[str, str | None]:
         state = self._services.inventory.latest.value.view.node
         facts = self._host_facts(gpu.pci_bus_id for gpu in state if not gpu.lost)
-        wanted = feature_labels(state, self._config.value.mig_strategy, facts)
+        wanted = feature_labels(state, self._strategy.value, facts)
         return changed_labels(node.labels, wanted, self._clock())

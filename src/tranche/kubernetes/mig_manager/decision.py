@@ -17,7 +17,14 @@ from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailab
 from tranche.core.layout import Layout
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager import operands
-from tranche.kubernetes.mig_manager.drain import RETRY_SECONDS, Policy, cordoning, describe_users, drainable, pod_of
+from tranche.kubernetes.mig_manager.drain import (
+    RETRY_SECONDS,
+    InUsePolicy,
+    cordoning,
+    describe_users,
+    drainable,
+    pod_of,
+)
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.retry import (
     ATTEMPT_ANNOTATION,
@@ -62,7 +69,7 @@ class Situation:
     pods: tuple[KubePod, ...]
     now: float
     boot_id: str
-    policy: Policy = Policy.WAIT
+    policy: InUsePolicy = InUsePolicy.WAIT
     with_reboot: bool = False
     rivals: tuple[str, ...] = ()
     eviction_answers: Mapping[PodRef, str] = field(default_factory=dict)
@@ -79,7 +86,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class NodeDecision:
     """What to write and to do now, in the order of the fields.
 
     `condemned` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
@@ -102,7 +109,7 @@ class Decision:
         return bool(self.labels or self.annotations)
 
 
-def decide(situation: Situation) -> Decision:
+def decide(situation: Situation) -> NodeDecision:
     """The next thing to do."""
     name = wished_layout(situation.node)
     if situation.rivals:
@@ -124,12 +131,12 @@ def decide(situation: Situation) -> Decision:
     return _change(situation, layout, change)
 
 
-def work_plan(view: NodeView, layout: Layout, policy: Policy) -> Plan:
+def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy) -> Plan:
     """What work of kind CUT carries out, decided anew under the lock; GpuBusy when everything is blocked, or must not be cut."""
     change = plan_layout(view, layout)
     if not change.blockers:
         return change.plan
-    if policy is Policy.REFUSE:
+    if policy is InUsePolicy.REFUSE:
         change.refuse_if_blocked()
     plan = plan_beside_blockers(view, change, plan_after_blockers(view, layout, change))
     if plan.empty:
@@ -186,7 +193,7 @@ def layout_digest(layout: Layout) -> str:
     return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
 
 
-def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Decision:
+def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> NodeDecision:
     digest = layout_digest(layout)
     attempt = situation.attempt
     if attempt is not None and attempt.digest == digest:
@@ -195,7 +202,7 @@ def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Dec
             return _patience(situation, attempt, wait)
         if situation.asks_reboot(attempt):
             return _reboot(situation)
-    if change.blockers and situation.policy is Policy.REFUSE:
+    if change.blockers and situation.policy is InUsePolicy.REFUSE:
         message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
         return _at_rest(situation, _failure(Why.IN_USE, message))
     plan, later = change.plan, change.plan
@@ -210,7 +217,7 @@ def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Dec
     return _make_room(situation, report, refs, condemned_by(later, situation.view))
 
 
-def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> Decision:
+def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
     """Pause the operands, wait for their end, cut."""
     paused = operands.pause(situation.node)
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
@@ -233,7 +240,7 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
     annotations: dict[str, str | None] = {}
     if since is None and (paused or operands.SINCE_ANNOTATION in situation.node.annotations):
         annotations[operands.SINCE_ANNOTATION] = str(situation.now)
-    return Decision(
+    return NodeDecision(
         report,
         condemned=condemned,
         labels={**needed(report.labels, situation.node.labels), **paused},
@@ -243,9 +250,11 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
     )
 
 
-def _make_room(situation: Situation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]) -> Decision:
+def _make_room(
+    situation: Situation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
+) -> NodeDecision:
     """Wait for what is in use; under the policy to drain, evict the pods among it."""
-    leaving = drainable(refs, situation.pods) if situation.policy is Policy.DRAIN else ()
+    leaving = drainable(refs, situation.pods) if situation.policy is InUsePolicy.DRAIN else ()
     if not leaving:
         return _at_rest(situation, report, condemned=condemned)
     return replace(
@@ -255,13 +264,13 @@ def _make_room(situation: Situation, report: Report, refs: Collection[PodRef], c
     )
 
 
-def _reboot(situation: Situation) -> Decision:
+def _reboot(situation: Situation) -> NodeDecision:
     """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
     holders = {allocation.id for allocation in situation.view.allocations}
     condemned = frozenset(devices(situation.view.node))
     if holders:
         message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(sorted(holders))}"
-        if situation.policy is Policy.REFUSE:
+        if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(Why.IN_USE, message))
         refs = [pod.ref for pod in situation.pods if f"pod/{pod.ref}" in holders]
         return _make_room(situation, Report(MigState.PENDING, Why.IN_USE, message), refs, condemned)
@@ -269,8 +278,8 @@ def _reboot(situation: Situation) -> Decision:
     return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
 
 
-def _patience(situation: Situation, attempt: Attempt, wait: float) -> Decision:
-    passing = attempt.reason in _PASSING and situation.policy is not Policy.REFUSE
+def _patience(situation: Situation, attempt: Attempt, wait: float) -> NodeDecision:
+    passing = attempt.reason in _PASSING and situation.policy is not InUsePolicy.REFUSE
     goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
     report = Report(
         MigState.PENDING if goes_on else MigState.FAILED,
@@ -280,7 +289,7 @@ def _patience(situation: Situation, attempt: Attempt, wait: float) -> Decision:
     return _at_rest(situation, report, look_again=wait)
 
 
-def _conflict(situation: Situation, name: str) -> Decision:
+def _conflict(situation: Situation, name: str) -> NodeDecision:
     named = ", ".join(situation.rivals)
     report = (
         _failure(Why.MANAGER_CONFLICT, f"another MIG manager is on this node: {named}; nothing is changed")
@@ -300,7 +309,7 @@ def _at_rest(
     forget: bool = False,
     restore: bool = True,
     look_again: float | None = None,
-) -> Decision:
+) -> NodeDecision:
     """Show the report while nothing is cut: operands run, and the node is cordoned only where that is wanted."""
     annotations: dict[str, str | None] = {}
     if operands.SINCE_ANNOTATION in situation.node.annotations:
@@ -308,7 +317,7 @@ def _at_rest(
     if forget and ATTEMPT_ANNOTATION in situation.node.annotations:
         annotations[ATTEMPT_ANNOTATION] = None
     cordon = cordoning(situation.node, wanted=cordoned)
-    return Decision(
+    return NodeDecision(
         report,
         condemned=condemned,
         labels={**_shown(situation, report), **(operands.restore(situation.node) if restore else {})},

@@ -22,7 +22,7 @@ _POD_PREFIX = "pod/"
 _NAMED_AT_MOST = 5
 
 
-class Policy(StrEnum):
+class InUsePolicy(StrEnum):
     """What to do when a slice in use is in the way of a layout: wait for its end, refuse the layout, or evict its pod."""
 
     WAIT = "wait"

@@ -31,7 +31,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.claims import stand, withdrawal
 from tranche.kubernetes.mig_manager.decision import (
-    Decision,
+    NodeDecision,
     Situation,
     Work,
     condemned_by,
@@ -40,7 +40,7 @@ from tranche.kubernetes.mig_manager.decision import (
     reboot_plan,
     work_plan,
 )
-from tranche.kubernetes.mig_manager.drain import Policy
+from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.identity import ManagerIdentity
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_machine
@@ -72,7 +72,7 @@ class MigSettings:
     """
 
     config_map: str = ""
-    policy: Policy = Policy.WAIT
+    policy: InUsePolicy = InUsePolicy.WAIT
     with_reboot: bool = False
     host_root: Path = field(default=Path("/host"))
 
@@ -248,7 +248,7 @@ class MigManager:
             return HardwareError(f"the driver or the kubelet did not answer within {_SLOW_LOOK_SECONDS:g} s")
         return None
 
-    async def _report(self, node: KubeNode, decision: Decision) -> None:
+    async def _report(self, node: KubeNode, decision: NodeDecision) -> None:
         """Say it by an event, then by the condition: killed in between, the event is said twice rather than never."""
         present = node.condition(CONDITION_TYPE)
         if decision.report is None:
@@ -303,7 +303,7 @@ class MigManager:
         await before.aclose()
         return snapshot
 
-    async def _work(self, situation: Situation, decision: Decision) -> bool:
+    async def _work(self, situation: Situation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
         work = _CutWork(layout, situation.policy, decision.condemned)
@@ -355,7 +355,7 @@ class _CutWork:
     `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it was to change the MIG mode of some GPU.
     """
 
-    def __init__(self, layout: Layout, policy: Policy, condemned: frozenset[str]) -> None:
+    def __init__(self, layout: Layout, policy: InUsePolicy, condemned: frozenset[str]) -> None:
         self._layout = layout
         self._policy = policy
         self._condemned = condemned

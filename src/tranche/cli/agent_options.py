@@ -1,4 +1,4 @@
-"""The device plugin's options of `tranche agent`: the flags that NVIDIA's plugin takes, those that are refused hidden."""
+"""The options of `tranche agent`: its own, those of its parts, and the flags that NVIDIA's device plugin takes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,102 @@ import click
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.device_plugin.selection import Fallback
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Kind, Setting, Unsupported
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
 
 if TYPE_CHECKING:
     from tranche.kubernetes.device_plugin.config_source import StartSettings
+
+
+AGENT_OPTIONS = (
+    click.Option(
+        ["--node-name"],
+        metavar="NAME",
+        envvar="NODE_NAME",
+        help="This node's name in the cluster; else the host's name.",
+    ),
+    click.Option(
+        ["--kubeconfig"], metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod."
+    ),
+    click.Option(
+        ["--namespace"], metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where ConfigMaps are looked for."
+    ),
+    click.Option(
+        ["--pod-resources-socket"],
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        default="/var/lib/kubelet/pod-resources/kubelet.sock",
+        show_default=True,
+        help="Where the kubelet says which pod holds which device.",
+    ),
+    click.Option(
+        ["--refresh-seconds"],
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        show_default=True,
+        help="How often the GPUs are looked at when nothing else asks for it.",
+    ),
+    click.Option(["--health-host"], default="", help="The address to serve /healthz and /readyz on; else all."),
+    click.Option(
+        ["--health-port"], type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
+    ),
+    click.Option(["--log-format"], type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
+    click.Option(["--verbose", "-v"], is_flag=True, help="Log what is done in detail."),
+)
+
+PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
+    "device-plugin": (
+        click.Option(
+            ["--cdi-folder"],
+            type=click.Path(path_type=Path),
+            default="/var/run/cdi",
+            show_default=True,
+            help="Where CDI specifications are written, under a CDI strategy.",
+        ),
+    ),
+    "mig-manager": (
+        click.Option(
+            ["--layouts"],
+            metavar="NAME",
+            envvar="TRANCHE_LAYOUTS",
+            default="tranche-layouts",
+            show_default=True,
+            help="The ConfigMap of layouts, key config.yaml; without it a node has the layouts of its own GPUs.",
+        ),
+        click.Option(
+            ["--in-use"],
+            type=click.Choice(["wait", "refuse", "drain"]),
+            envvar="TRANCHE_IN_USE",
+            default="wait",
+            show_default=True,
+            help="What to do about a slice in use that is in a layout's way: wait for its end, refuse, evict its pod.",
+        ),
+        click.Option(
+            ["--with-reboot"],
+            is_flag=True,
+            envvar="WITH_REBOOT",
+            help="Restart the machine for a MIG mode that changes no other way.",
+        ),
+        click.Option(
+            ["--host-root"],
+            type=click.Path(path_type=Path),
+            envvar="HOST_ROOT_MOUNT",
+            default="/host",
+            show_default=True,
+            help="Where the host's root is mounted, for --with-reboot.",
+        ),
+    ),
+    "feature-labels": (),
+}
+"""The parts of the agent, each with its options; --without takes these names."""
 
 
 def _option(setting: Setting) -> click.Option:
     variables = ", ".join(f"${name}" for name in setting.environment)
     text = f"{setting.help} [{variables}]"
     names = [setting.flag, *setting.aliases]
-    if setting.kind is Kind.LIST:
+    if setting.kind is ValueKind.LIST:
         return click.Option(names, multiple=True, metavar="NAME", help=text)
-    if setting.kind is Kind.BOOLEAN:
+    if setting.kind is ValueKind.BOOLEAN:
         # As Go reads it: the flag alone means true, a value goes after `=`.
         return click.Option(names, is_flag=False, flag_value="true", metavar="BOOL", help=text)
     metavar = "|".join(setting.choices) if setting.choices else "TEXT"

@@ -1,4 +1,4 @@
-"""Builds the device plugin of `tranche agent` for the machine that is meant: one with a driver, or a simulated one."""
+"""Builds the agent's parts from what they share: the device plugin, the MIG manager and the feature labels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
+from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
+from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.services import NodeServices
 
 
-def build_device_plugin(services: NodeServices, *, cdi_folder: Path) -> DevicePlugin:
-    """The component."""
+def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: Path) -> DevicePlugin:
+    """The device plugin for the machine that is meant: one with a driver, or a simulated one."""
     return DevicePlugin(
-        services.plugin_config,
+        config,
         services.inventory,
         services.gpu_events,
         services.node,
@@ -27,6 +30,16 @@ def build_device_plugin(services: NodeServices, *, cdi_folder: Path) -> DevicePl
         clock=time.monotonic,
         cdi_folder=cdi_folder,
     )
+
+
+def mig_manager(services: NodeServices, _: ConfigSource, *, settings: MigSettings) -> MigManager:
+    """The MIG manager."""
+    return MigManager(services, settings)
+
+
+def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:
+    """The feature labels, under the device plugin's strategy."""
+    return FeatureLabeler(services, config.strategy)
 
 
 def _device_files(config: PluginConfig) -> DeviceFiles:
