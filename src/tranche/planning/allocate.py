@@ -18,7 +18,7 @@ from tranche.planning.options import Change, Freedom, Option, options
 from tranche.planning.plan import Plan
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.tables import geometry_of
-from tranche.planning.tenancy import tenancy
+from tranche.planning.tenancy import Tenancy, tenancies
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ def decide(
     freedom = Freedom(adopt_foreign_destroy, mode_change_allowed)
     best: list[tuple[_Preference, Option]] = []
     obstacles: list[Obstacle] = []
-    for gpu in view.node:
-        found = ways(view, gpu, request, freedom, reserved or {})
+    for here in tenancies(view):
+        found = ways(view, here, request, freedom, reserved or {})
         if isinstance(found, Obstacle):
             obstacles.append(found)
         else:
-            best.append(_cheapest(gpu, found, policy))
+            best.append(_cheapest(here.gpu, found, policy))
     needed = gpus_needed(request)
     if len(best) < needed:
         return Waiting(tuple(obstacles))
@@ -74,9 +74,10 @@ def decide(
 
 
 def ways(
-    view: NodeView, gpu: GpuState, request: Request, freedom: Freedom, reserved: Mapping[str, str]
+    view: NodeView, here: Tenancy, request: Request, freedom: Freedom, reserved: Mapping[str, str]
 ) -> tuple[Option, ...] | Obstacle:
-    """The ways to serve the request on that GPU now, at least one; or what is in the way."""
+    """The ways to serve the request on one of the view's GPUs now, at least one; or what is in the way."""
+    gpu = here.gpu
     answer = candidate(request, gpu)
     if isinstance(answer, Obstacle):
         return answer
@@ -84,7 +85,7 @@ def ways(
         return obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it")
     if gpu.uuid in reserved:
         return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {reserved[gpu.uuid]}, which asked earlier")
-    return options(tenancy(view, gpu), answer, freedom)
+    return options(here, answer, freedom)
 
 
 def _cheapest(gpu: GpuState, found: Sequence[Option], policy: Policy) -> tuple[_Preference, Option]:

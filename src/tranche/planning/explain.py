@@ -20,6 +20,7 @@ from tranche.planning.options import Freedom
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.queue import Waiter, reserved_for
 from tranche.planning.remedies import Question, Remedy, remedies
+from tranche.planning.tenancy import Tenancy, tenancies
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def explain(
     """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
     reserved = reserved_for(view, waiters)
     freedom = Freedom(adopt_foreign_destroy, mode_change_allowed)
-    answers = tuple(_answer(view, gpu, request, freedom, reserved) for gpu in view.node)
+    answers = tuple(_answer(view, here, request, freedom, reserved) for here in tenancies(view))
     granted: Granted | None = None
     impossible: TrancheError | None = None
     try:
@@ -95,6 +96,6 @@ def explain(
     return Explanation(request, None, impossible, answers, remedies(question))
 
 
-def _answer(view: NodeView, gpu: GpuState, request: Request, freedom: Freedom, reserved: dict[str, str]) -> GpuAnswer:
-    found = ways(view, gpu, request, freedom, reserved)
-    return GpuAnswer(gpu, found if isinstance(found, Obstacle) else None)
+def _answer(view: NodeView, here: Tenancy, request: Request, freedom: Freedom, reserved: dict[str, str]) -> GpuAnswer:
+    found = ways(view, here, request, freedom, reserved)
+    return GpuAnswer(here.gpu, found if isinstance(found, Obstacle) else None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation, NodeView
+from tranche.core.allocation import Allocation, Grant, NodeView
 from tranche.core.grid import Occupant
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 
@@ -59,19 +59,36 @@ class Tenancy:
 
 
 def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
-    """The tenancy of one of the view's GPUs."""
-    whole: Allocation | None = None
-    promised: dict[InstanceKey, Allocation] = {}
+    """The tenancy of one of the view's GPUs; `tenancies` is faster for all of them."""
+    here = [
+        (allocation, grant)
+        for allocation in view.allocations
+        for grant in allocation.grants
+        if grant.gpu_uuid == gpu.uuid
+    ]
+    return tenancy_of(gpu, here, view.owned)
+
+
+def tenancies(view: NodeView) -> tuple[Tenancy, ...]:
+    """The tenancy of every GPU, in index order, from one pass over the allocations."""
+    held: dict[str, list[tuple[Allocation, Grant]]] = {}
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if grant.gpu_uuid != gpu.uuid:
-                continue
-            if grant.key is None:
-                whole = allocation
-            else:
-                promised[grant.key] = allocation
+            held.setdefault(grant.gpu_uuid, []).append((allocation, grant))
+    return tuple(tenancy_of(gpu, held.get(gpu.uuid, ()), view.owned) for gpu in view.node)
+
+
+def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: Collection[InstanceKey]) -> Tenancy:
+    """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
+    whole: Allocation | None = None
+    promised: dict[InstanceKey, Allocation] = {}
+    for allocation, grant in held:
+        if grant.key is None:
+            whole = allocation
+        else:
+            promised[grant.key] = allocation
     in_use: list[GpuInstance] = []
-    owned: list[GpuInstance] = []
+    ours: list[GpuInstance] = []
     foreign: list[GpuInstance] = []
     for instance in gpu.instances:
         key = gpu.key(instance)
@@ -79,11 +96,11 @@ def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
             continue
         if instance.processes or any(occupant(instance).conflicts(_occupant_of(slot)) for slot in promised):
             in_use.append(instance)
-        elif key in view.owned:
-            owned.append(instance)
+        elif key in owned:
+            ours.append(instance)
         else:
             foreign.append(instance)
-    return Tenancy(gpu, whole, promised, tuple(in_use), tuple(owned), tuple(foreign))
+    return Tenancy(gpu, whole, promised, tuple(in_use), tuple(ours), tuple(foreign))
 
 
 def occupant(instance: GpuInstance) -> Occupant:
