@@ -14,10 +14,10 @@ help:            ## what can be made
 
 setup: $(STAMP)  ## the virtual environment with the locked dependencies
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml simulator/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e simulator -e .
 	@touch $@
 
 demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in slices
@@ -54,7 +54,7 @@ goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 
 lock: $(STAMP)   ## resolve the dependencies anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-	  --group dev --extra kubernetes pyproject.toml -o requirements.lock
+	  --no-emit-package tranche-simulator --group dev --extra kubernetes pyproject.toml -o requirements.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto

@@ -26,12 +26,12 @@ from tranche.core.allocation import NodeView
 from tranche.core.layout import Layout
 from tranche.core.state import NodeState
 from tranche.hardware.nvml import NvmlDriver
-from tranche.hardware.simulator.build import ensure_built
-from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.node.host import Host
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import plan_layout
+from tranche_simulator.build import ensure_built
+from tranche_simulator.machine import SimulatedMachine
 
 MACHINE = "p4d.24xlarge"
 TARGET_LAYOUT = "all-1g.5gb"

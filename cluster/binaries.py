@@ -16,7 +16,7 @@ from cluster.download import download_kit
 from cluster.errors import ClusterError
 from cluster.go_build import build_kits
 from cluster.kits import GO_MODULE, KITS, Kit
-from tranche.hardware.simulator.build import cache_directory
+from tranche_simulator.build import cache_directory
 
 FOLDER_VARIABLE = "TRANCHE_CLUSTER_BIN"
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)\.\d+")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from cluster.oci_image import Image
-from tranche.core.errors import SimulatorError
-from tranche.hardware.simulator.build import cache_directory
-from tranche.hardware.simulator.compiling import run_compiler
+from tranche_simulator.build import cache_directory
+from tranche_simulator.compiling import run_compiler
+from tranche_simulator.errors import SimulatorError
 
 PAUSE = "localhost/pause:1"
 BUSYBOX = "localhost/busybox:1"

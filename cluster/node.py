@@ -21,7 +21,7 @@ from cluster.preflight import cni_folder
 from cluster.record import ClusterRecord, NodeRecord
 from cluster.units import Unit
 from cluster.waiting import wait_for
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 COMPONENTS = ("containerd", "kubelet")
 # Mounts below / are made shared inside the namespace alone: pods may then ask for mount propagation.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from tranche.hardware.simulator import MACHINE_TYPES
+from tranche_simulator import MACHINE_TYPES
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?")
 _FILE = "cluster.json"

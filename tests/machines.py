@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tranche.hardware.simulator.build import cache_directory, ensure_built
-from tranche.hardware.simulator.machine import SimulatedMachine
+from tranche_simulator.build import cache_directory, ensure_built
+from tranche_simulator.machine import SimulatedMachine
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 # The interpreter may lie where nobody may not read: everything is imported before root is given up.
@@ -29,8 +29,8 @@ _TRANCHE_AS_NOBODY = (
     "-c",
     (
         "import os, sys, concurrent.futures, difflib, tranche.cli.main, tranche.cli.doctor, tranche.cli.gpus, tranche.cli.run, "
-        "tranche.cli.release, tranche.hardware.nvml, tranche.hardware.simulator.machine_specs, "
-        "tranche.hardware.simulator.machine, tranche.planning.allocate; "
+        "tranche.cli.release, tranche.hardware.nvml, tranche_simulator.machine_specs, "
+        "tranche_simulator.machine, tranche.planning.allocate; "
         "os.setgroups([]); os.setgid(65534); os.setuid(65534); tranche.cli.main.main(sys.argv[1:])"
     ),
 )

@@ -26,7 +26,7 @@ from tranche.node.session import Places
 from tranche.planning.allocate import Granted, decide
 
 REPOSITORY = Path(__file__).parent.parent
-PAGES = tuple(sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]))
+PAGES = tuple(sorted(page for pages in ("*.md", "docs/**/*.md", "simulator/*.md") for page in REPOSITORY.glob(pages)))
 ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 GUIDED_PAGES = ("README.md", "docs/guides/getting-started.md")
 OUTSIDE = re.compile(r"^[a-z]+:")
@@ -56,9 +56,9 @@ def test_relative_links_lead_to_a_page_and_a_heading(page: Path) -> None:
 @ALL_PAGES
 def test_modules_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
-    for name in set(re.findall(r"`(tranche(?:\.[a-z_]+)+)`", text)) - {"tranche.dev"}:
+    for name in set(re.findall(r"`(tranche(?:_simulator)?(?:\.[a-z_]+)+)`", text)) - {"tranche.dev"}:
         importlib.import_module(name)
-    for path in set(re.findall(r"`((?:src|tests|docs|bench)/[\w./-]+)`", text)):
+    for path in set(re.findall(r"`((?:src|simulator|tests|docs|bench)/[\w./-]+)`", text)):
         assert (REPOSITORY / path).exists(), path
 
 

@@ -240,7 +240,7 @@ def test_what_is_missing_is_marked_as_unverified(board: Board) -> None:
 
 
 def test_the_data_file_speaks_of_boards_alone() -> None:
-    text = resources.files("tranche.core").joinpath("boards.json").read_text()
+    text = resources.files("tranche_simulator").joinpath("boards.json").read_text()
     assert not re.search(r"https?://|\.py\b|\bbrief\b|\bsession\b|\bTODO\b", text, re.IGNORECASE)
     unfinished = [
         value for value in _strings(json.loads(text)) if value != value.strip() or value.endswith(("e.g.", " from"))

@@ -13,10 +13,10 @@ from typing import NoReturn
 from tests.crash.scenario import Keep, Scenario, random_plan, random_request
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.local.queue import Queue
 from tranche.node.host import Held, Host
 from tranche.node.patience import Patience
+from tranche_simulator.machine import SimulatedMachine
 
 
 def live(scenario: Scenario, seed: str, leash: int) -> NoReturn:

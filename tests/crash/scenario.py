@@ -21,12 +21,12 @@ from tranche.core.grid import Occupant, Placement, free_placements
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
-from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.node.host import Held, Host
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 from tranche.planning.allocate import Granted
 from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, Step
+from tranche_simulator.machine import SimulatedMachine
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "A30": ("A30-24GB", "A30-24GB"),

@@ -20,9 +20,9 @@ from tests.node.processes import Child
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import InstanceKey
-from tranche.hardware.simulator.machine import Client
 from tranche.node.locks import is_held
 from tranche.node.session import Places, process_start_time
+from tranche_simulator.machine import Client
 
 DEFAULT_CASES = 90
 CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))

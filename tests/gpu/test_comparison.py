@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.gpu.comparison import differences, probe_in_process
-from tranche.hardware.simulator.machine import SimulatedMachine
+from tranche_simulator.machine import SimulatedMachine
 
 
 def test_two_machines_of_one_board_answer_alike(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from tests.hardware.gpus import GPU, PIECE, SLICE
 from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_to_data, write_spec
 from tranche.hardware.driver_libraries import driver_files, library_folders
 from tranche.hardware.nodes import ContainerEdits, DeviceNode, DriverFiles, Mount, parse_mig_minors, sysfs_address
-from tranche.hardware.simulator.build import ensure_built
-from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
+from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 
 VERSION = "580.95.05"
 MINORS = "config 1\nmonitor 2\ngpu3/gi1/access 30\ngpu3/gi1/ci0/access 31\ngpu3/gi2/access 39\ngpu30/gi1/access 300\n"
@@ -99,7 +98,7 @@ def test_cdi_adds_what_the_runtime_would_have_added(host: Path) -> None:
 
 
 def test_a_simulated_machine_is_given_by_mounts(tmp_path: Path) -> None:
-    files = SimulatedDeviceFiles(tmp_path / "state", ensure_built())
+    files = SimulatedDeviceFiles(tmp_path / "state")
     assert not files.control_nodes()
     assert not files.slice_nodes(GPU, SLICE, PIECE)
     state = Mount(str(tmp_path / "state"), "/run/tranche/simulator/state", read_only=False)

@@ -15,7 +15,7 @@ import pytest
 from tests.simulator.machines import process_environment, talking_to
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.nvml import NvmlDriver
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 _MAIN = "from tranche.cli.main import main; main()"
 

@@ -144,7 +144,7 @@ def test_a_hook_may_stop_what_stands_in_the_way(b: Bench, recorder: Recorder) ->
     b.apply("-c", "all-7g.80gb")
     (uuid,) = (ci.uuid for i in b.observe().gpus[0].instances for ci in i.compute_instances)
     b.machine.inject_busy(uuid, pid=5004711, name="exporter")
-    clear = "import sys; from tranche.hardware.simulator import SimulatedMachine as M; "
+    clear = "import sys; from tranche_simulator import SimulatedMachine as M; "
     clear += "from pathlib import Path; M.open('m', root=Path(sys.argv[1])).clear_injections()"
     hook = {"command": sys.executable, "args": ["-c", clear, str(b.machine.directory.parent)], "envs": b.environment()}
     hooks = b.file(json.dumps({"version": "v1", "hooks": {"pre-apply-config": [hook]}}), "stop.json")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.layout.conftest import Bench
 from tranche.core.errors import HooksInvalid, LayoutInvalid, TrancheError
-from tranche.hardware.simulator import SimulatedMachine
 from tranche.node.files import read_document, write_text, yaml_text
+from tranche_simulator import SimulatedMachine
 
 ENTRY = "devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.layout.conftest import Bench, cuts
 from tests.layout.test_apply import MakeBench
 from tranche.core.state import MigMode
-from tranche.hardware.simulator.machines import MACHINE_TYPES
+from tranche_simulator.machines import MACHINE_TYPES
 
 
 @pytest.mark.parametrize("machine_type", sorted(MACHINE_TYPES))

@@ -15,10 +15,10 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState, InstanceKey, NodeState
 from tranche.hardware.nvml import NvmlDriver
-from tranche.hardware.simulator.build import ensure_built
-from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.node.host import Host
 from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, ResetGpu, SetMigMode, Step
+from tranche_simulator.build import ensure_built
+from tranche_simulator.machine import SimulatedMachine
 
 Boundary = Callable[[], None]
 

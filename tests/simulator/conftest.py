@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.simulator.machines import enable_mig, gpu, make_machine, talking_to
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml as nvml
 
 from tranche.core.errors import TrancheError
-from tranche.hardware.simulator import GpuSpec, SimulatedMachine
+from tranche_simulator import GpuSpec, SimulatedMachine
 
 Handle = Any
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tranche.hardware.simulator import GpuSpec, SimulatedMachine
+from tranche_simulator import GpuSpec, SimulatedMachine
 
 MIG_BOARDS = ("A30-24GB", "A100-40GB", "A100-80GB", "H100-80GB-SXM", "H200-141GB", "B200", "RTX-PRO-6000-96GB")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.machines import make_machine, talking_to
-from tranche.core.errors import SimulatorError, UsageError
-from tranche.hardware.simulator import MACHINE_TYPES, SimulatedMachine, build, ensure_built, machines_directory
-from tranche.hardware.simulator.board_tables import GI_SLOTS, load_models
+from tranche_simulator import MACHINE_TYPES, SimulatedMachine, build, ensure_built, machines_directory
+from tranche_simulator.board_tables import GI_SLOTS, load_models
+from tranche_simulator.errors import InvalidRequest, SimulatorError
 
 
 def test_processes_that_build_at_once_agree(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tranche.hardware.simulator.build import ensure_built;"
+        "import sys; from pathlib import Path; from tranche_simulator.build import ensure_built;"
         "print(ensure_built(Path(sys.argv[1])).library)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -117,22 +117,22 @@ def test_a_name_is_taken_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 65, "-flag"])
 def test_bad_names(tmp_path: Path, name: str) -> None:
     if name:
-        with pytest.raises(UsageError):
+        with pytest.raises(InvalidRequest):
             SimulatedMachine.create(name, boards=["T4"], root=tmp_path)
     with pytest.raises(SimulatorError):
         SimulatedMachine.open(name, root=tmp_path)
 
 
 def test_what_to_simulate_must_be_said_once_and_be_known(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no board 'H900'"):
+    with pytest.raises(InvalidRequest, match="no board 'H900'"):
         SimulatedMachine.create("m", boards=["H900"], root=tmp_path)
-    with pytest.raises(UsageError, match=r"no machine type 'p9\.huge'"):
+    with pytest.raises(InvalidRequest, match=r"no machine type 'p9\.huge'"):
         SimulatedMachine.create(machine_type="p9.huge", root=tmp_path)
-    with pytest.raises(UsageError, match="either"):
+    with pytest.raises(InvalidRequest, match="either"):
         SimulatedMachine.create("m", root=tmp_path)
-    with pytest.raises(UsageError, match="either"):
+    with pytest.raises(InvalidRequest, match="either"):
         SimulatedMachine.create("m", machine_type="g4dn.xlarge", boards=["T4"], root=tmp_path)
-    with pytest.raises(UsageError, match="time scale"):
+    with pytest.raises(InvalidRequest, match="time scale"):
         SimulatedMachine.create("m", boards=["T4"], root=tmp_path, time_scale=-1)
     assert SimulatedMachine.list(tmp_path) == []
 

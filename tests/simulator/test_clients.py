@@ -26,15 +26,15 @@ from tests.simulator.machines import (
     span,
     talking_to,
 )
-from tranche.core.errors import GpuBusy, GpuNotFound, SimulatorError
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
+from tranche_simulator.errors import GpuInUse, GpuUnknown, SimulatorError
 
 IN_USE, TOO_SMALL = 19, 7
 
 HOLD = """
 import sys
 from pathlib import Path
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 SimulatedMachine(Path(sys.argv[1])).attach(sys.argv[2], memory=int(sys.argv[3]))
 print("attached", flush=True)
 sys.stdin.read()
@@ -97,7 +97,7 @@ def test_a_live_client_stands_in_the_way(machine: SimulatedMachine, a100: Any, s
     with client_process(machine, slices[0]) as process:
         assert error_of(nvml.nvmlComputeInstanceDestroy, compute) == IN_USE
         assert error_of(nvml.nvmlDeviceSetMigMode, a100, 0) == IN_USE
-        with pytest.raises(GpuBusy):
+        with pytest.raises(GpuInUse):
             machine.reset_gpu(0)
         process.kill()
         process.wait()
@@ -142,19 +142,19 @@ def test_a_forked_child_does_not_keep_a_killed_parent_alive(machine: SimulatedMa
 
 
 def test_memory_is_limited_by_the_instance(machine: SimulatedMachine, slices: list[str]) -> None:
-    with pytest.raises(GpuBusy):
+    with pytest.raises(GpuInUse):
         machine.attach(slices[0], memory=4865 << 20)
     with machine.attached(slices[0], memory=4000 << 20):
-        with pytest.raises(GpuBusy):
+        with pytest.raises(GpuInUse):
             machine.attach(slices[0], memory=865 << 20)
         with machine.attached(slices[0], memory=864 << 20):
             assert len(machine.clients()) == 2
 
 
 def test_where_one_can_attach(machine: SimulatedMachine, a100: Any, slices: list[str]) -> None:
-    with pytest.raises(GpuBusy):
+    with pytest.raises(GpuInUse):
         machine.attach(machine.gpus()[0].uuid)
-    with pytest.raises(GpuNotFound):
+    with pytest.raises(GpuUnknown):
         machine.attach("MIG-00000000-0000-5000-8000-000000000000")
     machine.inject_lost(0)
     with pytest.raises(SimulatorError):
@@ -163,10 +163,10 @@ def test_where_one_can_attach(machine: SimulatedMachine, a100: Any, slices: list
 
 def test_only_the_owner_detaches(machine: SimulatedMachine) -> None:
     client = machine.attach(machine.gpus()[0].uuid)
-    with pytest.raises(GpuNotFound):
+    with pytest.raises(GpuUnknown):
         machine.detach(client + 1)
     machine.detach(client)
-    with pytest.raises(GpuNotFound):
+    with pytest.raises(GpuUnknown):
         machine.detach(client)
 
 

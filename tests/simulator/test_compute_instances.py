@@ -21,7 +21,7 @@ from tests.simulator.machines import (
     spanning_profile,
     talking_to,
 )
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, IN_USE, NO_ROOM = 2, 3, 4, 6, 19, 23
 ONE, TWO, THREE, FOUR, SEVEN, ONE_REV1 = 0, 1, 2, 3, 4, 7

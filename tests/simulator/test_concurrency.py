@@ -21,7 +21,7 @@ from tests.simulator.machines import (
     process_environment,
     talking_to,
 )
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 # Creates and destroys at random on the GPUs named by its arguments; every answer must be one that the rules allow.
 WORKER = """

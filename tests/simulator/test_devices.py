@@ -9,7 +9,7 @@ import pynvml as nvml
 import pytest
 
 from tests.simulator.machines import enable_mig, error_of, gpu, make_machine, talking_to
-from tranche.hardware.simulator import MACHINE_TYPES, SimulatedMachine
+from tranche_simulator import MACHINE_TYPES, SimulatedMachine
 
 INVALID, NOT_SUPPORTED, NOT_FOUND, TOO_SMALL, NO_DRIVER, WRONG_VERSION = 2, 3, 6, 7, 9, 25
 

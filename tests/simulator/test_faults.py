@@ -22,8 +22,8 @@ from tests.simulator.machines import (
     run_python,
     talking_to,
 )
-from tranche.core.errors import SimulatorError
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
+from tranche_simulator.errors import SimulatorError
 
 TIMEOUT, LOST, IN_USE, UNKNOWN, NOT_SUPPORTED = 10, 15, 19, 999, 3
 XID = nvml.nvmlEventTypeXidCriticalError

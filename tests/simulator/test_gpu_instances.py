@@ -21,7 +21,7 @@ from tests.simulator.machines import (
     span,
     talking_to,
 )
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6
 IN_USE, NO_ROOM = 19, 23

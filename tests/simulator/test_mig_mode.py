@@ -9,8 +9,8 @@ import pynvml as nvml
 import pytest
 
 from tests.simulator.machines import create, enable_mig, error_of, gpu, instances, make_machine, span, talking_to
-from tranche.core.errors import GpuBusy, PermissionDenied
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
+from tranche_simulator.errors import GpuInUse, NotPermitted
 
 IN_USE, RESET_REQUIRED, TIMEOUT, NO_PERMISSION = 19, 16, 10, 4
 LATER_BOARDS = ["H100-80GB-SXM", "B200", "RTX-PRO-6000-96GB"]
@@ -68,7 +68,7 @@ def test_disabling_is_refused_while_instances_exist(tmp_path: Path, board: str) 
 def test_reset_takes_the_instances_and_is_refused_while_there_are_clients(machine: SimulatedMachine, a100: Any) -> None:
     span(create(a100, 19))
     uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(a100, 0))
-    with machine.attached(uuid), pytest.raises(GpuBusy):
+    with machine.attached(uuid), pytest.raises(GpuInUse):
         machine.reset_gpu(0)
     assert len(instances(a100)) == 1
     machine.reset_gpu(0)
@@ -78,7 +78,7 @@ def test_reset_takes_the_instances_and_is_refused_while_there_are_clients(machin
 
 def test_reset_and_mode_need_permission(machine: SimulatedMachine, a100: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANCHE_SIM_UNPRIVILEGED", "1")
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(NotPermitted):
         machine.reset_gpu(0)
     assert error_of(nvml.nvmlDeviceSetMigMode, a100, 0) == NO_PERMISSION
 

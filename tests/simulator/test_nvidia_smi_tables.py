@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Golden
 from tests.simulator.smi_runner import MIG_BOARDS, Smi, make_smi, smi_of_swapped_a100, without_date
-from tranche.hardware.simulator import ensure_built
+from tranche_simulator import ensure_built
 
 
 @pytest.fixture

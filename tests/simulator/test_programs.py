@@ -24,8 +24,8 @@ from tests.simulator.machines import (
     span,
     talking_to,
 )
-from tranche.hardware.simulator import SimulatedMachine, ensure_built
-from tranche.hardware.simulator.build import NATIVE
+from tranche_simulator import SimulatedMachine, ensure_built
+from tranche_simulator.build import NATIVE
 
 NO_PERMISSION, NO_DRIVER = 4, 9
 NOBODY = 65534

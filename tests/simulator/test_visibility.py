@@ -8,7 +8,7 @@ import pynvml as nvml
 import pytest
 
 from tests.simulator.machines import create, error_of, gpu, instances, make_machine, mig_devices, span, talking_to
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 NO_PERMISSION, NOT_FOUND, NO_DRIVER = 4, 6, 9
 

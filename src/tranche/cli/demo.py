@@ -14,13 +14,13 @@ from tranche.cli import demo_view
 from tranche.cli.output import hint, print_json, say
 from tranche.cli.runtime import child_environment, open_driver, state_dir
 from tranche.cli.settings import Settings, TrancheCommand, output_option
-from tranche.local.demo.batches import Demo, DemoResult
-from tranche.local.demo.clock import DemoClock
-from tranche.local.demo.jobs import Command
-from tranche.local.demo.machine import MACHINE_TYPE, demo_machine
-from tranche.local.demo.real import check_free, first_product, job_command, mig_boards, put_back
-from tranche.local.demo.scene import Scene
-from tranche.local.demo.schedule import DEFAULT_SEED
+from tranche.demo.batches import Demo, DemoResult
+from tranche.demo.clock import DemoClock
+from tranche.demo.jobs import Command
+from tranche.demo.machine import MACHINE_TYPE, demo_machine
+from tranche.demo.real import check_free, first_product, job_command, mig_boards, put_back
+from tranche.demo.scene import Scene
+from tranche.demo.schedule import DEFAULT_SEED
 from tranche.local.run import Terminated
 from tranche.node.host import Host
 

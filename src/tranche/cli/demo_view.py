@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from tranche.cli.output import print_table, say
-from tranche.local.demo.batches import BatchResult, DemoResult, how_made, served_by
-from tranche.local.demo.clock import clock_face
-from tranche.local.demo.jobs import JobRecord
-from tranche.local.demo.scene import Block, BlockState, GpuPicture, Picture, Scene
+from tranche.demo.batches import BatchResult, DemoResult, how_made, served_by
+from tranche.demo.clock import clock_face
+from tranche.demo.jobs import JobRecord
+from tranche.demo.scene import Block, BlockState, GpuPicture, Picture, Scene
 
 _UNIT_WIDTH = 8
 _PROGRESS_WIDTH = 32

@@ -8,11 +8,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from tranche.cli.settings import API_VERSION, Settings, TrancheCommand
 from tranche.core.errors import TrancheError
+from tranche.hardware.simulator_errors import simulator_errors
 
 _COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
@@ -45,6 +47,10 @@ class LazyGroup(click.Group):
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         command: click.Command = module.command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: D102
+        with simulator_errors():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102
         with formatter.section("Commands"):

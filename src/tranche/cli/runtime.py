@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranche.cli.settings import Settings
-from tranche.core.errors import SimulatorError
+from tranche.hardware.simulator_errors import simulator_errors
 
 if TYPE_CHECKING:
     from tranche.hardware.nvml import NvmlDriver
-    from tranche.hardware.simulator.machine import SimulatedMachine
     from tranche.node.host import Host
+    from tranche_simulator.machine import SimulatedMachine
 
 _STATE_DIR = Path("/var/lib/tranche")
 
@@ -25,11 +25,12 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
     machine = simulated_machine(settings)
     reset_command = "nvidia-smi"
     if machine is not None:
-        from tranche.hardware.simulator.build import ensure_built
-        from tranche.hardware.simulator.library import preload
+        from tranche_simulator.build import ensure_built
+        from tranche_simulator.library import preload
 
-        preload(machine.state)
-        reset_command = str(ensure_built().nvidia_smi)
+        with simulator_errors():
+            preload(machine.state)
+            reset_command = str(ensure_built().nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
     driver = NvmlDriver(reset_command=reset_command)
@@ -57,20 +58,22 @@ def simulated_machine(settings: Settings) -> SimulatedMachine | None:
     name = settings.simulate
     if name is None:
         return None
-    from tranche.hardware.simulator.machine import SimulatedMachine, machines_directory
+    from tranche_simulator.errors import SimulatorError
+    from tranche_simulator.machine import SimulatedMachine, machines_directory
 
     state = machines_directory() / name / "state"
-    if not os.path.exists(state):
-        from tranche.hardware.simulator.machines import MACHINE_TYPES
+    with simulator_errors():
+        if not os.path.exists(state):
+            from tranche_simulator.machines import MACHINE_TYPES
 
-        if name in MACHINE_TYPES:
-            try:
-                return SimulatedMachine.create(name, machine_type=name)
-            except SimulatorError:
-                # Another command may have made it meanwhile; if that is not the reason, open() says what is wrong.
-                if not os.path.exists(state):
-                    raise
-    return SimulatedMachine.open(name)
+            if name in MACHINE_TYPES:
+                try:
+                    return SimulatedMachine.create(name, machine_type=name)
+                except SimulatorError:
+                    # Another command may have made it meanwhile; if that is not the reason, open() says what is wrong.
+                    if not os.path.exists(state):
+                        raise
+        return SimulatedMachine.open(name)
 
 
 def state_dir(settings: Settings) -> Path:

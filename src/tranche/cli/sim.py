@@ -15,7 +15,7 @@ from tranche.cli.settings import TrancheGroup, output_option
 from tranche.cli.sim_attach import attach
 from tranche.cli.sim_inject import inject
 from tranche.core.errors import UsageError
-from tranche.hardware.simulator import MACHINE_TYPES, SimulatedMachine
+from tranche_simulator import MACHINE_TYPES, SimulatedMachine
 
 
 @click.group("sim", cls=TrancheGroup)

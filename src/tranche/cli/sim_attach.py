@@ -16,8 +16,8 @@ from tranche.cli.settings import Settings, TrancheCommand
 from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import SimulatorError, UsageError
 from tranche.core.quantity import parse_memory
-from tranche.hardware.simulator import SimulatedMachine
 from tranche.local.child import run_child
+from tranche_simulator import SimulatedMachine
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CONTAINER_STATE = "/run/tranche/simulator/state"

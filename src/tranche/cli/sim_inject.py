@@ -9,8 +9,8 @@ from tranche.cli.settings import TrancheGroup
 from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_memory
-from tranche.hardware.simulator import SimulatedMachine
-from tranche.hardware.simulator.library import control_library
+from tranche_simulator import SimulatedMachine
+from tranche_simulator.library import control_library
 
 _MACHINE_KEY = "tranche.sim.machine"
 _PHANTOM_PID = 4_100_000  # near the kernel's highest pid, so that it is nobody's

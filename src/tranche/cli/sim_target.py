@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tranche.core.errors import GpuNotFound
-from tranche.hardware.simulator import SimulatedMachine
+from tranche_simulator import SimulatedMachine
 
 
 def target_uuid(machine: SimulatedMachine, target: str) -> str:

@@ -1,4 +1,4 @@
-"""What each GPU product can be cut into: the catalogue in boards.json, typed.
+"""What each GPU product can be cut into: the catalogue of `tranche_simulator`, typed.
 
 Numbers that no source shows are None; numbers inferred from a board's family are present and named in `unverified`. On a
 machine with a driver the driver's own answers win; the catalogue stands in for boards that are not there.
@@ -6,15 +6,14 @@ machine with a driver the driver's own answers win; the catalogue stands in for 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB
+from tranche_simulator.catalogue import mig_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Board:
 
 def catalogue() -> tuple[Board, ...]:
     """Every known MIG-capable board, in the catalogue's order."""
-    return tuple(_board_at(index) for index in range(len(_models())))
+    return tuple(_board_at(index) for index in range(len(mig_models())))
 
 
 def board_by_key(key: str) -> Board | None:
@@ -111,18 +110,13 @@ def board_by_pci_id(pci_device_id: str) -> Board | None:
 
 
 @cache
-def _models() -> tuple[Mapping[str, Any], ...]:
-    return tuple(json.loads(Path(__file__).with_name("boards.json").read_text())["models"])
-
-
-@cache
 def _board_at(index: int) -> Board:
     """Boards are made when they are asked for: a command meets one or two of them."""
-    return _board(_models()[index])
+    return _board(mig_models()[index])
 
 
 def _first(wanted: Callable[[Mapping[str, Any]], bool]) -> Board | None:
-    return next((_board_at(index) for index, model in enumerate(_models()) if wanted(model)), None)
+    return next((_board_at(index) for index, model in enumerate(mig_models()) if wanted(model)), None)
 
 
 def _board(model: Mapping[str, Any]) -> Board:

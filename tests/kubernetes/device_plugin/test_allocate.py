@@ -10,8 +10,7 @@ import pytest
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, whole
 from tranche.hardware.cdi import spec_to_data
 from tranche.hardware.nodes import DriverFiles, Mount
-from tranche.hardware.simulator.build import ensure_built
-from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
+from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
 from tranche.kubernetes.observation.resources import PluginDevice, slices_of
@@ -98,7 +97,7 @@ def test_features(files: DriverFiles) -> None:
 
 
 def test_a_simulated_machine_comes_with_the_slice(tmp_path: Path) -> None:
-    files = SimulatedDeviceFiles(tmp_path / "state", ensure_built())
+    files = SimulatedDeviceFiles(tmp_path / "state")
     answer = respond(SLICES[:1], config("envvar"), files, request_id="r")
     assert answer.environment["NVIDIA_VISIBLE_DEVICES"] == A
     assert Mount(str(tmp_path / "state"), "/run/tranche/simulator/state", read_only=False) in answer.mounts

@@ -20,8 +20,7 @@ from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
-from tranche.hardware.simulator.build import ensure_built
-from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
+from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, Severity
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
@@ -79,7 +78,7 @@ class Rig:
         self.inventory = Inventory(host.view, self.holdings, clock=self.clock, period=3600.0)
         self.config = ConfigSource(start, self.api, "ns", self.kube_node)  # type: ignore[arg-type]
         self.events = GpuEvents(GpuEventStream, self.inventory)
-        files = SimulatedDeviceFiles(node.machine.state, ensure_built())
+        files = SimulatedDeviceFiles(node.machine.state)
         self.plugin = DevicePlugin(
             self.config,
             self.inventory,

@@ -44,10 +44,9 @@ def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabel
 
 def _device_files(config: PluginConfig) -> DeviceFiles:
     if simulated := os.environ.get("TRANCHE_SIM_STATE"):
-        from tranche.hardware.simulator.build import ensure_built
-        from tranche.hardware.simulator.device_files import SimulatedDeviceFiles
+        from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 
-        return SimulatedDeviceFiles(Path(simulated), ensure_built())
+        return SimulatedDeviceFiles(Path(simulated))
     in_container = Path(config.driver_root_in_container)
     return DriverFiles(
         driver_root=config.driver_root,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from tranche.core.allocation import Grant
 from tranche.core.errors import HardwareError
 from tranche.core.state import GpuState
-from tranche.local.demo.clock import DemoClock
-from tranche.local.demo.scene import Scene
-from tranche.local.demo.schedule import Job
+from tranche.demo.clock import DemoClock
+from tranche.demo.scene import Scene
+from tranche.demo.schedule import Job
 from tranche.local.doorbell import ring
 from tranche.local.queue import Queue
 from tranche.local.workload import share_environment

@@ -1,6 +1,7 @@
 """A simulated GPU machine: a `libnvidia-ml.so.1` with true MIG rules, its state shared by all processes that load it.
 
-`SimulatedMachine` creates and changes machines, `ensure_built` compiles the library, `preload` puts it into this process.
+`SimulatedMachine` creates and changes machines, `ensure_built` compiles the library, `preload` puts it into this process. What
+goes wrong is a `SimulatorError`, of one of the kinds in `tranche_simulator.errors`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tranche.hardware.simulator.build import BuiltSimulator, ensure_built
-    from tranche.hardware.simulator.library import preload
-    from tranche.hardware.simulator.machine import Client, SimulatedGpu, SimulatedMachine, machines_directory
-    from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, MachineType
+    from tranche_simulator.build import BuiltSimulator, ensure_built
+    from tranche_simulator.errors import SimulatorError
+    from tranche_simulator.library import preload
+    from tranche_simulator.machine import Client, SimulatedGpu, SimulatedMachine, machines_directory
+    from tranche_simulator.machines import MACHINE_TYPES, GpuSpec, MachineType
 
 __all__ = [
     "MACHINE_TYPES",
@@ -22,6 +24,7 @@ __all__ = [
     "MachineType",
     "SimulatedGpu",
     "SimulatedMachine",
+    "SimulatorError",
     "ensure_built",
     "machines_directory",
     "preload",
@@ -29,6 +32,7 @@ __all__ = [
 
 _MODULES = {
     "build": ("BuiltSimulator", "ensure_built"),
+    "errors": ("SimulatorError",),
     "library": ("preload",),
     "machine": ("Client", "SimulatedGpu", "SimulatedMachine", "machines_directory"),
     "machines": ("MACHINE_TYPES", "GpuSpec", "MachineType"),

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tranche.core.errors import SimulatorError
 from tranche.hardware.nvml import NvmlDriver
-from tranche.hardware.simulator.build import NATIVE, ensure_built
-from tranche.hardware.simulator.compiling import run_compiler
-from tranche.hardware.simulator.machine import SimulatedMachine
 from tranche.node.host import Host
+from tranche_simulator.build import NATIVE, ensure_built
+from tranche_simulator.compiling import run_compiler
+from tranche_simulator.machine import SimulatedMachine
 
 MACHINE_TYPE = "p4d.24xlarge"
 JOB_MEMORY_MIB = 2048
@@ -50,7 +50,8 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
     From then on this process sees no other driver, and all of this machine whatever its environment said.
 
     Raises:
-        SimulatorError: it cannot be built.
+        tranche_simulator.SimulatorError: it cannot be built.
+        SimulatorError: its folder cannot be used.
     """
     with _folder() as root:
         machine = SimulatedMachine.create(machine_type=MACHINE_TYPE, root=root, time_scale=time_scale)

@@ -17,12 +17,12 @@ from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState, MigMode
-from tranche.local.demo.batches import BatchResult, DemoResult
-from tranche.local.demo.clock import DemoClock, clock_face
-from tranche.local.demo.jobs import JobRecord
-from tranche.local.demo.real import mig_boards
-from tranche.local.demo.scene import BlockState, Scene
-from tranche.local.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
+from tranche.demo.batches import BatchResult, DemoResult
+from tranche.demo.clock import DemoClock, clock_face
+from tranche.demo.jobs import JobRecord
+from tranche.demo.real import mig_boards
+from tranche.demo.scene import BlockState, Scene
+from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.planning.candidates import Candidate, candidate, plain_profiles
 from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 

@@ -18,13 +18,13 @@ from tests.node.processes import isolated
 from tranche.core.errors import HardwareError
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
-from tranche.hardware.simulator.build import cache_directory
-from tranche.hardware.simulator.machine import Client, SimulatedMachine
-from tranche.local.demo.clock import DemoClock
-from tranche.local.demo.jobs import JobRunner
-from tranche.local.demo.machine import demo_machine
-from tranche.local.demo.scene import Scene
-from tranche.local.demo.schedule import slice_batch
+from tranche.demo.clock import DemoClock
+from tranche.demo.jobs import JobRunner
+from tranche.demo.machine import demo_machine
+from tranche.demo.scene import Scene
+from tranche.demo.schedule import slice_batch
+from tranche_simulator.build import cache_directory
+from tranche_simulator.machine import Client, SimulatedMachine
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import GpuBusy, GpuNotFound, PermissionDenied, SimulatorError, TrancheError
-from tranche.hardware.simulator.build import ensure_built
+from tranche_simulator.build import ensure_built
+from tranche_simulator.errors import GpuInUse, GpuUnknown, NotPermitted, SimulatorError
 
 ANY_GPU = 0xFFFFFFFF
 NO_INSTANCE = 0xFFFFFFFF
@@ -126,15 +126,15 @@ def control_library() -> ctypes.CDLL:
     return library
 
 
-def explain(code: int, doing: str) -> TrancheError:
+def explain(code: int, doing: str) -> SimulatorError:
     """The error that a return code of the control interface means for somebody who was `doing` something."""
     text = (control_library().nvmlErrorString(code) or b"").decode()
     message = f"{doing}: {text}"
     match code:
         case 4:
-            return PermissionDenied(message, hint="use the account that created the simulated machine, or root")
+            return NotPermitted(message, hint="use the account that created the simulated machine, or root")
         case 6:
-            return GpuNotFound(message, hint="`nvidia-smi -L` lists the UUIDs of the simulated machine")
+            return GpuUnknown(message, hint="`nvidia-smi -L` lists the UUIDs of the simulated machine")
         case 9:
             return SimulatorError(message, hint="the machine's state file is gone; create the machine again")
         case 18:
@@ -143,9 +143,9 @@ def explain(code: int, doing: str) -> TrancheError:
                 hint="destroy the simulated machine and create it again",
             )
         case 19 | 20:
-            return GpuBusy(message, hint="`nvidia-smi` shows the processes that use it")
+            return GpuInUse(message, hint="`nvidia-smi` shows the processes that use it")
         case 29:
-            return GpuBusy(message, hint="a GPU in MIG mode takes work only in its MIG devices; name one of those")
+            return GpuInUse(message, hint="a GPU in MIG mode takes work only in its MIG devices; name one of those")
         case _:
             return SimulatorError(message)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
 from tranche.hardware.nodes import ContainerEdits, DeviceNode, Mount
-from tranche.hardware.simulator.build import BuiltSimulator
+from tranche.hardware.simulator_errors import simulator_errors
+from tranche_simulator.build import ensure_built
 
 STATE_IN_CONTAINER = "/run/tranche/simulator/state"
 LIBRARIES_IN_CONTAINER = "/usr/local/nvidia/lib64"
@@ -19,11 +20,16 @@ VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"
 
 
 class SimulatedDeviceFiles:
-    """DeviceFiles of a simulated machine; `state` is its state file and `built` the compiled simulator, both on the host."""
+    """DeviceFiles of a simulated machine; `state` is its state file, on the host.
 
-    def __init__(self, state: Path, built: BuiltSimulator) -> None:
+    Raises:
+        SimulatorError: the simulator cannot be compiled.
+    """
+
+    def __init__(self, state: Path) -> None:
         self._state = state
-        self._built = built
+        with simulator_errors():
+            self._built = ensure_built()
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
         """None."""

@@ -14,7 +14,7 @@ from tranche.core.allocation import Grant
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState
-from tranche.local.demo.clock import DemoClock
+from tranche.demo.clock import DemoClock
 from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.core.errors import SimulatorError, UsageError
-from tranche.hardware.simulator import library
-from tranche.hardware.simulator.build import ensure_built
+from tranche_simulator import library
+from tranche_simulator.build import ensure_built
+from tranche_simulator.errors import InvalidRequest, MachineExists, MachineUnknown, SimulatorError
 
 if TYPE_CHECKING:
-    from tranche.hardware.simulator.machines import GpuSpec
+    from tranche_simulator.machines import GpuSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -97,20 +97,21 @@ class SimulatedMachine:
         the same UUIDs.
 
         Raises:
-            UsageError: bad name, unknown type or board, or not exactly one of type, boards and GPUs.
-            SimulatorError: it exists already, or the folder cannot be written.
+            InvalidRequest: bad name, unknown type or board, or not exactly one of type, boards and GPUs.
+            MachineExists: there is one of that name.
+            SimulatorError: the folder cannot be written.
         """
         # The catalogue is read for a new machine only: opening one is at the start of every command.
-        from tranche.hardware.simulator.machine_specs import chosen_gpus, spec_structs
+        from tranche_simulator.machine_specs import chosen_gpus, spec_structs
 
         specs = chosen_gpus(machine_type, boards, gpus)
         name = name or machine_type or "machine"
         if not NAME.fullmatch(name):
-            raise UsageError(
+            raise InvalidRequest(
                 f"{name!r} is no name for a machine", hint="use letters, digits, dots, dashes, underscores"
             )
         if not 0 <= time_scale < float("inf"):
-            raise UsageError(f"the time scale must be a number from 0 on, not {time_scale}")
+            raise InvalidRequest(f"the time scale must be a number from 0 on, not {time_scale}")
         machine = cls((root or machines_directory()) / name)
         try:
             machine.directory.mkdir(parents=True, exist_ok=True)
@@ -125,9 +126,8 @@ class SimulatedMachine:
             os.fsencode(machine.state), name.encode(), structs, len(specs), time_scale, seed
         )
         if code == library.IN_USE:
-            raise SimulatorError(
-                f"there is already a simulated machine {name!r} in {machine.directory.parent}",
-                hint=f"destroy it first (`tranche sim destroy {name}`), or choose another name",
+            raise MachineExists(
+                f"there is already a simulated machine {name!r} in {machine.directory.parent}", name=name
             )
         library.check(code, f"cannot create the simulated machine {name!r}")
         machine._describe(name, machine_type, time_scale, seed)
@@ -138,13 +138,12 @@ class SimulatedMachine:
         """Open a machine by name.
 
         Raises:
-            SimulatorError: no machine of that name.
+            MachineUnknown: no machine of that name.
         """
         machine = cls((root or machines_directory()) / name)
         if not NAME.fullmatch(name) or not os.path.isfile(machine.state):
-            raise SimulatorError(
-                f"there is no simulated machine {name!r} in {machine.directory.parent}",
-                hint="`tranche sim list` shows the machines; `tranche sim create` makes one",
+            raise MachineUnknown(
+                f"there is no simulated machine {name!r} in {machine.directory.parent}", hint="create it first"
             )
         return machine
 
@@ -232,8 +231,8 @@ class SimulatedMachine:
         """Reset a GPU as `nvidia-smi --gpu-reset` does.
 
         Raises:
-            GpuBusy: it has clients.
-            PermissionDenied: the caller is neither root nor the machine's owner.
+            GpuInUse: it has clients.
+            NotPermitted: the caller is neither root nor the machine's owner.
         """
         self._call("trancheSimResetGpu", gpu, doing=f"cannot reset GPU {gpu} of {self.name}")
 
@@ -282,8 +281,8 @@ class SimulatedMachine:
         The process stays a client until it detaches or dies; a forked child is none.
 
         Raises:
-            GpuNotFound: no such UUID.
-            GpuBusy: not that much memory is free, or it is a whole GPU in MIG mode.
+            GpuUnknown: no such UUID.
+            GpuInUse: not that much memory is free, or it is a whole GPU in MIG mode.
         """
         client = c_uint()
         doing = f"cannot attach to {uuid}"

@@ -11,10 +11,10 @@ from tranche.core.errors import MigNotSupported
 from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState
-from tranche.local.demo.clock import DemoClock
-from tranche.local.demo.jobs import Command, JobRecord, JobRunner
-from tranche.local.demo.scene import Scene
-from tranche.local.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
+from tranche.demo.clock import DemoClock
+from tranche.demo.jobs import Command, JobRecord, JobRunner
+from tranche.demo.scene import Scene
+from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.node.host import Host
 from tranche.planning.candidates import plain_profiles
 from tranche.planning.generate import most_instances

@@ -51,7 +51,7 @@ def ensure_built(cache: Path | None = None) -> BuiltSimulator:
     built = layout(target)
     if not built.nvidia_smi.exists():
         # What compiling needs is imported for that only: this function runs at the start of every command.
-        from tranche.hardware.simulator.compiling import build_into
+        from tranche_simulator.compiling import build_into
 
         build_into(root, target)
     return built
@@ -75,8 +75,8 @@ def compiler() -> list[str]:
 def _fingerprint() -> str:
     """Name of the build: changes with any source file (by name, size and time) and with the compiler command."""
     hasher = hashlib.sha256("\0".join((*compiler(), *COMPILE_FLAGS)).encode())
-    sources = [_HERE / name for name in ("build.py", "compiling.py", "board_tables.py", "plain_boards.json")]
-    sources.append(_HERE.parents[1] / "core" / "boards.json")
+    names = ("build.py", "compiling.py", "board_tables.py", "catalogue.py", "boards.json", "plain_boards.json")
+    sources = [_HERE / name for name in names]
     for folder in (NATIVE, NATIVE / "nvidia_smi"):
         sources += sorted(Path(entry.path) for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt")))
     for source in sources:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tranche.core.errors import SimulatorError
-from tranche.hardware.simulator import board_tables
-from tranche.hardware.simulator.build import COMPILE_FLAGS, NATIVE, compiler, layout
+from tranche_simulator import board_tables
+from tranche_simulator.build import COMPILE_FLAGS, NATIVE, compiler, layout
+from tranche_simulator.errors import SimulatorError
 
 STUB_TEXT = """#include "session.h"
 

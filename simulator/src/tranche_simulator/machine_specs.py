@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tranche.core.errors import UsageError
-from tranche.hardware.simulator import library
-from tranche.hardware.simulator.board_tables import Model, load_models, product_names
-from tranche.hardware.simulator.machines import MACHINE_TYPES, GpuSpec, in_a_row
+from tranche_simulator import library
+from tranche_simulator.board_tables import load_models, product_names
+from tranche_simulator.catalogue import Model
+from tranche_simulator.errors import InvalidRequest
+from tranche_simulator.machines import MACHINE_TYPES, GpuSpec, in_a_row
 
 
 def chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec]) -> Sequence[GpuSpec]:
-    """The GPUs of a machine type, of boards (catalogue keys or product names), or those given; UsageError otherwise."""
+    """The GPUs of a machine type, of boards (catalogue keys or product names), or those given; InvalidRequest otherwise."""
     if sum(map(bool, (machine_type, boards, gpus))) != 1:
-        raise UsageError("name either a machine type or its boards")
+        raise InvalidRequest("name either a machine type or its boards")
     if machine_type:
         if machine_type not in MACHINE_TYPES:
-            raise UsageError(
+            raise InvalidRequest(
                 f"there is no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}"
             )
         return MACHINE_TYPES[machine_type].gpus
@@ -33,7 +34,7 @@ def _board_key(board: str, by_key: Mapping[str, Model]) -> str:
         names = [name.lower().removeprefix("nvidia ") for name in product_names(model)]
         if wanted == key.lower() or wanted in names:
             return key
-    raise UsageError(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
+    raise InvalidRequest(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
 
 
 def spec_structs(specs: Sequence[GpuSpec]) -> object:

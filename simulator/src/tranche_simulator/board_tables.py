@@ -1,7 +1,6 @@
 """Turns the board catalogue into the C tables that the simulator library is compiled with.
 
-The catalogue is `tranche/core/boards.json` (boards with MIG) and `plain_boards.json` beside this module. Where the catalogue
-has no number, a value is derived from the board's family and the entry is marked unverified.
+Where the catalogue has no number, a value is derived from the board's family and the entry is marked unverified.
 """
 
 from __future__ import annotations
@@ -10,14 +9,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-Model = Mapping[str, Any]
-
-HERE = Path(__file__).parent
-CATALOGUE = HERE.parents[1] / "core" / "boards.json"
-PLAIN_BOARDS = HERE / "plain_boards.json"
+from tranche_simulator.catalogue import Model, mig_models, plain_models
 
 ARCHITECTURES = {"Turing": 6, "Ampere": 7, "Ada Lovelace": 8, "Hopper": 9, "Blackwell": 10, "Blackwell Ultra": 10}
 CORES_PER_MULTIPROCESSOR = {"Turing": 64, "Hopper": 128, "Blackwell": 128, "Blackwell Ultra": 128, "Ada Lovelace": 128}
@@ -92,10 +85,8 @@ RESERVED_SHARE = 0.006  # of the memory, between what H100 and A100 reserve
 
 
 def load_models() -> list[Model]:
-    """Every board of both catalogues, boards with MIG first."""
-    models: list[Model] = json.loads(CATALOGUE.read_text())["models"]
-    plain: list[Model] = json.loads(PLAIN_BOARDS.read_text())["models"]
-    return models + plain
+    """Every board of the catalogue, boards with MIG first."""
+    return [*mig_models(), *plain_models()]
 
 
 def product_names(model: Model) -> list[str]:

@@ -1,0 +1,36 @@
+"""What the simulator's errors are called in Tranche: each with a reason word, an exit code, and a hint that names commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tranche.core.errors import GpuBusy, GpuNotFound, PermissionDenied, SimulatorError, TrancheError, UsageError
+from tranche_simulator import errors as simulator
+
+_CLASSES: dict[type[simulator.SimulatorError], type[TrancheError]] = {
+    simulator.SimulatorError: SimulatorError,
+    simulator.InvalidRequest: UsageError,
+    simulator.MachineExists: SimulatorError,
+    simulator.MachineUnknown: SimulatorError,
+    simulator.NotPermitted: PermissionDenied,
+    simulator.GpuUnknown: GpuNotFound,
+    simulator.GpuInUse: GpuBusy,
+}
+
+
+@contextmanager
+def simulator_errors() -> Iterator[None]:
+    """Raise what the simulator raises in this block as an error of Tranche's tree."""
+    try:
+        yield
+    except simulator.SimulatorError as error:
+        raise _CLASSES[type(error)](error.message, hint=_hint(error)) from error
+
+
+def _hint(error: simulator.SimulatorError) -> str:
+    if isinstance(error, simulator.MachineExists):
+        return f"destroy it first (`tranche sim destroy {error.name}`), or choose another name"
+    if isinstance(error, simulator.MachineUnknown):
+        return "`tranche sim list` shows the machines; `tranche sim create` makes one"
+    return error.hint

@@ -1,0 +1,59 @@
+"""The simulator as a package of its own: what is built from the folder `simulator/` works where nothing else is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2] / "simulator"
+
+USE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tranche_simulator import SimulatedMachine, SimulatorError
+machine = SimulatedMachine.create("alone", machine_type="p5.48xlarge", root=Path(sys.argv[2]), time_scale=0)
+try:
+    SimulatedMachine.create("alone", machine_type="p5.48xlarge", root=Path(sys.argv[2]))
+except SimulatorError as error:
+    print(error.hint)
+import subprocess, os
+listed = subprocess.run(["nvidia-smi", "-L"], env={**os.environ, **machine.environment()}, capture_output=True, text=True)
+print(len(listed.stdout.splitlines()), sorted(name for name in sys.modules if name.split(".")[0] in ("tranche", "click")))
+"""
+
+
+def build(project: Path, target: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (built,) = folder.iterdir()
+    return built
+
+
+def test_the_package_is_whole_and_works_alone(tmp_path: Path) -> None:
+    """The wheel is made from the source archive, as an index would have it; no other package can be imported (-S)."""
+    with tarfile.open(build(PROJECT, "sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    with zipfile.ZipFile(build(source, "wheel", tmp_path / "wheel")) as wheel:
+        wheel.extractall(tmp_path / "installed")
+    assert list((tmp_path / "installed").glob("*.dist-info/licenses/LICENSE"))
+    used = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", USE, str(tmp_path / "installed"), str(tmp_path / "machines")],
+        env={**os.environ, "TRANCHE_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (used.stdout, used.stderr) == ("destroy it first, or choose another name\n8 []\n", "")
+
+
+def test_every_file_of_the_package_is_in_the_wheel(tmp_path: Path) -> None:
+    sources = PROJECT / "src"
+    kept = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    with zipfile.ZipFile(build(PROJECT, "wheel", tmp_path)) as wheel:
+        assert kept <= set(wheel.namelist())
