@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ from tranche.cli import describe
 from tranche.cli.output import one_line, print_json
 from tranche.cli.runtime import state_dir
 from tranche.cli.settings import API_VERSION, Settings, TrancheCommand, output_option
+from tranche.cli.streams import pause
 from tranche.node import records
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
@@ -42,7 +42,7 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
         _print(found, output)
         position = newest[-1].position if newest else 0
         while follow:
-            time.sleep(_FOLLOW_SECONDS)
+            pause(_FOLLOW_SECONDS)
             with ledger.read() as db:
                 found = records.events(db, after=position)
             _print(found, output)

@@ -6,14 +6,16 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from tranche.cli import streams
 from tranche.cli.settings import API_VERSION, Settings, TrancheCommand
-from tranche.core.errors import TrancheError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.hardware.simulator_errors import simulator_errors
 
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -71,25 +73,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 on success, else the error's own code."""
     # Most commands end before there is garbage worth looking for; the searches would take a tenth of their time.
     gc.set_threshold(50_000)
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    streams.guard()
+    sys.exit(_exit_code(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _exit_code(arguments: list[str]) -> int:
     try:
-        code = root.main(args=arguments, prog_name="tranche", standalone_mode=False, color=_colour())
+        try:
+            code = root.main(args=arguments, prog_name="tranche", standalone_mode=False, color=_colour())
+        except SystemExit as stop:
+            code = stop.code
         sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
+    except streams.ReaderGone:
+        return 128 + signal.SIGPIPE
     except TrancheError as error:
         _report(error, as_json=_wants_json(arguments))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        return stop.exit_code
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        _report_usage(error, as_json=_wants_json(arguments))
+        return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe went away (`tranche gpus | head -1`); Python must not complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return 130
 
 
 def _report(error: TrancheError, *, as_json: bool) -> None:
@@ -101,6 +108,16 @@ def _report(error: TrancheError, *, as_json: bool) -> None:
     click.echo(click.style("error", fg="red", bold=True) + f": {error.message}", err=True, color=_colour())
     if error.hint:
         click.echo("\n" + click.style("hint", fg="cyan") + f": {error.hint}", err=True, color=_colour())
+
+
+def _report_usage(error: click.ClickException, *, as_json: bool) -> None:
+    """A mistake that click found, in its own words."""
+    if not as_json:
+        error.show()
+        return
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"see: {context.command_path} --help" if context is not None else ""
+    _report(UsageError(error.format_message(), hint=hint), as_json=True)
 
 
 def _colour() -> bool | None:

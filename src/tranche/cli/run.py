@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tranche.cli.output import say
+from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import child_environment, open_host
 from tranche.cli.settings import Settings, TrancheCommand
@@ -68,6 +68,7 @@ def command(
                 waiting=voice.waiting,
                 granted=voice.granted,
                 progress=voice.step,
+                kept=lambda error: warn(f"the share is given back by the next tranche command, not now: {error}"),
             )
         )
 

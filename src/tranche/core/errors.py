@@ -2,6 +2,7 @@
 
     TrancheError
     ├── UsageError                    2        the request itself is wrong
+    ├── OutputUnwritable              3        stdout is closed or full
     ├── configuration            10 to 19      a file or a declared layout is wrong
     │   ├── LayoutInvalid            10
     │   ├── LayoutUnknown            11
@@ -74,6 +75,13 @@ class UsageError(TrancheError):
 
     reason = "Usage"
     exit_code = 2
+
+
+class OutputUnwritable(TrancheError):
+    """What was asked for cannot be written to stdout: it is closed, or its disk is full. What was done stays done."""
+
+    reason = "OutputUnwritable"
+    exit_code = 3
 
 
 class LayoutInvalid(TrancheError):

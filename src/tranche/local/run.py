@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from tranche.core.errors import AllocationUnknown
+from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
 from tranche.local.queue import Queue
 from tranche.local.workload import find_command, run_workload, share_environment
@@ -40,8 +40,13 @@ def run(
     waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
     granted: Callable[[Held], None] = lambda held: None,
     progress: Progress = no_progress,
+    kept: Callable[[Exception], None] = lambda error: None,
 ) -> int:
-    """Wait for a share, run the command in it, and give the share back; the command's exit code."""
+    """Wait for a share, run the command in it, and give the share back; the command's exit code.
+
+    That code is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next
+    `tranche` takes the share from this dead process.
+    """
     path = find_command(command[0], environment)
     queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy)
     # What is ignored stays ignored, so that nohup works.
@@ -63,7 +68,10 @@ def run(
         except BaseException:
             _give_back(queue, held, why="the command could not be run")
             raise
-        _give_back(queue, held, why=f"the command ended with exit code {code}")
+        try:
+            _give_back(queue, held, why=f"the command ended with exit code {code}")
+        except (TrancheError, OSError) as error:
+            kept(error)
         return code
     except Terminated as stop:
         return stop.exit_code

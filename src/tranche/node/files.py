@@ -69,6 +69,7 @@ def write_text(path: str, text: str) -> None:
     """Write a whole file or none of it; `-` is stdout."""
     if path == STANDARD_STREAM:
         sys.stdout.write(text)
+        sys.stdout.flush()  # what cannot be written must not be called done
         return
     target = Path(path)
     try:

@@ -1,0 +1,88 @@
+"""stdin, stdout and stderr as every command finds them, also where one is closed, full, or has lost its reader.
+
+stdout carries what was asked for. Its loss ends the command: silently when the reader left, else with an error. stderr carries
+words about work that goes on. Its loss changes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+from tranche.core.errors import OutputUnwritable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class ReaderGone(BaseException):
+    """The reader of stdout went away (`tranche gpus | head -1`). No error to report, so nothing else may catch it."""
+
+
+def guard() -> None:
+    """Put streams with these rules in the place of Python's; where others stand already they stay.
+
+    A closed descriptor is filled with a file that fails as the closed one did. Otherwise the next file that is opened would take
+    its number, and a child would write its stdout into the ledger.
+    """
+    if sys.stdout is not sys.__stdout__:
+        return
+    for descriptor, closed_to_us in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, closed_to_us), True)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = _text(_Stream(1, _data_lost), sys.stdout)
+    sys.stderr = _text(_Stream(2, lambda error: None), sys.stderr)
+
+
+def pause(seconds: float) -> None:
+    """Sleep; ReaderGone as soon as nobody reads stdout any more."""
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)
+    if reader.poll(seconds * 1000):
+        raise ReaderGone
+
+
+class _Stream(io.FileIO):
+    """A descriptor that reports its first failure, and swallows whatever is written afterwards."""
+
+    def __init__(self, descriptor: int, lost: Callable[[OSError], None]) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._report = lost
+        self._lost = False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        size = memoryview(data).nbytes
+        if self._lost:
+            return size
+        try:
+            # Whoever shares the descriptor may have made it non-blocking; Python then says None for "not now".
+            while (written := super().write(data)) is None:
+                select.select((), (self,), ())
+        except OSError as error:
+            self._lost = True
+            self._report(error)
+            return size
+        return written
+
+
+def _data_lost(error: OSError) -> NoReturn:
+    if isinstance(error, BrokenPipeError):
+        raise ReaderGone from error
+    raise OutputUnwritable(f"cannot write the output: {error.strerror}", hint="see where stdout leads to") from error
+
+
+def _text(stream: _Stream, before: TextIO | None) -> io.TextIOWrapper:
+    """What has no character in the encoding is shown as well as it can be; bytes that are no UTF-8 leave as they came."""
+    encoding = (before.encoding if before is not None else None) or "utf-8"
+    errors = "surrogateescape" if encoding.lower().replace("-", "") == "utf8" else "replace"
+    if stream.fileno() == 2:
+        errors = "backslashreplace"
+    return io.TextIOWrapper(io.BufferedWriter(stream), encoding, errors, line_buffering=stream.isatty())
