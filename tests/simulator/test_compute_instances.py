@@ -62,11 +62,41 @@ def test_profiles_inside_a_gpu_instance(a100: Any, profile: int, inside: dict[in
     assert free(instance) == inside
 
 
-def test_double_memory_slice_spans_with_its_own_profile_on_hopper(tmp_path: Path) -> None:
-    machine = make_machine(tmp_path, "H100-80GB-SXM")
+@pytest.mark.parametrize(
+    ("board", "name", "inside"),
+    [
+        ("A100-40GB", "1g.10gb", {ONE: 1}),
+        ("A100-80GB", "1g.20gb", {ONE: 1}),
+        ("H100-80GB-SXM", "1g.20gb", {ONE: 1, ONE_REV1: 1}),
+        ("H100-NVL-94GB", "1g.24gb", {ONE: 1, ONE_REV1: 1}),
+        ("GH200-96GB", "1g.24gb", {ONE: 1, ONE_REV1: 1}),
+        ("H200-141GB", "1g.35gb", {ONE: 1, ONE_REV1: 1}),
+        ("B200", "1g.45gb", {ONE: 1, ONE_REV1: 1}),
+        ("GB200", "1g.47gb", {ONE: 1, ONE_REV1: 1}),
+        ("GB300", "1g.70gb", {ONE: 1, ONE_REV1: 1}),
+    ],
+)
+def test_a_slice_with_double_memory_takes_the_profile_that_nvidias_tools_ask_for(
+    tmp_path: Path, board: str, name: str, inside: dict[int, int]
+) -> None:
+    """mig-parted and the DRA driver ask for 1_SLICE, nvidia-smi for 1_SLICE_REV1; each compute instance is listed once."""
+    machine = make_machine(tmp_path, board)
     with talking_to(machine):
         enable_mig(machine)
-        assert profiles(create(gpu(), 15)) == {ONE_REV1: 1}
+        info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu(), nvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2)
+        for profile in inside:
+            instance = create(gpu(), int(info.id))
+            assert profiles(instance) == inside
+            asked = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, profile, 0)
+            assert (asked.id, asked.sliceCount) == (profile, 1)
+            made = nvml.nvmlGpuInstanceCreateComputeInstance(instance, asked.id)
+            assert free(instance) == dict.fromkeys(inside, 0), "both take the same room"
+            assert nvml.nvmlComputeInstanceGetInfo(made).profileId == profile
+            assert compute_instances(instance) == [(0, 0, 1)]
+            (device,) = mig_devices(gpu())
+            assert nvml.nvmlDeviceGetName(device).endswith(f"MIG {name}")
+            nvml.nvmlComputeInstanceDestroy(made)
+            nvml.nvmlGpuInstanceDestroy(instance)
 
 
 def test_starts_and_ids_count_up(a100: Any) -> None:

@@ -143,7 +143,7 @@ def _compute_profile(profile: Model, ci: Model, multiprocessors: int) -> str:
         known = multiprocessors if ci["default"] else share // 2 * 2
     return (
         f"{{.name = {_text(ci['name'])}, .id = {ci['ci_profile_id']}, .slices = {ci['slices']}, "
-        f".max_instances = {ci['max_instances']}, .multiprocessors = {known}, .spans = {_flag(ci['default'])}}}"
+        f".max_instances = {ci['max_instances']}, .multiprocessors = {known}}}"
     )
 
 
@@ -158,7 +158,8 @@ def _gi_profile(model: Model, profile: Model, units: int) -> str:
         profile_id = ID_BY_ENUM[profile["nvml_enum_value"]]
     multiprocessors = _profile_multiprocessors(model, profile)
     attributes = profile["attributes"]
-    cis = ", ".join(_compute_profile(profile, ci, multiprocessors) for ci in profile["ci_profiles"])
+    offered = [*profile["ci_profiles"], *profile.get("unlisted_ci_profiles", ())]
+    cis = ", ".join(_compute_profile(profile, ci, multiprocessors) for ci in offered)
     fields = {
         "name": _text(profile["name"]),
         "enum_value": profile["nvml_enum_value"],
@@ -180,7 +181,7 @@ def _gi_profile(model: Model, profile: Model, units: int) -> str:
         "no_media": _flag("-me" in attributes),
         "graphics": _flag("+gfx" in attributes),
         "unverified": _flag(bool(profile["unverified"])),
-        "ci_count": len(profile["ci_profiles"]),
+        "ci_count": len(offered),
         "cis": "{" + cis + "}",
     }
     return _initialiser(fields)

@@ -136,7 +136,10 @@ class InstanceReader:
         return tuple(sorted(instances, key=lambda instance: instance.placement))
 
     def compute_profiles(self, gi_handle: Any, gpu_uuid: str, profile_id: int) -> tuple[tuple[int, int], ...]:
-        """(compute profile id, compute slices) of each way to cut the inside of the GPU instance, smallest first."""
+        """(compute profile id, compute slices) of each way to cut the inside of the GPU instance, smallest first.
+
+        Of two of one size the higher id comes first: in a 1g with double memory nvidia-smi's default is 7 (1_SLICE_REV1), not 0.
+        """
         key = (gpu_uuid, profile_id)
         if key not in self._compute_profiles:
             found = []
@@ -148,7 +151,7 @@ class InstanceReader:
                         continue
                     raise
                 found.append((info.id, info.sliceCount))
-            self._compute_profiles[key] = tuple(sorted(found, key=lambda item: item[1]))
+            self._compute_profiles[key] = tuple(sorted(found, key=lambda item: (item[1], -item[0])))
         return self._compute_profiles[key]
 
     def _compute_instances(

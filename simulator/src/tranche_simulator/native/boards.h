@@ -15,7 +15,6 @@ struct ci_profile {
     uint16_t slices;
     uint16_t max_instances;
     uint16_t multiprocessors;
-    bool spans; /* takes the whole GPU instance */
 };
 
 struct gi_profile {

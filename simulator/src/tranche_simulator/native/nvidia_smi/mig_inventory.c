@@ -43,13 +43,14 @@ unsigned mig_ci_profiles(nvmlGpuInstance_t gi, MigCiProfile profiles[NVML_COMPUT
     return found;
 }
 
-/* The default is the one that spans the GPU instance, so the one with the most multiprocessors. */
+/* The default is the one that spans the GPU instance, so the one with the most multiprocessors; of two, the later one
+   (1_SLICE_REV1 beside 1_SLICE in a 1g with double memory). */
 bool mig_default_ci_profile(nvmlGpuInstance_t gi, MigCiProfile *profile) {
     MigCiProfile profiles[NVML_COMPUTE_INSTANCE_PROFILE_COUNT];
     unsigned count = mig_ci_profiles(gi, profiles), best = 0;
     if (!count) return false;
     for (unsigned i = 1; i < count; i++)
-        if (profiles[i].multiprocessorCount > profiles[best].multiprocessorCount) best = i;
+        if (profiles[i].multiprocessorCount >= profiles[best].multiprocessorCount) best = i;
     *profile = profiles[best];
     return true;
 }

@@ -87,12 +87,19 @@ static void print_ci_profile(const SmiGpu *gpu, const MigGi *gi, const MigCiProf
     smi_rule(CI_PROFILE_WIDTH);
 }
 
+/* Listings of a 1g with double memory show 1_SLICE_REV1 only, although 1_SLICE can be created there too. */
+static bool is_listed(const MigCiProfile *profile, const MigCiProfile *spanning) {
+    return profile->id != NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE ||
+           spanning->id != NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1;
+}
+
 static void print_ci_profiles_of(const SmiGpu *gpu, const MigGi *gi) {
     MigCiProfile profiles[NVML_COMPUTE_INSTANCE_PROFILE_COUNT], spanning;
     unsigned count = mig_ci_profiles(gi->handle, profiles);
-    bool known = mig_default_ci_profile(gi->handle, &spanning);
+    if (!mig_default_ci_profile(gi->handle, &spanning)) return;
     for (unsigned i = 0; i < count; i++)
-        print_ci_profile(gpu, gi, &profiles[i], known && profiles[i].id == spanning.id);
+        if (is_listed(&profiles[i], &spanning))
+            print_ci_profile(gpu, gi, &profiles[i], profiles[i].id == spanning.id);
 }
 
 int mig_list_ci_profiles(const MigRequest *request) {
