@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.core.errors import UsageError
+from tranche.core.errors import PluginConfigInvalid, UsageError
 from tranche.kubernetes.device_plugin.selection import Fallback
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
 
@@ -123,7 +123,7 @@ PLUGIN_OPTIONS = (
     *(_refused(setting) for setting in UNSUPPORTED if setting.flag),
     click.Option(
         ["--config-file"],
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        metavar="FILE",
         envvar="CONFIG_FILE",
         help="The device plugin's v1 configuration file. [$CONFIG_FILE]",
     ),
@@ -155,17 +155,18 @@ PLUGIN_OPTIONS = (
 def plugin_settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> StartSettings:
     """What the options and the environment say; the file is read, not checked. UsageError for an unknown fallback."""
     from tranche.kubernetes.device_plugin.config_source import StartSettings
+    from tranche.node.files import read_text
 
     flags: dict[str, str | Sequence[str]] = {}
     for flag in [*(setting.flag for setting in SETTINGS), *(refused.flag for refused in UNSUPPORTED if refused.flag)]:
         value = values[flag.removeprefix("--").replace("-", "_")]
         if value is not None and value != ():
             flags[flag] = value
-    file: Path | None = values["config_file"]
+    file: str | None = values["config_file"]
     return StartSettings(
         environment=environ,
         flags=flags,
-        file=file.read_text() if file is not None else "",
+        file=read_text(file, PluginConfigInvalid) if file is not None else "",
         config_map=values["plugin_config_map"],
         default_key=values["default_config"],
         fallbacks=tuple(_fallback(name.strip()) for name in values["fallback_strategies"].split(",")),

@@ -12,17 +12,10 @@ from typing import Any
 import yaml
 
 from tranche.core.errors import PermissionDenied, TrancheError, UsageError
+from tranche.node.bounded import LIMIT, read_all, read_bounded
+from tranche.node.yaml_reader import NotYaml, load_yaml
 
 STANDARD_STREAM = "-"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without dates: a layout named 2026-01-01 is text."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
 
 class _Dumper(yaml.SafeDumper):
@@ -43,21 +36,20 @@ _Dumper.add_representer(list, _represent_list)
 
 def read_document(path: str, error: type[TrancheError]) -> object:
     """The decoded YAML or JSON document of the file; duplicate keys: the last one counts. `error` when it cannot be read."""
-    return parse_document(_read_text(path, error), _name(path), error)
+    return parse_document(read_text(path, error), _name(path), error)
 
 
 def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
     """The same of a text that was read already; `source` names it for people."""
-    if text.lstrip().startswith("{"):
+    if len(text) <= LIMIT and text.lstrip().startswith("{"):
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
             pass  # a YAML flow mapping looks the same from outside
     try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as reason:
-        where = " ".join(str(reason).split())
-        raise error(f"{source} is neither YAML nor JSON: {where}") from reason
+        return load_yaml(text)
+    except NotYaml as reason:
+        raise error(f"{source} is neither YAML nor JSON: {reason}") from reason
 
 
 def yaml_text(data: object) -> str:
@@ -93,13 +85,17 @@ def write_text(path: str, text: str) -> None:
         raise UsageError(f"cannot write {path}: {reason.strerror}") from reason
 
 
-def _read_text(path: str, error: type[TrancheError]) -> str:
+def read_text(path: str, error: type[TrancheError]) -> str:
+    """The text of the file, UTF-8; `error` when it cannot be read, has no end, or is too long."""
     try:
-        return sys.stdin.read() if path == STANDARD_STREAM else Path(path).read_text(encoding="utf-8-sig")
+        data = read_all(sys.stdin.fileno()) if path == STANDARD_STREAM else read_bounded(path)
+        return data.decode("utf-8-sig")
     except OSError as reason:
         raise error(f"cannot read {_name(path)}: {reason.strerror}") from reason
     except UnicodeDecodeError as reason:
         raise error(f"{_name(path)} is not text: {reason}") from reason
+    except ValueError as reason:  # too long, or a name with a NUL in it
+        raise error(f"cannot read {_name(path)}: {reason}") from reason
 
 
 def _name(path: str) -> str:

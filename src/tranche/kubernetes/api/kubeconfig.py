@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tranche.core.errors import KubeconfigInvalid
+from tranche.node.bounded import read_bounded
+from tranche.node.yaml_reader import load_yaml
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNSERVED = {
@@ -73,8 +73,8 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
 
 def _from_file(path: Path) -> ApiServer:
     try:
-        config = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        config = load_yaml(read_bounded(path).decode())
+    except (OSError, ValueError) as error:
         raise KubeconfigInvalid(f"cannot read the kubeconfig {path}: {error}") from error
     where = f"kubeconfig {path}"
     if not isinstance(config, dict):
@@ -123,9 +123,9 @@ def _token_file(path: Path) -> Callable[[], str]:
 
     def read() -> str:
         try:
-            return path.read_text().strip()
-        except OSError as error:
-            raise KubeconfigInvalid(f"cannot read the token {path}: {error.strerror}") from error
+            return read_bounded(path).decode().strip()
+        except (OSError, ValueError) as error:
+            raise KubeconfigInvalid(f"cannot read the token {path}: {error}") from error
 
     return read
 
@@ -154,7 +154,7 @@ def _pem(entry: Mapping[str, Any], key: str, config: Path) -> bytes:
             return base64.b64decode(data, validate=True)
         except (binascii.Error, TypeError) as error:
             raise ValueError(f"'{key}-data' is not base64") from error
-    return (config.parent / entry[key]).read_bytes() if entry.get(key) else b""
+    return read_bounded(config.parent / entry[key]) if entry.get(key) else b""
 
 
 def _load_client_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import yaml
-
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.api.objects import ConfigMap, KubeApi, KubeNode
 from tranche.kubernetes.component import Readiness
@@ -17,6 +15,7 @@ from tranche.kubernetes.device_plugin.health import xid_policy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.node.yaml_reader import NotYaml, load_yaml
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +38,9 @@ class StartSettings:
     def read(self, text: str) -> PluginConfig:
         """The configuration with that text as its file; PluginConfigInvalid otherwise."""
         try:
-            document = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise PluginConfigInvalid(f"the configuration is not YAML: {' '.join(str(error).split())}") from error
+            document = load_yaml(text)
+        except NotYaml as error:
+            raise PluginConfigInvalid(f"the configuration is not YAML: {error}") from error
         config = read_config(document, environment=self.environment, flags=self.flags)
         xid_policy(config.disabled_health_checks, config.enabled_health_checks)
         return config
