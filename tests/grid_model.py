@@ -5,31 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import assert_never
 
-from tests.strategies import instance_of
+from tests.strategies import FAMILY_BOARDS, gpu_on
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.profile import ProfileName
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, MigMode, NodeState
-from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, ResetGpu, SetMigMode, Step
+from tranche.core.state import GpuInstance, GpuState, NodeState
+from tranche.planning.plan import Plan
+from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom
 
 
-def filled_instance(
-    profile: GpuInstanceProfile,
-    placement: Placement,
-    slices: Sequence[ProfileName],
-    template: GpuInstance | None = None,
-) -> GpuInstance:
-    """An instance there that holds those compute slices; compute instances of the template stay."""
-    instance = template or replace(instance_of(profile, placement), compute_instances=())
-    present = list(instance.compute_instances)
-    for name in (Counter(slices) - Counter(instance.slices)).elements():
-        start = sum(ci.slices for ci in present)
-        uuid = f"MIG-{profile.enum}-{placement}-{start}"
-        present.append(ComputeInstance(len(present), name, name.compute - 1, start, name.compute, uuid, None))
-    assert sum(ci.slices for ci in present) <= profile.slices
-    return replace(instance, compute_instances=tuple(present))
+def filled_instance(profile: GpuInstanceProfile, placement: Placement, slices: Sequence[ProfileName]) -> GpuInstance:
+    """An instance there that holds those compute slices."""
+    bare = replace(gpu_on(FAMILY_BOARDS[0]), profiles=(profile,))
+    step = CreateInstance(bare.uuid, profile.name, placement, tuple(slices))
+    (made,) = _named_as_by_a_driver(step.apply(bare)).instances
+    assert sum(ci.slices for ci in made.compute_instances) <= profile.slices
+    return made
 
 
 def carry_out(view: NodeView, plan: Plan) -> NodeView:
@@ -44,45 +38,61 @@ def carry_out(view: NodeView, plan: Plan) -> NodeView:
 
 
 def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
-    match step:
-        case SetMigMode(enabled=enabled):
-            mode = MigMode.ENABLED if enabled else MigMode.DISABLED
-            assert gpu.mig_capable
-            assert not gpu.all_processes
-            assert not gpu.instances
-            assert not view.grants_on(gpu.uuid)
-            assert gpu.uuid not in view.changing
-            return replace(gpu, pending_mode=mode, mode=gpu.mode if gpu.mode_change_needs_reset else mode)
-        case ResetGpu():
-            assert gpu.mode_pending, "a reset that changes nothing"
-            assert not gpu.all_processes
-            assert not view.grants_on(gpu.uuid)
-            return replace(gpu, mode=gpu.pending_mode, instances=())
-        case DestroyInstance():
-            instance = gpu.instance_at(step.placement)
-            assert instance is not None
-            assert instance.profile == step.profile
-            assert not instance.processes
-            assert view.holder_of(gpu.key(instance)) is None
-            return replace(gpu, instances=tuple(i for i in gpu.instances if i is not instance))
-        case CreateInstance():
-            assert gpu.mig_enabled
-            assert not gpu.mode_pending
-            profile = gpu.profile(step.profile)
-            assert profile is not None
-            existing = gpu.instance_at(step.placement)
-            others = tuple(i for i in gpu.instances if i is not existing)
-            promised = view.promised_on(gpu.uuid)
-            if existing is not None:
-                assert existing.profile == step.profile
-                assert not existing.processes
-                assert not Counter(existing.slices) - Counter(step.slices)
-            else:
-                occupants = {Occupant(i.profile, i.placement) for i in others} | set(promised)
-                assert fits(profile, step.placement, list(occupants))
-            made = filled_instance(profile, step.placement, step.slices, existing)
-            assert made != existing, "a creation that changes nothing"
-            return replace(gpu, instances=(*others, made))
+    assert not step.in_effect(gpu), "a step that changes nothing"
+    if step.changes_mode:
+        assert gpu.mig_capable
+    for taking in step.takes:
+        match taking:
+            case TakesGpu():
+                assert not gpu.all_processes
+                assert not gpu.instances
+                assert not view.grants_on(gpu.uuid)
+                assert gpu.uuid not in view.changing
+            case TakesInstance(slot):
+                gone = gpu.instance_in(slot)
+                assert gone is not None
+                assert not gone.processes
+                assert view.holder_of(gpu.key(gone)) is None
+            case TakesRoom(slot):
+                _check_room(view, gpu, slot)
+            case _:
+                assert_never(taking)
+    after = _named_as_by_a_driver(step.apply(gpu))
+    for instance in after.instances:
+        assert sum(ci.slices for ci in instance.compute_instances) <= instance.profile.slices
+    return after
+
+
+def _check_room(view: NodeView, gpu: GpuState, slot: Occupant) -> None:
+    assert gpu.mig_enabled
+    assert not gpu.mode_pending
+    profile = gpu.profile(slot.profile)
+    assert profile is not None
+    existing = gpu.instance_at(slot.placement)
+    if existing is not None:
+        assert existing.profile == slot.profile
+        assert not existing.processes
+        return
+    occupants = {*gpu.occupants, *view.promised_on(gpu.uuid)}
+    assert fits(profile, slot.placement, list(occupants))
+
+
+def _named_as_by_a_driver(gpu: GpuState) -> GpuState:
+    """The GPU with ids and UUIDs where a step left them open; the same slot has the same UUID again."""
+    return replace(gpu, instances=tuple(_named(gpu, each) for each in gpu.instances))
+
+
+def _named(gpu: GpuState, instance: GpuInstance) -> GpuInstance:
+    if instance.id >= 0 and all(ci.uuid for ci in instance.compute_instances):
+        return instance
+    profile = gpu.profile(instance.profile)
+    assert profile is not None
+    inside = []
+    for number, ci in enumerate(instance.compute_instances):
+        uuid = f"MIG-{gpu.index}-{profile.enum}-{instance.placement}-{ci.start}"
+        inside.append(ci if ci.uuid else replace(ci, id=number, profile_id=ci.name.compute - 1, uuid=uuid))
+    number = instance.placement.start + 1 if instance.id < 0 else instance.id
+    return replace(instance, id=number, compute_instances=tuple(inside))
 
 
 def arrangements(

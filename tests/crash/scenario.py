@@ -25,7 +25,8 @@ from tranche.node.host import Held, Host
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 from tranche.planning.allocate import Granted
-from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, Step
+from tranche.planning.plan import Plan
+from tranche.planning.steps import CreateInstance, DestroyInstance, Step
 from tranche_simulator.machine import SimulatedMachine
 
 FAMILIES: dict[str, tuple[str, ...]] = {

@@ -29,9 +29,9 @@ from tranche.core.state import GpuInstance, GpuState, MigMode, Process
 from tranche.planning.assertion import find_mismatches
 from tranche.planning.generate import generate_layouts
 from tranche.planning.gpu_users import gpu_users
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.recut import check_possible
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 PYTHON = Process(4711, "python")
 

@@ -17,7 +17,8 @@ from tranche.core.state import GpuState
 from tranche.node.host import Held, Host, Ticket
 from tranche.node.locks import is_held
 from tranche.planning.allocate import Waiting, decide
-from tranche.planning.plan import Plan, Step, plan_from_dict, plan_to_dict
+from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
+from tranche.planning.steps import Step
 
 
 def slice_of(profile: str) -> Request:

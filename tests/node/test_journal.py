@@ -17,19 +17,19 @@ from tranche.core.state import MigMode
 from tranche.node import journal, records
 from tranche.node.journal import PlanStatus
 from tranche.node.ledger import Ledger
-from tranche.planning.plan import (
+from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
+from tranche.planning.steps import (
+    KINDS,
+    Before,
     CreateInstance,
     DestroyInstance,
-    Plan,
     ResetGpu,
     SetMigMode,
     Step,
-    plan_from_dict,
-    plan_to_dict,
-    step_from_dict,
-    step_to_dict,
+    before_from_dict,
+    before_to_dict,
 )
-from tranche.planning.undo import Before, StepStatus, before_from_dict, before_to_dict
+from tranche.planning.undo import StepStatus
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -71,7 +71,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @given(steps())
 def test_a_step_survives_being_written_down(step: Step) -> None:
-    assert step_from_dict(step_to_dict(step)) == step
+    assert KINDS.decode(step.to_dict()) == step
 
 
 @given(befores)

@@ -16,7 +16,8 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.node.host import Held, Host
 from tranche.planning.allocate import decide
-from tranche.planning.plan import Plan, Step
+from tranche.planning.plan import Plan
+from tranche.planning.steps import Step
 
 SMALL = Request(MigSlice(parse_profile("1g.5gb")))
 

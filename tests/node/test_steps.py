@@ -22,8 +22,7 @@ from tranche.core.state import GpuState, MigMode
 from tranche.node import records
 from tranche.node.host import Host
 from tranche.node.session import process_start_time
-from tranche.node.steps import in_effect
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 AMPERE = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 HOPPER = next(board for board in FAMILY_BOARDS if board.key == "H100-80GB-SXM")
@@ -49,8 +48,8 @@ def test_a_mode_is_in_effect_when_only_a_reset_is_missing(
     board: Board, current: MigMode, pending: MigMode, enabled: bool, expected: bool
 ) -> None:
     gpu = replace(gpu_on(board, mode=current), pending_mode=pending)
-    assert in_effect(SetMigMode(gpu.uuid, enabled), gpu) is expected
-    assert in_effect(ResetGpu(gpu.uuid), gpu) is (current is pending)
+    assert SetMigMode(gpu.uuid, enabled).in_effect(gpu) is expected
+    assert ResetGpu(gpu.uuid).in_effect(gpu) is (current is pending)
 
 
 def test_an_instance_is_in_effect_by_profile_placement_and_slices() -> None:
@@ -58,13 +57,13 @@ def test_an_instance_is_in_effect_by_profile_placement_and_slices() -> None:
     spot = Placement(2, profile.size)
     gpu = gpu_on(AMPERE, instances=(instance_of(profile, spot),))
     single = ProfileName(2, 10, 1)
-    assert in_effect(CreateInstance(gpu.uuid, profile.name, spot, (profile.name,)), gpu)
-    assert not in_effect(CreateInstance(gpu.uuid, profile.name, spot, (single, single)), gpu)
-    assert not in_effect(CreateInstance(gpu.uuid, profile.name, Placement(0, 2), (profile.name,)), gpu)
-    assert not in_effect(CreateInstance(gpu.uuid, parse_profile("1g.10gb"), spot, (parse_profile("1g.10gb"),)), gpu)
-    assert not in_effect(DestroyInstance(gpu.uuid, profile.name, spot), gpu)
-    assert in_effect(DestroyInstance(gpu.uuid, profile.name, Placement(0, 2)), gpu)
-    assert in_effect(DestroyInstance(gpu.uuid, parse_profile("1g.10gb"), spot), gpu)
+    assert CreateInstance(gpu.uuid, profile.name, spot, (profile.name,)).in_effect(gpu)
+    assert not CreateInstance(gpu.uuid, profile.name, spot, (single, single)).in_effect(gpu)
+    assert not CreateInstance(gpu.uuid, profile.name, Placement(0, 2), (profile.name,)).in_effect(gpu)
+    assert not CreateInstance(gpu.uuid, parse_profile("1g.10gb"), spot, (parse_profile("1g.10gb"),)).in_effect(gpu)
+    assert not DestroyInstance(gpu.uuid, profile.name, spot).in_effect(gpu)
+    assert DestroyInstance(gpu.uuid, profile.name, Placement(0, 2)).in_effect(gpu)
+    assert DestroyInstance(gpu.uuid, parse_profile("1g.10gb"), spot).in_effect(gpu)
 
 
 def only(host: Host) -> GpuState:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, boards, gpu_on, instance_of, occupant_lists, placed
-from tranche.core.board import Board, GpuInstanceProfile
-from tranche.core.grid import Occupant, Placement, free_placements
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.grid import Placement, free_placements
 from tranche.core.profile import ProfileName
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, MigMode
-from tranche.node.steps import in_effect
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
-from tranche.planning.undo import Before, StepRecord, StepStatus, observe_before, undo_steps
+from tranche.core.state import GpuState, InstanceKey, MigMode
+from tranche.planning.steps import (
+    Before,
+    CreateInstance,
+    DestroyInstance,
+    ResetGpu,
+    SetMigMode,
+    Step,
+    TakesGpu,
+    TakesInstance,
+    TakesRoom,
+)
+from tranche.planning.undo import StepRecord, StepStatus, undo_steps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 
@@ -23,45 +33,24 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 class Story:
     """A GPU, and steps that can be carried out on it one after the other."""
 
-    board: Board
     gpu: GpuState
     steps: tuple[Step, ...]
 
 
-def made(board: Board, step: CreateInstance) -> GpuInstance:
-    profile = next(each for each in board.profiles if each.name == step.profile)
-    whole = instance_of(profile, step.placement)
-    first = whole.compute_instances[0]
-    return replace(
-        whole,
-        compute_instances=tuple(
-            ComputeInstance(number, name, 0, number, name.compute, f"{first.uuid}-{number}", number)
-            for number, name in enumerate(step.slices)
-        ),
-    )
-
-
-def carry_out(board: Board, gpu: GpuState, step: Step) -> GpuState:
-    """The GPU after the step, as the driver would show it; asserts that the driver would not refuse."""
-    match step:
-        case SetMigMode(enabled=enabled):
-            assert not gpu.instances
-            mode = MigMode.ENABLED if enabled else MigMode.DISABLED
-            return replace(gpu, pending_mode=mode, mode=gpu.mode if gpu.mode_change_needs_reset else mode)
-        case ResetGpu():
-            return replace(gpu, mode=gpu.pending_mode, instances=())
-        case DestroyInstance():
-            gone = gpu.instance_at(step.placement)
-            assert gone is not None
-            assert gone.profile == step.profile
-            return replace(gpu, instances=tuple(each for each in gpu.instances if each != gone))
-        case CreateInstance():
-            assert gpu.mig_enabled
-            there = gpu.instance_at(step.placement)
-            others = tuple(each for each in gpu.instances if each != there)
-            wanted = Occupant(step.profile, step.placement)
-            assert not any(wanted.conflicts(Occupant(each.profile, each.placement)) for each in others)
-            return replace(gpu, instances=(*others, made(board, step)))
+def carry_out(gpu: GpuState, step: Step) -> GpuState:
+    """The GPU after the step; asserts that the driver would not refuse."""
+    for taking in step.takes:
+        match taking:
+            case TakesGpu():
+                assert not gpu.instances
+            case TakesInstance(slot):
+                assert gpu.instance_in(slot) is not None
+            case TakesRoom(slot):
+                assert gpu.mig_enabled
+                assert not any(slot.conflicts(each) for each in gpu.occupants if each != slot)
+            case _:
+                assert_never(taking)
+    return step.apply(gpu)
 
 
 @st.composite
@@ -69,20 +58,14 @@ def stories(draw: st.DrawFn) -> Story:
     board = draw(boards())
     mode = draw(st.sampled_from([MigMode.ENABLED, MigMode.ENABLED, MigMode.DISABLED]))
     start = gpu_on(board, mode=mode)
-    if start.mig_enabled:
-        start = replace(
-            start,
-            instances=tuple(
-                made(board, CreateInstance(start.uuid, profile.name, spot, draw(inside(profile))))
-                for profile, spot in draw(occupant_lists(board))
-            ),
-        )
+    for profile, spot in draw(occupant_lists(board)) if start.mig_enabled else ():
+        start = carry_out(start, CreateInstance(start.uuid, profile.name, spot, draw(inside(profile))))
     gpu, steps = start, []
 
     def do(step: Step) -> None:
         nonlocal gpu
         steps.append(step)
-        gpu = carry_out(board, gpu, step)
+        gpu = carry_out(gpu, step)
 
     switch = draw(st.booleans())
     for instance in gpu.instances:
@@ -96,7 +79,7 @@ def stories(draw: st.DrawFn) -> Story:
         for profile in draw(st.lists(st.sampled_from(placed(board)), max_size=5)):
             if spots := free_placements(profile, gpu.occupants):
                 do(CreateInstance(gpu.uuid, profile.name, draw(st.sampled_from(spots)), draw(inside(profile))))
-    return Story(board, start, tuple(steps))
+    return Story(start, tuple(steps))
 
 
 @st.composite
@@ -115,19 +98,19 @@ def journaled(story: Story, reached: int, *, acted: bool, finished: bool) -> tup
         if number > reached:
             records.append(StepRecord(step, StepStatus.PENDING))
             continue
-        before = observe_before(gpu, step, owned)
+        before = step.observe(gpu, owned)
         if number < reached or acted:
-            gpu = carry_out(story.board, gpu, step)
+            gpu = carry_out(gpu, step)
         done = number < reached or (acted and finished)
         records.append(StepRecord(step, StepStatus.DONE if done else StepStatus.INTENDED, before))
     return gpu, records
 
 
-def undo(board: Board, gpu: GpuState, records: list[StepRecord], *, stop_after: int | None = None) -> GpuState:
+def undo(gpu: GpuState, records: list[StepRecord], *, stop_after: int | None = None) -> GpuState:
     """Carry the undoing out, or only so many of its steps."""
-    for step in undo_steps(records, gpu)[:stop_after]:
-        if not in_effect(step, gpu):
-            gpu = carry_out(board, gpu, step)
+    for each in undo_steps(records, gpu)[:stop_after]:
+        if not each.step.in_effect(gpu):
+            gpu = carry_out(gpu, each.step)
     return gpu
 
 
@@ -140,7 +123,7 @@ def cut(gpu: GpuState) -> tuple[object, ...]:
 @given(stories(), st.integers(0, 20), st.booleans(), st.booleans())
 def test_undoing_leads_back_to_where_the_plan_began(story: Story, reached: int, acted: bool, finished: bool) -> None:
     gpu, records = journaled(story, reached, acted=acted, finished=finished)
-    assert cut(undo(story.board, gpu, records)) == cut(story.gpu)
+    assert cut(undo(gpu, records)) == cut(story.gpu)
 
 
 @settings(deadline=None)
@@ -150,8 +133,8 @@ def test_an_undoing_that_was_itself_interrupted_can_be_done_again(
 ) -> None:
     gpu, records = journaled(story, reached, acted=acted, finished=False)
     for stop_after in interruptions:
-        gpu = undo(story.board, gpu, records, stop_after=stop_after)
-    assert cut(undo(story.board, gpu, records)) == cut(story.gpu)
+        gpu = undo(gpu, records, stop_after=stop_after)
+    assert cut(undo(gpu, records)) == cut(story.gpu)
 
 
 @settings(deadline=None)
@@ -167,12 +150,9 @@ def test_a_plan_that_has_not_begun_needs_no_undoing(story: Story) -> None:
 @given(stories(), st.integers(0, 20))
 def test_only_slots_of_the_plan_are_touched(story: Story, reached: int) -> None:
     gpu, records = journaled(story, reached, acted=True, finished=True)
-    slots = {
-        (step.profile, step.placement) for step in story.steps if isinstance(step, CreateInstance | DestroyInstance)
-    }
-    for step in undo_steps(records, gpu):
-        if isinstance(step, CreateInstance | DestroyInstance):
-            assert (step.profile, step.placement) in slots
+    slots = {step.creates or step.destroys for step in story.steps}
+    for undo in undo_steps(records, gpu):
+        assert (undo.step.creates or undo.step.destroys) in slots | {None}
 
 
 def test_steps_of_other_gpus_are_none_of_this_gpu_s_business() -> None:

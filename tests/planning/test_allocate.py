@@ -28,8 +28,8 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, parse_request
 from tranche.core.state import GpuInstance, InstanceKey, MigMode, Process
 from tranche.planning.allocate import Granted, Waiting, decide
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 from tranche.planning.policy import POLICIES, Policy
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 PLACEMENT_ERRORS = (GpuNotFound, ProfileUnknown, DoesNotFit, SharingUnavailable)
 policies = st.sampled_from(list(POLICIES.values()))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tranche.cli.output import print_table, say
 from tranche.core.errors import GpuBusy
 from tranche.core.state import GpuState, NodeState
-from tranche.planning.plan import Plan, Step
+from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision
+from tranche.planning.steps import KINDS, Step
 
 _QUIET_SECONDS = 1.0
 
@@ -84,18 +86,9 @@ class Narrator:
 
 
 def _step_counts(steps: Sequence[Step]) -> list[str]:
-    verbs: Mapping[str, str] = {
-        "SetMigMode": "set the MIG mode of",
-        "ResetGpu": "reset",
-        "DestroyInstance": "destroyed",
-        "CreateInstance": "created",
-    }
-    words = []
-    for kind, verb in verbs.items():
-        number = sum(type(step).__name__ == kind for step in steps)
-        if number:
-            words.append(f"{verb} {_count(number, 'instance' if 'Instance' in kind else 'GPU')}")
-    return words
+    ranks = {name: rank for rank, name in enumerate(KINDS.names)}
+    deeds = Counter(step.deed for step in sorted(steps, key=lambda step: ranks.get(step.action, len(ranks))))
+    return [f"{deed.verb} {_count(number, deed.noun)}" for deed, number in deeds.items()]
 
 
 def _count(number: int, noun: str) -> str:

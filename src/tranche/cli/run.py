@@ -18,7 +18,7 @@ from tranche.local.run import run
 from tranche.node.host import Held
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
-from tranche.planning.plan import Step
+from tranche.planning.steps import Step
 
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})

@@ -165,6 +165,11 @@ class GpuState:
         """The instance with exactly that placement."""
         return next((i for i in self.instances if i.placement == placement), None)
 
+    def instance_in(self, slot: Occupant) -> GpuInstance | None:
+        """The instance with exactly that placement, when it has that profile."""
+        instance = self.instance_at(slot.placement)
+        return instance if instance is not None and instance.profile == slot.profile else None
+
     def key(self, instance: GpuInstance) -> InstanceKey:
         """The slot of one of this GPU's instances."""
         return InstanceKey(self.uuid, instance.profile, instance.placement)

@@ -24,7 +24,7 @@ from tranche.local.workload import share_environment
 from tranche.node.host import Held, Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
-from tranche.planning.plan import CreateInstance, DestroyInstance, Step
+from tranche.planning.steps import Step
 
 Command = Callable[[float], Sequence[str]]
 """From how many real seconds a job runs to the command that it is."""
@@ -151,8 +151,8 @@ class JobRunner:
         finally:
             self._queue.release(held.allocation.id, why=f"{job.name} ended")
             held.lock.release()
-        created = sum(isinstance(step, CreateInstance) for step in steps)
-        destroyed = sum(isinstance(step, DestroyInstance) for step in steps)
+        created = sum(step.creates is not None for step in steps)
+        destroyed = sum(step.destroys is not None for step in steps)
         return JobRecord(job, grants, created, destroyed, asked, granted, ended)
 
     def _run_child(self, job: Job, held: Held) -> None:

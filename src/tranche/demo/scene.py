@@ -13,9 +13,9 @@ from enum import StrEnum
 from tranche.core.allocation import Grant
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuState
+from tranche.core.state import GpuState, MigMode
 from tranche.demo.clock import DemoClock
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.steps import Step
 
 
 class BlockState(StrEnum):
@@ -98,18 +98,18 @@ class Scene:
         with self._lock:
             self._note = f"{gpu.label}: {step}"
             blocks = self._blocks[gpu.uuid]
-            match step:
-                case SetMigMode(enabled=enabled):
-                    self._modes[gpu.uuid] = "MIG on" if enabled else "MIG off"
-                case ResetGpu():
-                    self._modes[gpu.uuid] = "reset"
-                case DestroyInstance(placement=placement):
-                    blocks.pop(placement, None)
-                case CreateInstance(placement=placement, profile=profile):
-                    self._modes[gpu.uuid] = "MIG"
-                    for other in [spot for spot, block in blocks.items() if block.state is BlockState.MAKING]:
-                        blocks[other] = Block(other, blocks[other].profile, BlockState.IDLE)
-                    blocks[placement] = Block(placement, profile, BlockState.MAKING)
+            if step.resets:
+                self._modes[gpu.uuid] = "reset"
+            elif step.changes_mode:
+                on = step.apply(gpu).pending_mode is MigMode.ENABLED
+                self._modes[gpu.uuid] = "MIG on" if on else "MIG off"
+            if gone := step.destroys:
+                blocks.pop(gone.placement, None)
+            if made := step.creates:
+                self._modes[gpu.uuid] = "MIG"
+                for other in [spot for spot, block in blocks.items() if block.state is BlockState.MAKING]:
+                    blocks[other] = Block(other, blocks[other].profile, BlockState.IDLE)
+                blocks[made.placement] = Block(made.placement, made.profile, BlockState.MAKING)
 
     def asked(self) -> None:
         """A job asks for its share."""

@@ -21,8 +21,8 @@ from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host, Ticket
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Decision, Granted, Waiting
-from tranche.planning.plan import Step
 from tranche.planning.queue import Waiter, may_start, reserved_for
+from tranche.planning.steps import Step
 
 _ATTEMPTS = 3
 _HEAD_PATROL_SECONDS = 1.0

@@ -13,7 +13,7 @@ from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.gpu_users import busy_error
-from tranche.planning.plan import Plan, ResetGpu, SetMigMode
+from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision
 from tranche.planning.saved_plan import users_hit_by
 
@@ -75,8 +75,8 @@ class Change:
 
     def as_saved(self, plan: Plan) -> None:
         """Carry out a saved plan; StateMoved when a GPU is no longer as it was when the plan was made."""
-        changes_mode = any(isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
-        changes_cut = any(not isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
+        changes_mode = any(step.changes_mode for step in plan.steps)
+        changes_cut = any(not step.changes_mode for step in plan.steps)
 
         def carry_out() -> None:
             if in_the_way := users_hit_by(self._host.view(), plan):

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState, InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.node import journal
+from tranche.node.acts import BUILT_IN
 from tranche.node.guards import Guards
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.records import add_event, disown_instances, own_instance, owned_instances
-from tranche.node.steps import StepRunner, in_effect
-from tranche.planning.plan import CreateInstance, DestroyInstance, Step
-from tranche.planning.undo import Before, StepRecord, observe_before, undo_steps
+from tranche.node.repertoire import Repertoire, Tools
+from tranche.planning.steps import BuiltInStep, Step
+from tranche.planning.undo import StepRecord, undo_steps
 
 Progress = Callable[[GpuState, Step], None]
 """Told each step as it begins."""
@@ -43,17 +44,19 @@ class Executor:
         ledger: Ledger,
         locks: Path,
         *,
+        repertoire: Repertoire[BuiltInStep] = BUILT_IN,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         boundary: Callable[[], None] = lambda: None,
     ) -> None:
+        self.repertoire = repertoire
         self._driver = driver
         self._ledger = ledger
         self._locks = locks
         self._clock = clock
         self._boundary = boundary
-        self._guards = Guards(ledger)
-        self._runner = StepRunner(driver, sleep)
+        self._guards = Guards(ledger, repertoire.kinds)
+        self._tools = Tools(driver, sleep)
 
     def execute(
         self, plan_id: str, records: Sequence[StepRecord], *, allocation_id: str = "", progress: Progress = no_progress
@@ -78,7 +81,7 @@ class Executor:
         """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""
         with self._ledger.write() as db:
             journal.begin_undo(db, plan_id)
-            records = journal.step_records(db, plan_id)
+            records = journal.step_records(db, plan_id, self.repertoire.kinds)
         self._boundary()
         with ExitStack() as stack:
             if not held:
@@ -149,25 +152,26 @@ class Executor:
     def _run_step(
         self, plan_id: str, ordinal: int, step: Step, gpu: GpuState, allocation_id: str, progress: Progress
     ) -> GpuState:
-        if in_effect(step, gpu):
+        self.repertoire.check([step])
+        if step.in_effect(gpu):
             with self._ledger.write() as db:
                 journal.write_needless(db, plan_id, ordinal)
             self._boundary()
             return gpu
         self._guards.check(step, gpu, allocation_id)
         with self._ledger.write() as db:
-            before = observe_before(gpu, step, owned_instances(db))
+            before = step.observe(gpu, owned_instances(db))
             journal.write_intent(db, plan_id, ordinal, before)
         self._boundary()
         progress(gpu, step)
-        gpu = self._runner.run(step, gpu)
+        gpu = self.repertoire.carry_out(step, gpu, self._tools)
         with self._ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)
-            _record_ownership(db, step, before)
+            _record_ownership(db, step.ownership(before))
             add_event(
                 db,
                 self._clock(),
-                type(step).__name__,
+                step.action,
                 f"{gpu.label}: {step}",
                 gpu_uuid=gpu.uuid,
                 allocation_id=allocation_id,
@@ -179,13 +183,13 @@ class Executor:
         first: TrancheError | None = None
         try:
             gpu = self._driver.observe_gpu(gpu_uuid)
-            for step in undo_steps(records, gpu):
+            for undo in undo_steps(records, gpu, self.repertoire.kinds):
                 try:
-                    if not in_effect(step, gpu):
-                        self._guards.check(step, gpu, allocation_id)
-                        gpu = self._runner.run(step, gpu)
+                    if not undo.step.in_effect(gpu):
+                        self._guards.check(undo.step, gpu, allocation_id)
+                        gpu = self.repertoire.carry_out(undo.step, gpu, self._tools)
                     with self._ledger.write() as db:
-                        _restore_ownership(db, step, records)
+                        _record_ownership(db, undo.ownership)
                 except TrancheError as error:
                     first = first or error
                     gpu = self._driver.observe_gpu(gpu_uuid)
@@ -195,20 +199,9 @@ class Executor:
         return first
 
 
-def _record_ownership(db: sqlite3.Connection, step: Step, before: Before) -> None:
-    """An instance that a plan made is Tranche's; one that it found, and only cut inside, stays whose it was."""
-    if isinstance(step, CreateInstance) and before.slices is None:
-        own_instance(db, InstanceKey(step.gpu_uuid, step.profile, step.placement))
-    elif isinstance(step, DestroyInstance):
-        disown_instances(db, [InstanceKey(step.gpu_uuid, step.profile, step.placement)])
-
-
-def _restore_ownership(db: sqlite3.Connection, step: Step, records: Sequence[StepRecord]) -> None:
-    """An instance that an undo makes again is whose it was before the plan destroyed it."""
-    if isinstance(step, DestroyInstance):
-        disown_instances(db, [InstanceKey(step.gpu_uuid, step.profile, step.placement)])
-    elif isinstance(step, CreateInstance):
-        key = InstanceKey(step.gpu_uuid, step.profile, step.placement)
-        undone = DestroyInstance(step.gpu_uuid, step.profile, step.placement)
-        if any(record.step == undone and record.before is not None and record.before.owned for record in records):
+def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bool]) -> None:
+    for key, ours in ownership.items():
+        if ours:
             own_instance(db, key)
+        else:
+            disown_instances(db, [key])

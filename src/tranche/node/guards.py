@@ -1,5 +1,7 @@
 """The last look before a GPU is changed: what a step would take must be neither held by an allocation nor in use.
 
+A step says itself what it takes (`tranche.planning.steps.taking`). A step of a kind that is not known here is refused.
+
 This is the one home of three invariants: never destroy an instance that has an allocation or a process; never create an
 instance over room that is promised to somebody else; never reset or switch a GPU that is in use.
 """
@@ -7,59 +9,68 @@ instance over room that is promised to somebody else; never reset or switch a GP
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from tranche.core.errors import GpuBusy
+from tranche.core.grid import Occupant
 from tranche.core.state import GpuState, Process
 from tranche.node.ledger import Ledger
-from tranche.node.steps import instance_of
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
 
 
 class Guards:
     """Checks steps against the ledger and the GPU as it was just seen."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, kinds: Kinds) -> None:
         self._ledger = ledger
+        self._kinds = kinds
 
     def check(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
-        """GpuBusy when the step would take something from anybody but the allocation that it is done for."""
-        match step:
-            case DestroyInstance():
-                self._check_destroy(step, gpu, allocation_id)
-            case CreateInstance():
-                self._check_create(step, gpu, allocation_id)
-            case SetMigMode() | ResetGpu():
-                self._check_whole(step, gpu, allocation_id)
+        """GpuBusy when the step would take something from anybody but the allocation that it is done for.
 
-    def _check_destroy(self, step: DestroyInstance, gpu: GpuState, allocation_id: str) -> None:
-        instance = instance_of(step, gpu)
+        PlanInvalid when the step is of a kind that is not known here: what it takes cannot be trusted.
+        """
+        self._kinds.check(step)
+        for taking in step.takes:
+            match taking:
+                case TakesInstance(occupant):
+                    self._check_instance(occupant, gpu, allocation_id)
+                case TakesRoom(occupant):
+                    self._check_room(occupant, gpu, allocation_id)
+                case TakesGpu():
+                    self._check_whole(step, gpu, allocation_id)
+                case _:
+                    assert_never(taking)
+
+    def _check_instance(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> None:
+        instance = gpu.instance_in(slot)
         if instance is not None and instance.processes:
             raise GpuBusy(
-                f"{gpu.label}: {step.profile} at {step.placement} is in use by {_named(instance.processes)}",
+                f"{gpu.label}: {slot.profile} at {slot.placement} is in use by {_named(instance.processes)}",
                 hint="wait for it to end, or stop it",
             )
         with self._ledger.read() as db:
             row = db.execute(
                 "SELECT allocation_id FROM grants WHERE gpu_uuid = ? AND profile = ? AND start = ? AND size = ? "
                 "AND allocation_id != ?",
-                (gpu.uuid, str(step.profile), step.placement.start, step.placement.size, allocation_id),
+                (gpu.uuid, str(slot.profile), slot.placement.start, slot.placement.size, allocation_id),
             ).fetchone()
         if row is not None:
             raise GpuBusy(
-                f"{gpu.label}: {step.profile} at {step.placement} is held by allocation {row[0]}",
+                f"{gpu.label}: {slot.profile} at {slot.placement} is held by allocation {row[0]}",
                 hint=f"see it with: tranche ps; take it back with: tranche release {row[0]}",
             )
 
-    def _check_create(self, step: CreateInstance, gpu: GpuState, allocation_id: str) -> None:
-        end = step.placement.start + step.placement.size
+    def _check_room(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> None:
+        end = slot.placement.start + slot.placement.size
         with self._ledger.read() as db:
             row = db.execute(
                 "SELECT allocation_id FROM granted_units WHERE gpu_uuid = ? AND unit >= ? AND unit < ? "
                 "AND allocation_id != ? LIMIT 1",
-                (gpu.uuid, step.placement.start, end, allocation_id),
+                (gpu.uuid, slot.placement.start, end, allocation_id),
             ).fetchone()
         if row is not None:
-            raise GpuBusy(f"{gpu.label}: the room at {step.placement} is held by allocation {row[0]}")
+            raise GpuBusy(f"{gpu.label}: the room at {slot.placement} is held by allocation {row[0]}")
 
     def _check_whole(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
         if gpu.all_processes:

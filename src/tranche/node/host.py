@@ -20,12 +20,15 @@ from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.hardware.driver import Driver
 from tranche.node import journal, records
+from tranche.node.acts import BUILT_IN
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.recovery import Recovery
+from tranche.node.repertoire import Repertoire
 from tranche.node.session import Places, process_start_time
 from tranche.planning.plan import Plan
+from tranche.planning.steps import BuiltInStep
 
 if TYPE_CHECKING:
     from tranche.planning.allocate import Decision, Granted, Waiting
@@ -60,6 +63,7 @@ class Host:
         driver: Driver,
         state_dir: Path,
         *,
+        repertoire: Repertoire[BuiltInStep] = BUILT_IN,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         new_id: Callable[[], str] = new_id,
@@ -70,9 +74,16 @@ class Host:
         self.ledger = Ledger(self.places.ledger)
         self._clock = clock
         self._new_id = new_id
+        self._repertoire = repertoire
         self._boundary = boundary
         self._executor = Executor(
-            driver, self.ledger, self.places.gpu_locks, clock=clock, sleep=sleep, boundary=boundary
+            driver,
+            self.ledger,
+            self.places.gpu_locks,
+            repertoire=repertoire,
+            clock=clock,
+            sleep=sleep,
+            boundary=boundary,
         )
         self._recovery = Recovery(self.ledger, self.places, self._executor, clock)
 
@@ -119,6 +130,7 @@ class Host:
             plan = decide(view)
             if plan.empty:
                 return plan
+            self._repertoire.check(plan.steps)
             _refuse_changing(view, plan)
             plan_id = self._new_id()
             with self.ledger.write() as db:
@@ -204,6 +216,7 @@ class Host:
 
     def _promise(self, decision: Granted, waiter: records.Waiter, node: NodeState) -> tuple[Held, str]:
         """Write allocation and plan in one transaction; from then on nobody else is given that room."""
+        self._repertoire.check(decision.plan.steps)
         allocation = Allocation(
             id=self._new_id(),
             request=waiter.request,
@@ -256,7 +269,7 @@ class Host:
 
     def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress) -> None:
         with self.ledger.read() as db:
-            steps = journal.step_records(db, plan_id)
+            steps = journal.step_records(db, plan_id, self._repertoire.kinds)
         try:
             self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress)
         except TrancheError as error:
@@ -290,7 +303,9 @@ class Host:
             allocations = records.allocations(db)
             owned = records.owned_instances(db)
             changing = records.changing_gpus(db)
-            working = frozenset(gpu_uuid for plan in journal.running_plans(db) for gpu_uuid in plan.gpu_uuids)
+            working = frozenset(
+                gpu_uuid for plan in journal.running_plans(db, self._repertoire.kinds) for gpu_uuid in plan.gpu_uuids
+            )
         return NodeView(self.driver.observe(), allocations, owned, changing), working
 
 

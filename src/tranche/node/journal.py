@@ -7,8 +7,9 @@ import sqlite3
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tranche.planning.plan import Plan, step_from_dict, step_to_dict
-from tranche.planning.undo import Before, StepRecord, StepStatus, before_from_dict, before_to_dict
+from tranche.planning.plan import Plan
+from tranche.planning.steps import KINDS, Before, Kinds, before_from_dict, before_to_dict
+from tranche.planning.undo import StepRecord, StepStatus
 
 _KEPT_PLANS = 1_000
 
@@ -49,10 +50,7 @@ def open_plan(
     )
     db.executemany(
         "INSERT INTO steps VALUES (?, ?, ?, ?, NULL)",
-        [
-            (plan_id, ordinal, json.dumps(step_to_dict(step)), StepStatus.PENDING)
-            for ordinal, step in enumerate(plan.steps)
-        ],
+        [(plan_id, ordinal, json.dumps(step.to_dict()), StepStatus.PENDING) for ordinal, step in enumerate(plan.steps)],
     )
     if not allocation_id:
         db.executemany("INSERT INTO changing_gpus VALUES (?, ?)", [(gpu, plan_id) for gpu in plan.gpu_uuids])
@@ -94,23 +92,23 @@ def close_plan(db: sqlite3.Connection, plan_id: str, status: PlanStatus) -> None
     )
 
 
-def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
-    """Every plan without an end, oldest first."""
+def running_plans(db: sqlite3.Connection, kinds: Kinds = KINDS) -> tuple[PlanRecord, ...]:
+    """Every plan without an end, oldest first; PlanInvalid when one has a step of none of the kinds."""
     rows = db.execute(
         "SELECT id, status, purpose, session, allocation_id FROM plans WHERE status IN (?, ?) ORDER BY rowid",
         (PlanStatus.RUNNING, PlanStatus.UNDOING),
     ).fetchall()
     return tuple(
-        PlanRecord(row[0], PlanStatus(row[1]), row[2], row[3], row[4], step_records(db, row[0])) for row in rows
+        PlanRecord(row[0], PlanStatus(row[1]), row[2], row[3], row[4], step_records(db, row[0], kinds)) for row in rows
     )
 
 
-def step_records(db: sqlite3.Connection, plan_id: str) -> tuple[StepRecord, ...]:
-    """The steps of a plan with what was journaled of each, in order."""
+def step_records(db: sqlite3.Connection, plan_id: str, kinds: Kinds = KINDS) -> tuple[StepRecord, ...]:
+    """The steps of a plan with what was journaled of each, in order; PlanInvalid when one is of none of the kinds."""
     rows = db.execute("SELECT step, status, before FROM steps WHERE plan_id = ? ORDER BY ordinal", (plan_id,))
     return tuple(
         StepRecord(
-            step_from_dict(json.loads(row[0])),
+            kinds.decode(json.loads(row[0])),
             StepStatus(row[1]),
             None if row[2] is None else before_from_dict(json.loads(row[2])),
         )

@@ -88,11 +88,15 @@ class Recovery:
             self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
 
     def _interrupted_plans(self, db: sqlite3.Connection) -> list[journal.PlanRecord]:
-        return [plan for plan in journal.running_plans(db) if not is_held(self._places.session(plan.session))]
+        return [
+            plan
+            for plan in journal.running_plans(db, self._executor.repertoire.kinds)
+            if not is_held(self._places.session(plan.session))
+        ]
 
     def _dead_allocations(self, db: sqlite3.Connection) -> list[str]:
         """Allocations that no process holds; those of running plans are cleared with their plan."""
-        planned = {plan.allocation_id for plan in journal.running_plans(db)}
+        planned = {plan.allocation_id for plan in journal.running_plans(db, self._executor.repertoire.kinds)}
         holders = records.holders(db)
         return [
             allocation.id

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.request import Request
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, MigMode, NodeState
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
 from tranche.planning.allocate import Granted
-from tranche.planning.plan import DestroyInstance, SetMigMode
+from tranche.planning.effect import apply
 
 
 def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collection[int] = ()) -> NodeView:
@@ -23,10 +23,9 @@ def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collec
 
 
 def with_granted(view: NodeView, request: Request, granted: Granted) -> NodeView:
-    """The view once the grant's idle instances are destroyed and its slots are promised."""
-    gpus = tuple(_planned(gpu, granted) for gpu in view.node)
+    """The view once the grant's plan is carried out and its slots are promised."""
     allocation = Allocation(f"foreseen-{len(view.allocations)}", request, granted.grants, Phase.PREPARING, 0.0)
-    return replace(view, node=NodeState(gpus), allocations=(*view.allocations, allocation))
+    return replace(apply(granted.plan, view), allocations=(*view.allocations, allocation))
 
 
 def _ended(gpu: GpuState, slots: Collection[InstanceKey], whole: bool, process_ids: Collection[int]) -> GpuState:
@@ -47,13 +46,3 @@ def _emptied(instance: GpuInstance, entirely: bool, process_ids: Collection[int]
         compute_instances=tuple(map(left, instance.compute_instances)),
         stray_processes=() if entirely else tuple(p for p in instance.stray_processes if p.pid not in process_ids),
     )
-
-
-def _planned(gpu: GpuState, granted: Granted) -> GpuState:
-    for step in granted.plan.steps_on(gpu.uuid):
-        if isinstance(step, DestroyInstance):
-            gpu = replace(gpu, instances=tuple(i for i in gpu.instances if i.placement != step.placement))
-        elif isinstance(step, SetMigMode):
-            mode = MigMode.ENABLED if step.enabled else MigMode.DISABLED
-            gpu = replace(gpu, mode=mode, pending_mode=mode)
-    return gpu

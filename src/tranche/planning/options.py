@@ -13,7 +13,7 @@ from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning.candidates import Candidate
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.plan import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 from tranche.planning.tables import Shape, arrangeable
 from tranche.planning.tenancy import Tenancy, occupant
 
@@ -45,7 +45,7 @@ class Option:
     @property
     def destroys(self) -> int:
         """How many idle instances it destroys."""
-        return sum(isinstance(step, DestroyInstance) for step in self.steps)
+        return sum(step.destroys is not None for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

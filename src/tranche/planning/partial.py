@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import assert_never
 
 from tranche.core.allocation import NodeView
 from tranche.core.grid import Occupant, fits
@@ -10,8 +12,9 @@ from tranche.core.layout import Layout
 from tranche.core.state import GpuState
 from tranche.planning.foresee import without
 from tranche.planning.gpu_users import gpu_users
-from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, ResetGpu, SetMigMode, Step
+from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom
 
 
 def plan_after_blockers(view: NodeView, layout: Layout, decision: LayoutDecision) -> Plan:
@@ -38,23 +41,38 @@ def plan_beside_blockers(view: NodeView, decision: LayoutDecision, later: Plan) 
 def _part(view: NodeView, gpu: GpuState, later: Plan) -> list[Step]:
     planned = later.steps_on(gpu.uuid)
     users = gpu_users(view, gpu)
-    if any(isinstance(step, SetMigMode | ResetGpu) for step in planned) or users.holders_of_all:
+    if any(isinstance(taking, TakesGpu) for step in planned for taking in step.takes) or users.holders_of_all:
         return []
     idle = {Occupant(instance.profile, instance.placement) for instance in users.idle}
-    taken = {*gpu.occupants, *view.promised_on(gpu.uuid)}
+    taken = frozenset({*gpu.occupants, *view.promised_on(gpu.uuid)})
     steps: list[Step] = []
     for step in planned:
-        if not isinstance(step, DestroyInstance | CreateInstance):
-            continue
-        spot = Occupant(step.profile, step.placement)
-        if isinstance(step, DestroyInstance):
-            if spot not in idle:
-                continue
-            taken.discard(spot)
-        elif spot not in idle:
-            profile = gpu.profile(step.profile)
-            if profile is None or not fits(profile, step.placement, taken):
-                continue
-            taken.add(spot)
-        steps.append(step)
+        after = _taken_after(step, gpu, idle, taken)
+        if after is not None:
+            taken = after
+            steps.append(step)
     return steps
+
+
+def _taken_after(
+    step: Step, gpu: GpuState, idle: Collection[Occupant], taken: frozenset[Occupant]
+) -> frozenset[Occupant] | None:
+    """The places that are taken once the step is done; None when it would touch somebody, or has no room yet."""
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(spot):
+                if spot not in idle:
+                    return None
+                taken -= {spot}
+            case TakesRoom(spot):
+                if spot in idle:
+                    continue
+                profile = gpu.profile(spot.profile)
+                if profile is None or not fits(profile, spot.placement, taken):
+                    return None
+                taken |= {spot}
+            case TakesGpu():
+                return None
+            case _:
+                assert_never(taking)
+    return taken

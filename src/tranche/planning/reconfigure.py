@@ -15,8 +15,9 @@ from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, NodeState
 from tranche.planning.gpu_users import GpuUsers, User, busy_error, gpu_users
-from tranche.planning.plan import DestroyInstance, Plan, ResetGpu, SetMigMode, Step
+from tranche.planning.plan import Plan
 from tranche.planning.recut import Cut, check_possible, recut, users_in_the_way
+from tranche.planning.steps import DestroyInstance, ResetGpu, SetMigMode, Step
 
 _MOST_SLICES = 1000  # far more than any GPU has
 

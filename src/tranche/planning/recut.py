@@ -15,7 +15,7 @@ from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState
 from tranche.planning.gpu_users import GpuUsers, User
 from tranche.planning.packing import Contents, pack_slices
-from tranche.planning.plan import CreateInstance, DestroyInstance, Step
+from tranche.planning.steps import CreateInstance, DestroyInstance, Step
 
 
 @dataclass(frozen=True, slots=True)

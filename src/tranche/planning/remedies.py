@@ -20,7 +20,6 @@ from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.candidates import Candidate, candidate, gpus_needed, plain_profiles
 from tranche.planning.foresee import with_granted, without
-from tranche.planning.plan import DestroyInstance
 from tranche.planning.policy import Policy
 from tranche.planning.tenancy import tenancy
 
@@ -149,9 +148,7 @@ def _foreign(question: Question) -> Iterator[Remedy]:
         granted = allowed.granted(without(question.view, holders.allocation_ids, holders.process_ids))
     if granted is None:
         return
-    keys = [
-        InstanceKey(s.gpu_uuid, s.profile, s.placement) for s in granted.plan.steps if isinstance(s, DestroyInstance)
-    ]
+    keys = [key for step in granted.plan.steps if (key := step.destroys) is not None]
     foreign = tuple(key for key in keys if key not in question.view.owned)
     names = ", ".join(f"{k.profile} at {k.placement} of {question.view.node.gpu(k.gpu_uuid).label}" for k in foreign)
     text = f"let instances that Tranche did not make be destroyed ({names}): --adopt-foreign=destroy"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from tranche.core.allocation import NodeView
 from tranche.planning.gpu_users import User, gpu_users
-from tranche.planning.plan import CreateInstance, DestroyInstance, Plan, Step
+from tranche.planning.plan import Plan
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom
 
 
 def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
@@ -26,6 +29,13 @@ def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
 def _takes(step: Step, user: User) -> bool:
     if user.changing or (user.occupant is None and user.allocation is not None):
         return True
-    if isinstance(step, DestroyInstance | CreateInstance):
-        return user.occupant is not None and user.occupant.placement.overlaps(step.placement)
-    return True
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(slot) | TakesRoom(slot):
+                if user.occupant is not None and user.occupant.placement.overlaps(slot.placement):
+                    return True
+            case TakesGpu():
+                return True
+            case _:
+                assert_never(taking)
+    return False

@@ -28,7 +28,7 @@ from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, attempt_text
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wished_layout
-from tranche.planning.plan import ResetGpu, SetMigMode
+from tranche.planning.steps import ResetGpu, SetMigMode
 
 OPERANDS = {
     "nvidia.com/gpu.deploy.device-plugin": "nvidia-device-plugin-daemonset",

@@ -19,8 +19,8 @@ from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, paus
 from tranche.kubernetes.mig_manager.retry import Attempt, attempt_text, parse_attempt
 from tranche.planning.generate import generate_layouts
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
-from tranche.planning.plan import CreateInstance, DestroyInstance
 from tranche.planning.reconfigure import plan_layout
+from tranche.planning.steps import CreateInstance, DestroyInstance
 
 
 def source(text: str) -> LayoutSource:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import assert_never
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, TrancheError
@@ -37,8 +38,9 @@ from tranche.kubernetes.mig_manager.retry import (
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wished_layout
 from tranche.kubernetes.observation.pod_holdings import devices
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
-from tranche.planning.plan import DestroyInstance, Plan, ResetGpu, SetMigMode
+from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.steps import TakesGpu, TakesInstance, TakesRoom
 
 _LOOK_AT_OPERANDS_SECONDS = 1.0
 _REBOOT_TAKES_SECONDS = 60.0
@@ -154,16 +156,20 @@ def reboot_plan(view: NodeView, layout: Layout) -> Plan:
 def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
     """The devices that the plan takes away: slices, and for a change of MIG mode everything on the GPU and the GPU itself."""
     gone: set[str] = set()
-    for gpu_uuid in plan.gpu_uuids:
-        gpu = view.node.gpu(gpu_uuid)
-        steps = plan.steps_on(gpu_uuid)
-        destroyed = {(s.profile, s.placement) for s in steps if isinstance(s, DestroyInstance)}
-        whole = any(isinstance(step, SetMigMode | ResetGpu) for step in steps)
-        if whole:
-            gone.add(gpu_uuid)
-        for instance in gpu.instances:
-            if whole or (instance.profile, instance.placement) in destroyed:
-                gone.update(device.uuid for device in instance.compute_instances)
+    for step in plan.steps:
+        gpu = view.node.gpu(step.gpu_uuid)
+        for taking in step.takes:
+            match taking:
+                case TakesInstance(slot):
+                    instance = gpu.instance_in(slot)
+                    gone.update(device.uuid for device in (instance.compute_instances if instance else ()))
+                case TakesGpu():
+                    gone.add(gpu.uuid)
+                    gone.update(device.uuid for each in gpu.instances for device in each.compute_instances)
+                case TakesRoom():
+                    pass
+                case _:
+                    assert_never(taking)
     return frozenset(gone)
 
 

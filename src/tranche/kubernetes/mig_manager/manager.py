@@ -50,7 +50,7 @@ from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wish
 from tranche.kubernetes.observation.inventory import Snapshot
 from tranche.kubernetes.observation.pod_holdings import view_with_pods
 from tranche.kubernetes.services import NodeServices
-from tranche.planning.plan import Plan, ResetGpu, SetMigMode
+from tranche.planning.plan import Plan
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -386,7 +386,7 @@ class _CutWork:
 
     def _carried_out(self, plan: Plan) -> Plan:
         self.refused = False
-        self.changed_mode = any(isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
+        self.changed_mode = any(step.changes_mode for step in plan.steps)
         return plan
 
 

@@ -1,0 +1,37 @@
+"""What a plan does to a machine, without the machine: the view as it is expected to be once every step has acted.
+
+Allocations are not touched: who holds what is not the plan's to say. Numbers that only a driver gives (ids of instances, UUIDs of
+new slices, free memory) are not foreseen; mode, slots, compute slices, processes and what Tranche made are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tranche.core.allocation import NodeView
+from tranche.core.state import GpuState
+from tranche.planning.plan import Plan
+from tranche.planning.steps import Step
+
+
+def apply(plan: Plan, view: NodeView) -> NodeView:
+    """The view after the plan; GpuNotFound when the plan names a GPU that the view does not have."""
+    gpus = {gpu.uuid: gpu for gpu in view.node}
+    owned = set(view.owned)
+    for step in plan.steps:
+        gpu = gpus.get(step.gpu_uuid) or view.node.gpu(step.gpu_uuid)
+        if step.in_effect(gpu):
+            continue
+        for key, ours in step.ownership(step.observe(gpu, frozenset(owned))).items():
+            (owned.add if ours else owned.discard)(key)
+        gpus[gpu.uuid] = step.apply(gpu)
+    return replace(view, node=replace(view.node, gpus=tuple(gpus.values())), owned=frozenset(owned))
+
+
+def apply_to_gpu(steps: Iterable[Step], gpu: GpuState) -> GpuState:
+    """The GPU after those of the steps that are its own."""
+    for step in steps:
+        if step.gpu_uuid == gpu.uuid and not step.in_effect(gpu):
+            gpu = step.apply(gpu)
+    return gpu

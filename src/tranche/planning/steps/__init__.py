@@ -1,0 +1,36 @@
+"""The kinds of step that Tranche brings along: one module each, and what tells them apart from anything else."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from tranche.planning.steps.create_instance import CreateInstance
+from tranche.planning.steps.destroy_instance import DestroyInstance
+from tranche.planning.steps.kinds import Kinds
+from tranche.planning.steps.reset_gpu import ResetGpu
+from tranche.planning.steps.set_mig_mode import SetMigMode
+from tranche.planning.steps.step import Before, Deed, SlotBefore, Step, before_from_dict, before_to_dict
+from tranche.planning.steps.taking import TakesGpu, TakesInstance, TakesRoom, Taking
+
+BuiltInStep = SetMigMode | ResetGpu | DestroyInstance | CreateInstance
+KINDS: Final = Kinds(get_args(BuiltInStep))
+
+__all__ = [
+    "KINDS",
+    "Before",
+    "BuiltInStep",
+    "CreateInstance",
+    "Deed",
+    "DestroyInstance",
+    "Kinds",
+    "ResetGpu",
+    "SetMigMode",
+    "SlotBefore",
+    "Step",
+    "TakesGpu",
+    "TakesInstance",
+    "TakesRoom",
+    "Taking",
+    "before_from_dict",
+    "before_to_dict",
+]

@@ -1,0 +1,94 @@
+"""The step that creates a GPU instance, or adds compute instances to an idle one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
+from tranche.planning.steps.slot_step import SlotStep, slot_fields
+from tranche.planning.steps.step import Before, Deed, SlotBefore
+from tranche.planning.steps.taking import TakesRoom, Taking
+
+
+@dataclass(frozen=True, slots=True)
+class CreateInstance(SlotStep):
+    """Create a GPU instance of that profile at that placement, cut inside into `slices` (names of compute instances)."""
+
+    slices: tuple[ProfileName, ...]
+
+    def __str__(self) -> str:
+        inside = (
+            "" if self.slices == (self.profile,) else " with " + (", ".join(map(str, self.slices)) or "nothing inside")
+        )
+        return f"create {self.profile} at {self.placement}{inside}"
+
+    @property
+    def deed(self) -> Deed:
+        """Counted by instances."""
+        return Deed("created", "instance")
+
+    def fields(self) -> dict[str, Any]:
+        """The slot, and `slices`."""
+        return {**SlotStep.fields(self), "slices": [str(name) for name in self.slices]}
+
+    @classmethod
+    def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
+        """The step on that slot with those slices."""
+        return cls(gpu_uuid, *slot_fields(data), tuple(parse_profile(name) for name in data["slices"]))
+
+    def in_effect(self, gpu: GpuState) -> bool:
+        """Whether the instance is there and holds exactly those slices."""
+        instance = self.instance(gpu)
+        return instance is not None and instance.slices == tuple(sorted(self.slices))
+
+    def missing(self, instance: GpuInstance | None) -> tuple[ProfileName, ...]:
+        """The slices that the instance lacks, in the order in which they are made: largest first."""
+        there = Counter(instance.slices) if instance is not None else Counter()
+        return tuple(sorted((Counter(self.slices) - there).elements(), key=lambda name: -name.compute))
+
+    def apply(self, gpu: GpuState) -> GpuState:
+        """The GPU with that instance. Ids and UUIDs are the driver's to give; here they are -1 and empty."""
+        profile = gpu.profile(self.profile)
+        present = self.instance(gpu)
+        instance = present or GpuInstance(
+            id=-1,
+            profile=self.profile,
+            profile_id=-1 if profile is None or profile.id is None else profile.id,
+            placement=self.placement,
+            memory=None if profile is None else profile.memory,
+        )
+        inside = list(instance.compute_instances)
+        for name in self.missing(present):
+            inside.append(ComputeInstance(-1, name, -1, _lowest_start(name, inside), name.compute, "", None))
+        made = replace(instance, compute_instances=tuple(inside))
+        others = tuple(each for each in gpu.instances if each is not present)
+        return replace(gpu, instances=(*others, made))
+
+    @property
+    def takes(self) -> tuple[Taking, ...]:
+        """The room on the grid."""
+        return (TakesRoom(self.occupant),)
+
+    def inverse(self, before: Before, now: GpuState) -> tuple[SlotBefore, ...]:
+        """The slot empty again. An instance that was there before was idle then and is harmless now, so it stays as it is."""
+        if before.slices is not None or self.instance(now) is None:
+            return ()
+        return (SlotBefore(self.key, None, owned=False),)
+
+    def ownership(self, before: Before) -> Mapping[InstanceKey, bool]:
+        """An instance that the step made is Tranche's; one that it found, and only cut inside, stays whose it was."""
+        return {self.key: True} if before.slices is None else {}
+
+
+def _lowest_start(name: ProfileName, inside: list[ComputeInstance]) -> int:
+    """Where the driver places a compute instance: the lowest free multiple of the next power of two of its size."""
+    step = 1 << (name.compute - 1).bit_length()
+    taken = {slice_ for each in inside for slice_ in range(each.start, each.start + each.slices)}
+    start = 0
+    while not taken.isdisjoint(range(start, start + name.compute)):
+        start += step
+    return start
