@@ -50,8 +50,10 @@ def run(
     path = find_command(command[0], environment)
     queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy)
     # What is ignored stays ignored, so that nohup works.
-    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, _terminate) for number in heeded}
+    previous = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGINT)}
+    for number in _ENDING:
+        if previous[number] is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
     try:
         held = queue.acquire(
             request,
@@ -81,6 +83,9 @@ def run(
 
 
 def _give_back(queue: Queue, held: Held, *, why: str) -> None:
+    # How this ends is decided by now: a signal must not leave the share to whoever looks next.
+    for number in (*_ENDING, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     # Somebody may have taken the share back meanwhile, with `tranche release`.
     with contextlib.suppress(AllocationUnknown):
         queue.release(held.allocation.id, why=why)
