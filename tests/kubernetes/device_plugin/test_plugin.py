@@ -118,9 +118,17 @@ class Rig:
         await self.inventory.refresh()
 
 
-def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]], *boards: str, **settings: object) -> None:
+def run(
+    folder: Path,
+    scenario: Callable[[Rig], Awaitable[None]],
+    *boards: str,
+    marks_to_come: bool = False,
+    **settings: object,
+) -> None:
     async def main(host: Host, node: Node) -> None:
         rig = Rig(node, host, **settings)
+        if marks_to_come:
+            rig.inventory.expect_marks()
         await rig.kubelet.start()
         components = (rig.inventory, rig.config, rig.events, rig.plugin)
         rig.hosted = NodeAgent(components, clock=rig.clock)
@@ -175,13 +183,25 @@ def test_condemned_devices_are_withdrawn_refused_and_come_back(tmp_path: Path) -
         await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
         condemned, _ = rig.kubelet.devices[SLICE]
-        async with rig.inventory.condemning([condemned]):
-            with pytest.raises(grpc.aio.AioRpcError, match="about to be taken away"):
-                await rig.kubelet.allocate(SLICE, condemned)
-            await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        rig.inventory.condemn(frozenset({condemned}))
+        with pytest.raises(grpc.aio.AioRpcError, match="about to be taken away"):
+            await rig.kubelet.allocate(SLICE, condemned)
+        await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        rig.inventory.condemn(frozenset())
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
 
     run(tmp_path, scenario)
+
+
+def test_nothing_is_offered_before_it_is_known_what_is_to_go(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        assert rig.kubelet.counts() == {}
+        condemned = rig.host.view().node.gpus[0].instances[0].compute_instances[0].uuid
+        rig.inventory.condemn(frozenset({condemned}))
+        await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+
+    run(tmp_path, scenario, marks_to_come=True)
 
 
 def test_an_xid_makes_every_sibling_sick_until_a_quiet_minute_has_passed(tmp_path: Path) -> None:

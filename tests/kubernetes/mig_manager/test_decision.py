@@ -316,6 +316,16 @@ def test_a_process_that_comes_at_the_last_moment_is_waited_for_with_the_patience
     assert shown(world) == ("success", None)
 
 
+def test_what_a_pending_layout_will_take_stays_marked_between_its_tries_and_a_failed_one_takes_nothing() -> None:
+    for failing, marked in (("busy", 7), ("fails", 0)):
+        world = World(a100s(1))
+        cut(world, "all-1g.5gb")
+        setattr(world, failing, True)
+        world.wish("all-7g.40gb")
+        until_it_waits(world)
+        assert len(world.condemned) == marked, failing
+
+
 def test_a_changed_wish_is_tried_at_once_after_a_failure() -> None:
     world = World(a100s(1), fails=True)
     world.wish("all-1g.5gb")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
@@ -462,3 +465,55 @@ def _has_written_or_is_through(node: ManagedNode, writes: int) -> bool:
 
 def _writes(node: ManagedNode) -> int:
     return sum(seen.method in ("PATCH", "POST") for seen in node.server.requests)
+
+
+class Backlog:
+    """Pods that wait for 1g.5gb slices, more than there will ever be: each takes what the device plugin would offer it."""
+
+    def __init__(self, node: ManagedNode) -> None:
+        self._node = node
+        self.given: list[str] = []
+
+    async def run(self) -> None:
+        async for _ in self._node.inventory.latest.changes():
+            self.take()
+
+    def take(self) -> None:
+        """Give every slice that is offered and free to the next pod, as scheduler and kubelet do."""
+        node = self._node
+        snapshot = node.inventory.latest.value
+        for gpu in snapshot.view.node:
+            for instance in gpu.instances:
+                for device in instance.compute_instances:
+                    free = device.uuid not in {*snapshot.holders, *node.kubelet.holders}
+                    if str(device.name) == "1g.5gb" and free and not node.inventory.is_condemned(device.uuid):
+                        ref = node.pod(f"replica-{len(self.given)}")
+                        self.given.append(device.uuid)
+                        node.inventory.hand_over([device.uuid])
+                        node.kubelet.holders[device.uuid] = ref
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slice_that_must_go_is_given_to_no_pod_of_a_backlog(tmp_path: Path, seed: int) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            old = [node.slice_uuid(gpu, rank) for gpu in range(2) for rank in range(7)]
+            node.kubelet.holders |= {uuid: node.pod(f"old-{rank}") for rank, uuid in enumerate(old)}
+            await node.inventory.refresh()
+            backlog = Backlog(node)
+            taking = asyncio.create_task(backlog.run())
+            node.label(mig_config="all-balanced")
+            await node.shows("pending", "GpuBusy")
+            random.Random(seed).shuffle(old)
+            for uuid in old:
+                del node.kubelet.holders[uuid]
+                await node.inventory.refresh()
+                for _ in range(random.Random(uuid).randrange(40)):
+                    await asyncio.sleep(0.002)
+            await node.shows("success")
+            taking.cancel()
+            assert node.slices(0) == node.slices(1) == ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
+
+    on_node(tmp_path, test, A100, A100)

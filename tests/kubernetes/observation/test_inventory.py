@@ -67,52 +67,44 @@ def test_devices_are_marked_before_the_holdings_are_read_and_free_again_after() 
             inventory.is_condemned("MIG-a") and "MIG-a" in inventory.latest.value.condemned
         )
         world.kubelet.listed["MIG-b"] = POD
-        async with inventory.condemning(["MIG-a", "MIG-b"]) as snapshot:
-            assert marked_when_asked == [True], "the plugin was told before the kubelet was asked"
-            assert snapshot.condemned == {"MIG-a", "MIG-b"}
-            assert snapshot.holders == {"MIG-b": POD}
+        assert inventory.condemn(frozenset({"MIG-a", "MIG-b"}))
+        snapshot = await inventory.refresh()
+        assert marked_when_asked == [True], "the plugin was told before the kubelet was asked"
+        assert snapshot.condemned == {"MIG-a", "MIG-b"}
+        assert snapshot.holders == {"MIG-b": POD}
+        assert inventory.condemn(frozenset())
+        await inventory.refresh()
         assert not inventory.is_condemned("MIG-a")
         assert inventory.latest.value.condemned == frozenset()
 
     asyncio.run(run())
 
 
-def test_two_changes_may_condemn_the_same_device() -> None:
+def test_what_stays_marked_is_marked_all_along() -> None:
     async def run() -> None:
-        inventory = World().inventory()
-        async with inventory.condemning(["MIG-a"]):
-            async with inventory.condemning(["MIG-a"]):
-                pass
-            assert inventory.is_condemned("MIG-a")
-        assert not inventory.is_condemned("MIG-a")
+        world = World()
+        inventory = world.inventory()
+        inventory.condemn(frozenset({"MIG-a", "MIG-b"}))
+        await inventory.refresh()
+        marked: list[frozenset[str]] = []
+        world.kubelet.asked = lambda: marked.append(inventory.condemned)
+        inventory.condemn(frozenset({"MIG-b", "MIG-c"}))
+        await inventory.refresh()
+        assert marked == [{"MIG-a", "MIG-b", "MIG-c"}], "a mark goes with the look, not before"
+        assert inventory.condemned == {"MIG-b", "MIG-c"}
+        assert not inventory.condemn(frozenset({"MIG-b", "MIG-c"}))
 
     asyncio.run(run())
 
 
 def test_an_agent_that_ends_takes_no_mark_back() -> None:
     async def run() -> None:
-        world = World()
-        inventory = world.inventory()
-        async with inventory.condemning(["MIG-a"]):
-            inventory.keep_marks()
+        inventory = World().inventory()
+        inventory.condemn(frozenset({"MIG-a"}))
+        inventory.keep_marks()
+        inventory.condemn(frozenset())
         assert inventory.is_condemned("MIG-a")
         assert "MIG-a" in (await inventory.refresh()).condemned
-
-    asyncio.run(run())
-
-
-def test_without_the_kubelets_word_no_change_begins() -> None:
-    async def run() -> None:
-        world = World()
-        inventory = world.inventory()
-        await inventory.refresh()
-        world.kubelet.failing = True
-        with pytest.raises(KubeletUnavailable):
-            async with inventory.condemning(["MIG-a"]):
-                pytest.fail("a change must not begin without knowing who holds what")
-        world.kubelet.failing = False
-        assert (await inventory.refresh()).condemned == frozenset()
-        assert not inventory.is_condemned("MIG-a")
 
     asyncio.run(run())
 
@@ -121,15 +113,16 @@ def test_marks_go_with_the_first_look_after_the_change_and_not_before() -> None:
     async def run() -> None:
         world = World()
         inventory = world.inventory()
-        async with inventory.condemning(["MIG-a"]):
-            world.broken = True
+        inventory.condemn(frozenset({"MIG-a"}))
+        await inventory.refresh()
+        world.broken = True
+        inventory.condemn(frozenset())
+        with pytest.raises(HardwareError):
+            await inventory.refresh()
         assert inventory.is_condemned("MIG-a"), "the GPUs could not be read: the slice may be gone"
         assert inventory.latest.value.condemned == {"MIG-a"}
         world.broken = False
-        marked_while_looking: list[bool] = []
-        world.kubelet.asked = lambda: marked_while_looking.append(inventory.is_condemned("MIG-a"))
         assert (await inventory.refresh()).condemned == frozenset()
-        assert marked_while_looking == [True]
         assert not inventory.is_condemned("MIG-a")
 
     asyncio.run(run())
@@ -139,12 +132,33 @@ def test_a_look_that_began_before_the_change_was_over_takes_no_mark_back() -> No
     async def run() -> None:
         world = World()
         inventory = world.inventory()
-        async with inventory.condemning(["MIG-a"]):
+        inventory.condemn(frozenset({"MIG-a"}))
+        for taken_back_twice in (False, True):
+            if taken_back_twice:
+                inventory.condemn(frozenset())
             early = asyncio.create_task(inventory.refresh())
             await asyncio.sleep(0)
-        assert early.done()
-        assert early.result().condemned == {"MIG-a"}
-        assert inventory.latest.value.condemned == frozenset()
+            if taken_back_twice:
+                inventory.condemn(frozenset({"MIG-a"}))
+            inventory.condemn(frozenset())
+            assert (await early).condemned == {"MIG-a"}
+        assert (await inventory.refresh()).condemned == frozenset()
+
+    asyncio.run(run())
+
+
+def test_whoever_waits_for_the_first_marks_waits_only_where_there_will_be_some() -> None:
+    async def run() -> None:
+        inventory = World().inventory()
+        await inventory.marks_known(3600.0)
+        inventory.expect_marks()
+        waiting = asyncio.create_task(inventory.marks_known(3600.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        inventory.condemn(frozenset())
+        await waiting
+        inventory.expect_marks()
+        await inventory.marks_known(0.0)
 
     asyncio.run(run())
 
@@ -263,11 +277,11 @@ def test_no_interleaving_gives_away_what_a_change_takes_for_free(delays: list[in
 
         async def change() -> None:
             await turns(change_at)
-            async with inventory.condemning(["MIG-a"]) as snapshot:
-                free = "MIG-a" not in snapshot.holders
-                for _ in range(10):
-                    assert not (free and given_away)
-                    await asyncio.sleep(0)
+            inventory.condemn(frozenset({"MIG-a"}))
+            free = "MIG-a" not in (await inventory.refresh()).holders
+            for _ in range(10):
+                assert not (free and given_away)
+                await asyncio.sleep(0)
 
         await asyncio.gather(kubelet(), change(), inventory.refresh())
 

@@ -35,6 +35,7 @@ from tranche.kubernetes.observation.resources import Advertisement, PluginDevice
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5
 _NEWS_SECONDS = 1.0
+_FIRST_MARKS_SECONDS = 10.0
 BLIND_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ class DevicePlugin:
     async def _offer(self) -> None:
         config = await self._config.latest.first()
         await self._inventory.latest.first()
+        # What a layout is about to take must not be offered by an agent that has just started and has forgotten it.
+        await self._inventory.marks_known(_FIRST_MARKS_SECONDS)
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
         self._endpoints = Endpoints(config.plugin_folder, socket, self, self._clock)
         try:

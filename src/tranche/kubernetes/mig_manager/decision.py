@@ -202,25 +202,26 @@ def layout_digest(layout: Layout) -> str:
 def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> NodeDecision:
     digest = layout_digest(layout)
     attempt = situation.attempt
+    plan, later = change.plan, change.plan
+    if change.blockers:
+        later = plan_after_blockers(situation.view, layout, change)
+        plan = plan_beside_blockers(situation.view, change, later)
+    condemned = condemned_by(later, situation.view)
     if attempt is not None and attempt.digest == digest:
         wait = min(attempt.next_at() - situation.now, LONGEST_DELAY_SECONDS)  # also when the clock was put back
         if wait > 0 and not attempt.rebooted(situation.boot_id):
-            return _patience(situation, attempt, wait)
+            return _patience(situation, attempt, wait, condemned)
         if situation.asks_reboot(attempt):
             return _reboot(situation)
     if change.blockers and situation.policy is InUsePolicy.REFUSE:
         message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
         return _at_rest(situation, _failure(Why.IN_USE, message))
-    plan, later = change.plan, change.plan
-    if change.blockers:
-        later = plan_after_blockers(situation.view, layout, change)
-        plan = plan_beside_blockers(situation.view, change, later)
     if not plan.empty:
-        return _cut(situation, change, digest, condemned_by(later, situation.view))
+        return _cut(situation, change, digest, condemned)
     refs = [ref for user in change.blockers if (ref := pod_of(user)) is not None]
     users = describe_users(change.blockers, situation.eviction_answers)
     report = Report(MigState.PENDING, Why.IN_USE, f"{change.purpose} waits for what is in use: {users}")
-    return _make_room(situation, report, refs, condemned_by(later, situation.view))
+    return _make_room(situation, report, refs, condemned)
 
 
 def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
@@ -284,7 +285,8 @@ def _reboot(situation: Situation) -> NodeDecision:
     return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
 
 
-def _patience(situation: Situation, attempt: Attempt, wait: float) -> NodeDecision:
+def _patience(situation: Situation, attempt: Attempt, wait: float, condemned: frozenset[str]) -> NodeDecision:
+    """Wait for the next try. While the layout is pending, what it will take stays marked; a failed one is given up until then."""
     passing = attempt.reason in _PASSING and situation.policy is not InUsePolicy.REFUSE
     goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
     report = Report(
@@ -292,7 +294,7 @@ def _patience(situation: Situation, attempt: Attempt, wait: float) -> NodeDecisi
         attempt.reason,
         f"{attempt.message} (attempt {attempt.failures}; it will be tried again)",
     )
-    return _at_rest(situation, report, look_again=wait)
+    return _at_rest(situation, report, condemned=condemned if goes_on else frozenset(), look_again=wait)
 
 
 def _conflict(situation: Situation, name: str) -> NodeDecision:

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tranche.core.allocation import NodeView
@@ -47,7 +47,6 @@ from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_mach
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wished_layout
-from tranche.kubernetes.observation.inventory import Snapshot
 from tranche.kubernetes.observation.pod_holdings import view_with_pods
 from tranche.kubernetes.services import NodeServices
 from tranche.planning.plan import Plan
@@ -98,11 +97,11 @@ class MigManager:
         self._restart = restart
         self._source: Live[LayoutSource] = Live()
         self._wake = asyncio.Event()
-        self._condemned: frozenset[str] = frozenset()
-        self._marks = AsyncExitStack()
         self._eviction_answers: dict[PodRef, str] = {}
         self._working_since: float | None = None
         self._trouble = "it has not looked at the node yet"
+        self._outdated = False  # whether GPUs and holdings are to be read anew before the next decision
+        services.inventory.expect_marks()
 
     def ready(self) -> Readiness:
         """Ready when the last round was carried out, whatever its result for the layout, and no work has been hanging since."""
@@ -131,10 +130,9 @@ class MigManager:
                 group.create_task(self._rounds(identity.name, since=self._clock()))
         finally:
             try:
-                await self._marks.aclose()
+                self._services.inventory.condemn(frozenset())
                 await self._withdraw(identity.name)
             finally:
-                self._condemned = frozenset()
                 identity.release()
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
@@ -184,19 +182,13 @@ class MigManager:
         if standing.annotations:
             node = await api.patch_node_metadata(node_name, annotations=standing.annotations)
             standing = stand(node.annotations, me, self._clock(), since=since)
-        situation = await self._look(node, standing.rivals)
+        situation, not_condemned = await self._condemned(await self._look(node, standing.rivals))
         decision = decide(situation)
-        not_condemned: TrancheError | None = None
-        if decision.work is not Work.CUT:
-            try:
-                await self._condemn(decision.condemned)
-            except TrancheError as error:
-                not_condemned = error
         await self._report(node, decision)
         if decision.writes_node:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
-        if not_condemned is not None:  # what is said does not depend on it; cordon, evictions and work do
-            raise not_condemned
+        if not_condemned is not None and decision.work is not Work.CUT:
+            raise not_condemned  # what is said does not depend on it; cordon and evictions do; a cut reads them once more
         if decision.unschedulable is not None:
             await api.set_unschedulable(node_name, decision.unschedulable)
         for pod in situation.pods:
@@ -291,17 +283,27 @@ class MigManager:
         else:
             self._eviction_answers.pop(pod.ref, None)
 
-    async def _condemn(self, device_uuids: frozenset[str]) -> Snapshot | None:
-        """Have exactly those devices condemned; the snapshot of after a new mark. What stays marked is marked all along."""
-        if device_uuids == self._condemned:
-            return None
-        marks = AsyncExitStack()
-        snapshot = None
-        if device_uuids:
-            snapshot = await marks.enter_async_context(self._services.inventory.condemning(device_uuids))
-        before, self._marks, self._condemned = self._marks, marks, device_uuids
-        await before.aclose()
-        return snapshot
+    async def _condemned(self, situation: Situation) -> tuple[Situation, TrancheError | None]:
+        """The situation in which exactly that is marked which its decision condemns; or as it was, and why it cannot be read.
+
+        A mark lasts until the layout is reached or given up. What one decision wants to keep and the next one wants to take is
+        marked first, beside all that is marked already, and then decided about anew, since a pod may just have been given it.
+        Only when a decision takes nothing but what was marked before it was made, are the marks of the rest taken back.
+        """
+        inventory = self._services.inventory
+        decision = decide(situation)
+        while self._outdated or not decision.condemned <= inventory.condemned:
+            inventory.condemn(inventory.condemned | decision.condemned)
+            self._outdated = True
+            try:
+                snapshot = await inventory.refresh()
+            except TrancheError as error:
+                return situation, error
+            self._outdated = False
+            situation = replace(situation, view=snapshot.view_with_pods)
+            decision = decide(situation)
+        inventory.condemn(decision.condemned)
+        return situation, None
 
     async def _work(self, situation: Situation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
@@ -309,14 +311,10 @@ class MigManager:
         work = _CutWork(layout, situation.policy, decision.condemned)
         self._working_since = self._clock()
         try:
+            snapshot = await self._services.inventory.refresh()
             if decision.work is Work.CUT:
-                snapshot = await self._condemn(decision.condemned) or await self._services.inventory.refresh()
-                try:
-                    await asyncio.to_thread(self._services.host.change, work.deciding(snapshot.holders))
-                finally:
-                    await self._condemn(frozenset())
+                await asyncio.to_thread(self._services.host.change, work.deciding(snapshot.holders))
             else:
-                snapshot = await self._services.inventory.refresh()
                 await asyncio.to_thread(self._services.host.change, work.deciding_reboot(snapshot.holders))
                 await asyncio.to_thread(self._restart, self._settings.host_root)
         except TrancheError as error:
@@ -335,6 +333,7 @@ class MigManager:
             await self._remember(failed_attempt(situation, layout, failure, changed_mode=work.changed_mode))
         finally:
             self._working_since = None
+            self._outdated = True
         return True
 
     async def _remember(self, attempt: Attempt) -> None:

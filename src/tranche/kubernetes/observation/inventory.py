@@ -1,17 +1,16 @@
 """What the node's GPUs and slices are, who among the pods holds them, and which are about to go.
 
 One `Inventory` serves the device plugin, the MIG manager and the feature labels. A change of the GPUs goes through
-`Inventory.condemning`: what is to go is marked first, so that the device plugin hands it to nobody new; then the pods'
-holdings are read; what is held after that stays held, and what is free stays free until the change is through.
+`Inventory.condemn`: what is to go is marked first, so that the device plugin hands it to nobody new; then the pods' holdings
+are read; what is held after that stays held, and what is free stays free until the marks are replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -81,8 +80,10 @@ class Inventory:
         self._period = period
         self._wanted = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._condemned: Counter[str] = Counter()
-        self._over: Counter[str] = Counter()  # marks that go with the next look
+        self._condemned: frozenset[str] = frozenset()
+        self._lifting: dict[str, object] = {}  # marks that go with the next look, each with the word that took it back
+        self._marks_are_known = asyncio.Event()
+        self._marks_are_known.set()
         self._handed_over: dict[str, float] = {}
         self._failure = "the GPUs were not read yet"
         self._read_at = 0.0
@@ -129,19 +130,18 @@ class Inventory:
         The errors of the driver, the ledger and the kubelet as they are; the last snapshot then stands.
         """
         async with self._reading:
-            over, self._over = self._over, Counter()
+            lifting = dict(self._lifting)
             try:
                 holders = await self._read_holders()
                 view = await asyncio.to_thread(self._look)
-            except BaseException as error:
-                self._over += over
-                if isinstance(error, TrancheError):
-                    self._failure = str(error)
+            except TrancheError as error:
+                self._failure = str(error)
                 raise
-            self._condemned -= over
+            if not self._ending:
+                self._lifting = {uuid: word for uuid, word in self._lifting.items() if lifting.get(uuid) is not word}
             self._failure = ""
             self._read_at = self._clock()
-            snapshot = Snapshot(view, holders, frozenset(self._condemned))
+            snapshot = Snapshot(view, holders, self.condemned)
             self.latest.publish(snapshot)
             return snapshot
 
@@ -155,36 +155,45 @@ class Inventory:
 
     def is_condemned(self, device_uuid: str) -> bool:
         """Whether a change in progress may take the device away: Allocate must refuse it."""
-        return device_uuid in self._condemned
+        return device_uuid in self.condemned
+
+    @property
+    def condemned(self) -> frozenset[str]:
+        """The devices that a change in progress may take away."""
+        return self._condemned | self._lifting.keys()
 
     def keep_marks(self) -> None:
         """Take no mark back any more: the process is about to end, and a change may still be at work on a thread."""
         self._ending = True
 
-    @asynccontextmanager
-    async def condemning(self, device_uuids: Iterable[str]) -> AsyncIterator[Snapshot]:
-        """Mark devices as about to go, and give the snapshot of after the marking, with holdings read anew.
+    def condemn(self, device_uuids: frozenset[str]) -> bool:
+        """Have exactly those devices marked as about to go; whether that is a change.
 
-        What that snapshot shows as held was given away before the mark; nothing marked is given away after it. When the block
-        ends, however it ends, the marks go with the next look at the GPUs: before it nobody knows which of them are left.
+        New marks hold at once: what a later `refresh` shows as free is given to nobody. Marks that are taken back go with the
+        next look at the GPUs, since before it nobody knows which of them are left.
         """
-        marked = Counter(frozenset(device_uuids))
-        self._condemned += marked
-        self._publish_marks()
-        try:
-            yield await self.refresh()
-        finally:
-            if not self._ending:
-                self._over += marked
-                try:
-                    await self.refresh()
-                except TrancheError as error:
-                    _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
-                    self.poke()
-
-    def _publish_marks(self) -> None:
+        self._marks_are_known.set()
+        if device_uuids == self._condemned:
+            return False
+        word = object()
+        lifting = {**self._lifting, **dict.fromkeys(self._condemned, word)}
+        self._lifting = {uuid: each for uuid, each in lifting.items() if uuid not in device_uuids}
+        self._condemned = device_uuids
         if self.latest.synced:
-            self.latest.publish(replace(self.latest.value, condemned=frozenset(self._condemned)))
+            self.latest.publish(replace(self.latest.value, condemned=self.condemned))
+        if self._lifting:
+            self.poke()
+        return True
+
+    def expect_marks(self) -> None:
+        """Say, before anything runs, that somebody will call `condemn` as soon as it knows what is to go."""
+        self._marks_are_known.clear()
+
+    async def marks_known(self, patience: float) -> None:
+        """Return once it is known what is to go, but after that many seconds at the latest."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._marks_are_known.wait()
 
     async def _read_holders(self) -> Mapping[str, PodRef]:
         holders = dict(await self._holdings.read())
