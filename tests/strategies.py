@@ -205,6 +205,26 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
     return view_of(*states, allocations=allocations, owned=owned, changing=changing)
 
 
+def repeated(view: NodeView, gpus: int) -> NodeView:
+    """So many GPUs: the view's again and again, with all that is on them."""
+    states: list[GpuState] = []
+    allocations: list[Allocation] = []
+    owned, changing = set(), set()
+    for index in range(gpus):
+        gpu = view.node.gpus[index % len(view.node.gpus)]
+        uuid = f"{gpu.uuid}-{index}"
+        states.append(replace(gpu, uuid=uuid, index=index))
+        allocations += [
+            replace(each, id=f"{each.id}-{index}", grants=tuple(replace(grant, gpu_uuid=uuid) for grant in each.grants))
+            for each in view.allocations
+            if each.grants[0].gpu_uuid == gpu.uuid
+        ]
+        owned |= {replace(key, gpu_uuid=uuid) for key in view.owned if key.gpu_uuid == gpu.uuid}
+        if gpu.uuid in view.changing:
+            changing.add(uuid)
+    return view_of(*states, allocations=allocations, owned=list(owned), changing=changing)
+
+
 def _single_slices(profile: GpuInstanceProfile, instance: GpuInstance) -> tuple[ComputeInstance, ...]:
     """The instance cut inside into compute instances of one slice; the empty tuple where it has only one."""
     if profile.slices == 1:

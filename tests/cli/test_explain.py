@@ -68,3 +68,15 @@ def test_a_request_that_is_none_is_refused(two_a100: TestMachine, request_option
     done = two_a100.tranche("explain", *request_options, code=2)
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
+
+
+def test_a_large_machine_names_one_gpu_for_all_that_answer_alike(make_machine: MakeMachine) -> None:
+    machine = make_machine(*["A100-40GB"] * 20)
+    machine.hold("--gpus", "18")
+    machine.hold("--gpus", "2")
+    document = machine.json("explain", "--mig-profile", "1g.5gb")
+    assert [(each["index"], each["moreGpus"]) for each in document["gpus"]] == [(0, 19)]
+    assert (document["gpus"][0]["obstacle"]["reason"], document["gpusSearchedForRemedies"]) == ("GpuBusy", 16)
+    text = machine.tranche("explain", "--mig-profile", "1g.5gb").stdout
+    assert "(and 19 more GPUs like it)" in text
+    assert "what would help, cheapest first (found on 16 of the GPUs):" in text

@@ -7,7 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, node_views, requests_for, uncuttable_gpu, view_of
+from tests.strategies import (
+    FAMILY_BOARDS,
+    gpu_on,
+    instance_of,
+    node_views,
+    repeated,
+    requests_for,
+    uncuttable_gpu,
+    view_of,
+)
 from tranche.core.allocation import Allocation, Grant, NodeView, Phase
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
@@ -71,7 +80,21 @@ def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
 @given(st.data())
 def test_every_remedy_works(data: st.DataObject) -> None:
     view = data.draw(node_views(max_gpus=3))
+    _try_remedies(view, data.draw(requests_for(view)))
+
+
+@given(st.data(), st.integers(17, 24))
+def test_every_remedy_on_a_large_machine_works(data: st.DataObject, gpus: int) -> None:
+    view = repeated(data.draw(node_views()), gpus)
     request = data.draw(requests_for(view))
+    _try_remedies(view, request)
+    explanation = explain(view, request)
+    assert len(explanation.gpus) <= 16
+    assert sum(1 + each.alike for each in explanation.gpus) + explanation.answers.unnamed == gpus
+    assert explanation.advice.looked_at < gpus
+
+
+def _try_remedies(view: NodeView, request: Request) -> None:
     explanation = explain(view, request)
     order = list(Kind)
     positions = [order.index(each.kind) for each in explanation.remedies]
@@ -189,6 +212,16 @@ def test_too_much_memory_names_products_that_have_it() -> None:
     assert (answer.reason, answer.missing_memory) == ("MemoryTooSmall", 60 * 1024**3)
     models = [each.text for each in explanation.remedies if each.kind is Kind.OTHER_MODEL]
     assert models == ["another GPU model has it: NVIDIA H200, NVIDIA H20-3e, NVIDIA B200"]
+
+
+def test_a_large_machine_is_explained_in_a_few_lines_that_say_how_many_are_left_out() -> None:
+    gpus = [replace(gpu_on(A100, n), instances=(slice_at("7g.40gb", 0, pid=n + 1),)) for n in range(40)]
+    explanation = explain(view_of(*gpus), parse_request(mig_profile="2g.10gb"))
+    assert [each.text for each in explanation.gpus] == [
+        "0 memory slices free of 8, 2g.10gb takes 2 (and 39 more GPUs like it)"
+    ]
+    assert explanation.advice.looked_at == 16
+    assert [each.process_ids for each in explanation.remedies] == [(1,)]
 
 
 def test_a_share_of_a_gpu_without_mig_says_what_is_missing() -> None:

@@ -117,7 +117,7 @@ def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any
 
 def obstacle_document(found: Obstacle) -> dict[str, Any]:
     """What keeps one GPU from serving a request; `reason` is a stable word."""
-    return {
+    document = {
         "gpuIndex": found.gpu_index,
         "gpuUUID": found.gpu_uuid,
         "reason": str(found.reason),
@@ -128,6 +128,7 @@ def obstacle_document(found: Obstacle) -> dict[str, Any]:
         "processes": process_documents(found.processes),
         "instances": [key_document(key) for key in found.instances],
     }
+    return document | ({"moreGpus": found.alike} if found.alike else {})
 
 
 def profile_document(profile: GpuInstanceProfile) -> dict[str, Any]:

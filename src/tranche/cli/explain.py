@@ -16,7 +16,8 @@ from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.quantity import format_memory
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_to_dict, request_to_dict
-from tranche.planning.explain import Explanation, GpuAnswer, explain
+from tranche.planning.answers import GpuAnswer
+from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.queue import Waiter
 from tranche.planning.remedies import Remedy
@@ -65,11 +66,14 @@ def _print(answer: Explanation, node: NodeState) -> None:
         return
     click.echo()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), [_gpu_row(each, node) for each in answer.gpus])
+    if answer.answers.unnamed:
+        click.echo(f"and {answer.answers.unnamed:,} more GPUs, with other reasons")
     hints = [each.text for each in answer.remedies]
     if answer.impossible is not None and answer.impossible.hint:
         hints.append(answer.impossible.hint)
     if hints:
-        click.echo("\nwhat would help, cheapest first:")
+        searched = f" (found on {answer.advice.looked_at} of the GPUs)" if answer.advice.looked_at else ""
+        click.echo(f"\nwhat would help, cheapest first{searched}:")
         for number, hint in enumerate(hints, start=1):
             click.echo(f"  {number}. {hint}")
 
@@ -95,7 +99,7 @@ def _holders(found: Obstacle, node: NodeState) -> str:
 
 def _document(answer: Explanation, waiters_ahead: int) -> dict[str, Any]:
     granted, impossible = answer.granted, answer.impossible
-    return {
+    document = {
         "request": request_to_dict(answer.request),
         "status": _status(answer),
         "exitCode": 0 if impossible is None else impossible.exit_code,
@@ -105,18 +109,25 @@ def _document(answer: Explanation, waiters_ahead: int) -> dict[str, Any]:
         "steps": []
         if granted is None
         else [{"gpuUUID": step.gpu_uuid, "action": str(step)} for step in granted.plan.steps],
-        "gpus": [
-            {
-                "index": each.gpu.index,
-                "uuid": each.gpu.uuid,
-                "fits": each.obstacle is None,
-                "obstacle": None if each.obstacle is None else obstacle_document(each.obstacle),
-            }
-            for each in answer.gpus
-        ],
+        "gpus": [_gpu_document(each) for each in answer.gpus],
         "remedies": [_remedy_document(each) for each in answer.remedies],
         "hint": "" if impossible is None else impossible.hint,
     }
+    if answer.answers.unnamed:
+        document["otherGpus"] = answer.answers.unnamed
+    if answer.advice.looked_at:
+        document["gpusSearchedForRemedies"] = answer.advice.looked_at
+    return document
+
+
+def _gpu_document(answer: GpuAnswer) -> dict[str, Any]:
+    document = {
+        "index": answer.gpu.index,
+        "uuid": answer.gpu.uuid,
+        "fits": answer.obstacle is None,
+        "obstacle": None if answer.obstacle is None else obstacle_document(answer.obstacle),
+    }
+    return document | ({"moreGpus": answer.alike} if answer.alike else {})
 
 
 def _remedy_document(remedy: Remedy) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def why_it_waits(view: NodeView, queue: Sequence[records.Waiter], waiter_id: str
         return error.message, ()
     if isinstance(decision, Granted):
         return "about to start", ()
-    return describe.gpu_texts((each.gpu_index, each.text) for each in decision.obstacles), decision.obstacles
+    why = describe.gpu_texts((each.gpu_index, each.full_text) for each in decision.obstacles)
+    return why + (f"; and {decision.unnamed:,} more GPUs" if decision.unnamed else ""), decision.obstacles
 
 
 def _waiter_row(view: NodeView, queue: Sequence[records.Waiter], position: int, now: float) -> tuple[object, ...]:

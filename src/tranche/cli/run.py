@@ -95,7 +95,7 @@ class _Voice(_Silence):
     def waiting(self, outcome: Waiting, ahead: int) -> None:
         """Say why, and again only when it changes."""
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
-        reasons = "; ".join(dict.fromkeys(str(obstacle) for obstacle in outcome.obstacles))
+        reasons = "; ".join(dict.fromkeys(outcome.reasons))
         self._say(f"waiting, {turn}: {reasons}")
 
     def granted(self, held: Held) -> None:

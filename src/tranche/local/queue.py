@@ -20,8 +20,8 @@ from tranche.node import records
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host, Ticket
 from tranche.node.patience import Patience
-from tranche.planning.allocate import Decision, Granted, Waiting
-from tranche.planning.queue import Waiter, may_start, reserved_for
+from tranche.planning.allocate import Decision, Waiting
+from tranche.planning.queue import Waiter, may_start, startable
 from tranche.planning.steps import Step
 
 _ATTEMPTS = 3
@@ -87,13 +87,9 @@ class Queue:
         if not self._host.waiters():
             return
         view = self._host.view()
-        queue = _as_asked(self._host.waiters())
-        for position, waiter in enumerate(queue):
-            if len(reserved_for(view, queue[:position])) == len(view.node.gpus):
-                return
-            if isinstance(self._decide(view, queue, waiter.id), Granted) and ring(
-                self._host.places.doorbell(waiter.id)
-            ):
+        waiters = _as_asked(self._host.waiters())
+        for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy):
+            if ring(self._host.places.doorbell(waiter_id)):
                 return
 
     def _wait(
@@ -133,7 +129,7 @@ class Queue:
                 if changed:
                     self.ring_next()
                 return outcome
-            reasons = "; ".join(map(str, outcome.obstacles))
+            reasons = "; ".join(outcome.reasons)
             if not patience.wait:
                 raise NoRoom(
                     f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"

@@ -6,19 +6,19 @@ a new instance in the room of the fewest idle ones; a change of MIG mode on a GP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.request import Request
-from tranche.core.state import GpuState
-from tranche.planning.candidates import candidate, check_possible, gpus_needed
-from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.options import Change, Freedom, Option, options
+from tranche.planning.answers import Reserved, Terms, answers, best_option, ranking_of
+from tranche.planning.candidates import Candidate, gpus_needed
+from tranche.planning.indexed_view import IndexedView, indexed
+from tranche.planning.obstacle import Obstacle
+from tranche.planning.options import Change, Freedom, Option, same_option
 from tranche.planning.plan import Plan
 from tranche.planning.policy import DEFAULT, Policy
-from tranche.planning.tables import geometry_of
-from tranche.planning.tenancy import Tenancy, tenancies
+from tranche.planning.ranking import Preference, Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,74 +33,68 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The request fits this machine, but not now. `obstacles` has one for each GPU that cannot serve it, in index order."""
+    """The request fits this machine, but not now.
+
+    `obstacles` has one for each GPU that cannot serve it, in index order. On a large machine it has one for each group of GPUs
+    with like obstacles, and `unnamed` counts the GPUs of groups that are left out.
+    """
 
     obstacles: tuple[Obstacle, ...]
+    unnamed: int = 0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A clause for each obstacle, and one that says how many GPUs are left out."""
+        left_out = (f"and {self.unnamed:,} more GPUs",) if self.unnamed else ()
+        return (*map(str, self.obstacles), *left_out)
 
 
 Decision = Granted | Waiting
-_Preference = tuple[int, int, int, float, int, int]
 
 
 def decide(
-    view: NodeView,
+    view: NodeView | IndexedView,
     request: Request,
     *,
     policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
     mode_change_allowed: bool = True,
-    reserved: Mapping[str, str] | None = None,
+    reserved: Reserved | None = None,
 ) -> Decision:
     """Grant the request on the cheapest GPU that can serve it now, or say what it waits for.
 
-    `reserved` maps the UUID of each GPU that may not be used to the waiter it is kept for. Raises GpuNotFound, ProfileUnknown,
-    SharingUnavailable or DoesNotFit when no state of this machine could ever serve the request.
+    GPUs of the kinds in `reserved` may not be used. Raises GpuNotFound, ProfileUnknown, SharingUnavailable or DoesNotFit when no
+    state of this machine could ever serve the request.
     """
-    check_possible(request, view.node)
-    freedom = Freedom(adopt_foreign_destroy, mode_change_allowed)
-    best: list[tuple[_Preference, Option]] = []
-    obstacles: list[Obstacle] = []
-    for here in tenancies(view):
-        found = ways(view, here, request, freedom, reserved or {})
-        if isinstance(found, Obstacle):
-            obstacles.append(found)
-        else:
-            best.append(_cheapest(here.gpu, found, policy))
+    index = indexed(view)
+    index.check_possible(request)
+    terms = Terms(Freedom(adopt_foreign_destroy, mode_change_allowed), policy)
     needed = gpus_needed(request)
+    best: list[tuple[Preference, int, Candidate, Ranking]] = []
+    for kind, answer in index.candidates(request).items():
+        if isinstance(answer, Candidate) and not (reserved and kind in reserved):
+            ranking = ranking_of(index, kind, answer, terms)
+            best += [(preference, place, answer, ranking) for preference, place in ranking.best(needed)]
     if len(best) < needed:
-        return Waiting(tuple(obstacles))
-    best.sort(key=lambda pair: pair[0])
-    return _granted(request, [option for _, option in best[:needed]])
+        found = answers(index, request, terms, reserved or {})
+        return Waiting(found.obstacles, found.unnamed)
+    best.sort(key=lambda each: each[:2])
+    return granted(request, [_option(index, *each[1:], terms) for each in best[:needed]])
 
 
-def ways(
-    view: NodeView, here: Tenancy, request: Request, freedom: Freedom, reserved: Mapping[str, str]
-) -> tuple[Option, ...] | Obstacle:
-    """The ways to serve the request on one of the view's GPUs now, at least one; or what is in the way."""
-    gpu = here.gpu
-    answer = candidate(request, gpu)
-    if isinstance(answer, Obstacle):
-        return answer
-    if gpu.uuid in view.changing:
-        return obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it")
-    if gpu.uuid in reserved:
-        return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {reserved[gpu.uuid]}, which asked earlier")
-    return options(here, answer, freedom)
+def _option(index: IndexedView, place: int, answer: Candidate, ranking: Ranking, terms: Terms) -> Option:
+    """How that GPU, which can, serves the candidate best."""
+    here, _ = index.at(place)
+    known = ranking.option(place)
+    if known.destroys <= 1:
+        return same_option(known, here.gpu)
+    found = best_option(here, answer, terms)
+    assert not isinstance(found, Obstacle)
+    return found[1]
 
 
-def _cheapest(gpu: GpuState, found: Sequence[Option], policy: Policy) -> tuple[_Preference, Option]:
-    """Cheapest change first, then fewest instances destroyed, least memory given, the policy's cost, index, start."""
-    geometry = geometry_of(gpu.memory_slices, gpu.profiles)
-
-    def preference(option: Option) -> _Preference:
-        spot = option.grant.placement
-        cost = 0.0 if spot is None else policy.cost(geometry, option.mask, option.mask | spot.mask)
-        return (option.change, option.destroys, option.memory, cost, gpu.index, 0 if spot is None else spot.start)
-
-    return min(((preference(option), option) for option in found), key=lambda pair: pair[0])
-
-
-def _granted(request: Request, chosen: Sequence[Option]) -> Granted:
+def granted(request: Request, chosen: Sequence[Option]) -> Granted:
+    """The grant that takes these options, one for each GPU."""
     steps = tuple(step for option in chosen for step in option.steps)
     fingerprints = {option.gpu.uuid: option.gpu.fingerprint for option in chosen if option.steps}
     grants = tuple(option.grant for option in chosen)

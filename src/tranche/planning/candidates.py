@@ -59,22 +59,24 @@ def gpus_needed(request: Request) -> int:
     return request.demand.count if isinstance(request.demand, WholeGpus) else 1
 
 
-def check_possible(request: Request, gpus: Iterable[GpuState]) -> None:
+def check_possible(request: Request, gpus: Iterable[tuple[GpuState, int]]) -> None:
     """Raise the error that says why no state of these GPUs could ever serve the request; return if one could.
 
-    Raises GpuNotFound (no GPU, or none of the model), ProfileUnknown, SharingUnavailable or DoesNotFit.
+    Each GPU comes with how many there are of its kind. Raises GpuNotFound (no GPU, or none of the model), ProfileUnknown,
+    SharingUnavailable or DoesNotFit.
     """
-    all_gpus = list(gpus)
-    matching = [gpu for gpu in all_gpus if matches_model(request, gpu)]
+    numbers = list(gpus)
+    matching = [(gpu, number) for gpu, number in numbers if matches_model(request, gpu)]
     if not matching:
-        raise _no_gpu(request, all_gpus)
-    obstacles = [answer for gpu in matching if isinstance(answer := candidate(request, gpu), Obstacle)]
+        raise _no_gpu(request, [gpu for gpu, _ in numbers])
+    obstacles = [answer for gpu, _ in matching if isinstance(answer := candidate(request, gpu), Obstacle)]
     if len(obstacles) == len(matching):
-        raise _impossible(request, matching, obstacles)
-    if gpus_needed(request) > len(matching):
+        raise _impossible(request, [gpu for gpu, _ in matching], obstacles)
+    count = sum(number for _, number in matching)
+    if gpus_needed(request) > count:
         of_model = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
         raise DoesNotFit(
-            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {len(matching)}{of_model}",
+            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count}{of_model}",
             hint="ask for fewer GPUs",
         )
 

@@ -12,28 +12,14 @@ from dataclasses import dataclass
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
-from tranche.core.state import GpuState
-from tranche.planning.allocate import Granted, decide, ways
+from tranche.planning.allocate import Granted, decide
+from tranche.planning.answers import Answers, GpuAnswer, Terms, answers
 from tranche.planning.candidates import gpus_needed
-from tranche.planning.obstacle import Obstacle
+from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.options import Freedom
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.queue import Waiter, reserved_for
-from tranche.planning.remedies import Question, Remedy, remedies
-from tranche.planning.tenancy import Tenancy, tenancies
-
-
-@dataclass(frozen=True, slots=True)
-class GpuAnswer:
-    """What one GPU says to the request: `obstacle` is None when the GPU could serve it (or its share of it) now."""
-
-    gpu: GpuState
-    obstacle: Obstacle | None
-
-    @property
-    def text(self) -> str:
-        """One line for people."""
-        return "can serve it now" if self.obstacle is None else self.obstacle.text
+from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +29,18 @@ class Explanation:
     request: Request
     granted: Granted | None
     impossible: TrancheError | None
-    gpus: tuple[GpuAnswer, ...]
-    remedies: tuple[Remedy, ...]
+    answers: Answers
+    advice: Advice
+
+    @property
+    def gpus(self) -> tuple[GpuAnswer, ...]:
+        """What each GPU answers; on a large machine one answer stands for the GPUs that answer alike."""
+        return self.answers.named
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What would help, cheapest first."""
+        return self.advice.remedies
 
     @property
     def fits(self) -> bool:
@@ -58,13 +54,13 @@ class Explanation:
             return f"{self.request} can start now: {self.granted.note}"
         if self.impossible is not None:
             return self.impossible.message
-        ready = sum(each.obstacle is None for each in self.gpus)
+        ready = sum(1 + each.alike for each in self.gpus if each.obstacle is None)
         needed = gpus_needed(self.request)
         return f"{self.request} waits: it needs {needed} GPU{'s' if needed > 1 else ''} and {ready} can serve it now"
 
 
 def explain(
-    view: NodeView,
+    view: NodeView | IndexedView,
     request: Request,
     waiters: Sequence[Waiter] = (),
     *,
@@ -73,14 +69,15 @@ def explain(
     mode_change_allowed: bool = True,
 ) -> Explanation:
     """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
-    reserved = reserved_for(view, waiters)
-    freedom = Freedom(adopt_foreign_destroy, mode_change_allowed)
-    answers = tuple(_answer(view, here, request, freedom, reserved) for here in tenancies(view))
+    index = indexed(view)
+    reserved = reserved_for(index, waiters)
+    terms = Terms(Freedom(adopt_foreign_destroy, mode_change_allowed), policy)
+    found = answers(index, request, terms, reserved)
     granted: Granted | None = None
     impossible: TrancheError | None = None
     try:
         decision = decide(
-            view,
+            index,
             request,
             policy=policy,
             adopt_foreign_destroy=adopt_foreign_destroy,
@@ -91,11 +88,5 @@ def explain(
     except TrancheError as error:
         impossible = error
     if granted is not None:
-        return Explanation(request, granted, None, answers, ())
-    question = Question(view, request, reserved, policy, adopt_foreign_destroy, mode_change_allowed)
-    return Explanation(request, None, impossible, answers, remedies(question))
-
-
-def _answer(view: NodeView, here: Tenancy, request: Request, freedom: Freedom, reserved: dict[str, str]) -> GpuAnswer:
-    found = ways(view, here, request, freedom, reserved)
-    return GpuAnswer(here.gpu, found if isinstance(found, Obstacle) else None)
+        return Explanation(request, granted, None, found, NO_ADVICE)
+    return Explanation(request, None, impossible, found, remedies(index, request, terms, reserved))

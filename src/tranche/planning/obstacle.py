@@ -26,13 +26,17 @@ class Reason(StrEnum):
     QUEUED_BEHIND = "QueuedBehind"
 
 
+# What two GPUs' obstacles have in common that are alike: the reason, and what is missing.
+Likeness = tuple[Reason, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """What keeps one GPU from serving a request.
 
     `missing_slices` counts the memory slices that would have to become free, at the fewest; `missing_memory` is in bytes, for a
     GPU that is too small. Both are 0 when the amount is not the matter. Allocations, processes and instances are all that are
-    in the way on this GPU.
+    in the way on this GPU. `alike` counts further GPUs with an obstacle like it, which are not named.
     """
 
     gpu_uuid: str
@@ -44,9 +48,25 @@ class Obstacle:
     allocation_ids: tuple[str, ...] = ()
     processes: tuple[Process, ...] = ()
     instances: tuple[InstanceKey, ...] = ()
+    alike: int = 0
+
+    @property
+    def likeness(self) -> Likeness:
+        """Equal for obstacles that differ only in names."""
+        return (self.reason, self.missing_slices, self.missing_memory)
+
+    @property
+    def full_text(self) -> str:
+        """The sentence, with how many GPUs it stands for."""
+        return self.text + more_alike(self.alike)
 
     def __str__(self) -> str:
-        return f"GPU {self.gpu_index}: {self.text}"
+        return f"GPU {self.gpu_index}: {self.full_text}"
+
+
+def more_alike(count: int) -> str:
+    """What is added to a text about one GPU that stands for others as well."""
+    return f" (and {count:,} more GPU{'s' if count > 1 else ''} like it)" if count else ""
 
 
 def obstacle(

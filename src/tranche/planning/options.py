@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from tranche.core.allocation import Grant
@@ -59,7 +59,7 @@ class Freedom:
 def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now, or what is in the way."""
     gpu = tenancy.gpu
-    blocked = _gpu_blocked(tenancy)
+    blocked = gpu_blocked(tenancy)
     if blocked is not None:
         return blocked
     if not gpu.mig_enabled and (candidate.profile is None or candidate.whole):
@@ -70,6 +70,23 @@ def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[O
         return _cut_first(tenancy, candidate.profile, freedom)
     found = _slices(tenancy, candidate.profile, freedom)
     return found or slice_obstacle(tenancy, candidate.profile)
+
+
+def same_option(option: Option, gpu: GpuState) -> Option:
+    """The option on another GPU, which is of the same kind and in the same situation.
+
+    It holds for options that destroy one instance at most: in which order several go is told by the GPU.
+    """
+    steps = tuple(replace(step, gpu_uuid=gpu.uuid) for step in option.steps)
+    grant = replace(option.grant, gpu_uuid=gpu.uuid)
+    return Option(gpu, grant, option.change, steps, option.memory, option.mask)
+
+
+def reusable(instance: GpuInstance) -> Change | None:
+    """What it takes to give the idle instance away as a whole slice; None when it is cut inside."""
+    if instance.whole_slice is not None:
+        return Change.NONE
+    return None if instance.compute_instances else Change.FILL
 
 
 def slice_obstacle(tenancy: Tenancy, profile: GpuInstanceProfile) -> Obstacle:
@@ -114,7 +131,8 @@ def _arrangeable(tenancy: Tenancy, profile: GpuInstanceProfile) -> bool:
     return arrangeable(tuple(sorted(shapes, key=lambda shape: -shape.size)), foreign_mask)
 
 
-def _gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
+def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
+    """What keeps the GPU from serving any request at all, if anything does."""
     gpu = tenancy.gpu
     if gpu.lost:
         return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
@@ -184,9 +202,9 @@ def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) 
 def _slices(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
     gpu = tenancy.gpu
     reused = [
-        _reuse(tenancy, profile, instance)
+        _reuse(tenancy, profile, instance, change)
         for instance in tenancy.idle
-        if instance.profile == profile.name and (instance.whole_slice is not None or not instance.compute_instances)
+        if instance.profile == profile.name and (change := reusable(instance)) is not None
     ]
     if any(option.change is Change.NONE for option in reused):
         return tuple(reused)
@@ -210,11 +228,9 @@ def _in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bo
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
-def _reuse(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance) -> Option:
-    if instance.whole_slice is not None:
-        return _slice(tenancy, profile, instance.placement, Change.NONE, ())
-    steps = (_create(tenancy.gpu, profile, instance.placement),)
-    return _slice(tenancy, profile, instance.placement, Change.FILL, steps)
+def _reuse(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Change) -> Option:
+    steps = () if change is Change.NONE else (_create(tenancy.gpu, profile, instance.placement),)
+    return _slice(tenancy, profile, instance.placement, change, steps)
 
 
 def _slice(

@@ -7,15 +7,17 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
-from tranche.planning.allocate import Decision, decide
-from tranche.planning.candidates import Candidate, candidate, check_possible
+from tranche.planning.allocate import Decision, Granted, decide
+from tranche.planning.candidates import Candidate
+from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.policy import DEFAULT, Policy
+from tranche.planning.situation import GpuKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Waiter:
 
 
 def may_start(
-    view: NodeView,
+    view: NodeView | IndexedView,
     waiters: Sequence[Waiter],
     waiter_id: str,
     *,
@@ -39,34 +41,78 @@ def may_start(
 
     Raises AllocationUnknown when the id is not among them, and what `decide` raises when the request can never be served.
     """
+    index = indexed(view)
     for position, waiter in enumerate(waiters):
         if waiter.id == waiter_id:
             return decide(
-                view,
+                index,
                 waiter.request,
                 policy=policy,
                 adopt_foreign_destroy=adopt_foreign_destroy,
                 mode_change_allowed=mode_change_allowed,
-                reserved=reserved_for(view, waiters[:position]),
+                reserved=reserved_for(index, waiters[:position]),
             )
     raise AllocationUnknown(f"no request {waiter_id} waits")
 
 
-def reserved_for(view: NodeView, waiters: Iterable[Waiter]) -> dict[str, str]:
-    """The UUID of each GPU that one of the waiters wants, with the id of the first of them that does."""
-    reserved: dict[str, str] = {}
-    wanted: dict[Request, tuple[str, ...]] = {}
-    for waiter in waiters:
-        if waiter.request not in wanted:
-            wanted[waiter.request] = _wanted(view, waiter.request)
-        for uuid in wanted[waiter.request]:
-            reserved.setdefault(uuid, waiter.id)
+def reserved_for(view: NodeView | IndexedView, waiters: Iterable[Waiter]) -> dict[GpuKind, str]:
+    """The kinds of GPU that the waiters want, each with the id of the first of them that does.
+
+    A waiter wants all GPUs of a kind or none, because what it wants does not depend on what is on them.
+    """
+    index = indexed(view)
+    reserved: dict[GpuKind, str] = {}
+    for request, waiter_id in _first_of_each(waiters):
+        if len(reserved) == len(index.kinds):
+            break
+        for kind in _wanted(index, request):
+            reserved.setdefault(kind, waiter_id)
     return reserved
 
 
-def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
+def startable(
+    view: NodeView | IndexedView,
+    waiters: Iterable[Waiter],
+    *,
+    policy: Policy = DEFAULT,
+    adopt_foreign_destroy: bool = False,
+    mode_change_allowed: bool = True,
+) -> Iterator[str]:
+    """The ids of the waiters that may start now, in order of arrival; the options are those of `decide`."""
+    index = indexed(view)
+    reserved: dict[GpuKind, str] = {}
+    # Of equal requests only the first can be startable: it reserves all that the others want.
+    for request, waiter_id in _first_of_each(waiters):
+        if len(reserved) == len(index.kinds):
+            return
+        wanted = _wanted(index, request)
+        if not all(kind in reserved for kind in wanted):
+            decision = decide(
+                index,
+                request,
+                policy=policy,
+                adopt_foreign_destroy=adopt_foreign_destroy,
+                mode_change_allowed=mode_change_allowed,
+                reserved=reserved,
+            )
+            if isinstance(decision, Granted):
+                yield waiter_id
+        for kind in wanted:
+            reserved.setdefault(kind, waiter_id)
+
+
+def _first_of_each(waiters: Iterable[Waiter]) -> Iterator[tuple[Request, str]]:
+    """Each request once, with the id of the first waiter that asks for it."""
+    seen: set[Request] = set()
+    for waiter in waiters:
+        if waiter.request not in seen:
+            seen.add(waiter.request)
+            yield waiter.request, waiter.id
+
+
+def _wanted(index: IndexedView, request: Request) -> tuple[GpuKind, ...]:
     try:
-        check_possible(request, view.node)
+        index.check_possible(request)
     except TrancheError:
         return ()  # it can never start here, so it must not hold others up
-    return tuple(gpu.uuid for gpu in view.node if isinstance(candidate(request, gpu), Candidate))
+    return tuple(kind for kind, answer in index.candidates(request).items() if isinstance(answer, Candidate))

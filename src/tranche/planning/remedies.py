@@ -1,6 +1,7 @@
 """What would help a request that waits: each remedy is tried on the view it would lead to before it is named.
 
 Ordered by cost: ask for another slice that fits now; wait; let foreign idle instances go; move or cut anew; another GPU model.
+On a large machine only a few GPUs are searched for whom to wait for; what starts now is looked for on all of them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, islice
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.board import GpuInstanceProfile, catalogue
@@ -18,12 +19,17 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.allocate import Granted, decide
+from tranche.planning.answers import NAMED_AT_MOST, Reserved, Terms, some_of_each
 from tranche.planning.candidates import Candidate, candidate, gpus_needed, plain_profiles
 from tranche.planning.foresee import with_granted, without
-from tranche.planning.policy import Policy
+from tranche.planning.indexed_view import IndexedView
 from tranche.planning.tenancy import tenancy
 
 _NAMED_AT_MOST = 4
+_HOLDERS_LISTED = 256
+# How many GPUs are searched, and how many sets of holders are compared, however large the request is.
+_SEARCHED_AT_MOST = 64
+_SETS_AT_MOST = 20_000
 
 
 class Kind(StrEnum):
@@ -49,15 +55,25 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A request that does not start now, with the terms it was asked under."""
+class Advice:
+    """What would help, cheapest first. `looked_at` is how many GPUs were searched for it, where that is not all; else 0."""
 
-    view: NodeView
+    remedies: tuple[Remedy, ...]
+    looked_at: int = 0
+
+
+NO_ADVICE = Advice(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request that does not start now, with the terms it was asked under. `near` is as much of the view as is searched."""
+
+    index: IndexedView
+    near: NodeView
     request: Request
-    reserved: dict[str, str]
-    policy: Policy
-    adopt_foreign_destroy: bool
-    mode_change_allowed: bool
+    reserved: Reserved
+    terms: Terms
 
     def granted(
         self,
@@ -68,13 +84,14 @@ class Question:
         skip_queue: bool = False,
     ) -> Granted | None:
         """What would be granted if the view, the request or the terms were these; None for nothing."""
+        freedom = self.terms.freedom
         try:
             decision = decide(
-                view or self.view,
+                view or self.index,
                 request or self.request,
-                policy=self.policy,
-                adopt_foreign_destroy=self.adopt_foreign_destroy,
-                mode_change_allowed=self.mode_change_allowed or change_mode,
+                policy=self.terms.policy,
+                adopt_foreign_destroy=freedom.destroy_foreign,
+                mode_change_allowed=freedom.change_mode or change_mode,
                 reserved={} if skip_queue else self.reserved,
             )
         except TrancheError:
@@ -98,19 +115,22 @@ class _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
 
 
-def remedies(question: Question) -> tuple[Remedy, ...]:
-    """What would help, cheapest first; empty when nothing is known to."""
+def remedies(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Advice:
+    """What would help the request, which does not start now; empty when nothing is known to."""
+    number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
+    places = some_of_each(index, request, terms, reserved, number) if len(index) > number else range(len(index))
+    question = _Question(index, index.part(places), request, reserved, terms)
     found = [*_other_slices(question), *_waits(question), *_foreign(question), *_recuts(question), *_models(question)]
-    return tuple(found)
+    return Advice(tuple(found), len(places) if len(places) < len(index) else 0)
 
 
-def _other_slices(question: Question) -> Iterator[Remedy]:
+def _other_slices(question: _Question) -> Iterator[Remedy]:
     """The largest smaller slice and the smallest larger one that could start now."""
     if gpus_needed(question.request) > 1:
         return
-    asked = [each for gpu in question.view.node if isinstance(each := candidate(question.request, gpu), Candidate)]
+    asked = [each for each in question.index.candidates(question.request).values() if isinstance(each, Candidate)]
     sizes = {(each.profile.size, each.profile.slices) for each in asked if each.profile is not None}
-    offered = {p.name: p for gpu in question.view.node if not gpu.lost for p in plain_profiles(gpu)}
+    offered = {p.name: p for gpu in question.index.last_of_each_kind() for p in plain_profiles(gpu)}
     by_size = sorted(offered.values(), key=lambda p: (p.size, p.slices, p.memory or 0, p.name))
     wanted = {each.profile.name for each in asked if each.profile is not None}
     other = [p for p in by_size if p.name not in wanted]
@@ -125,7 +145,7 @@ def _other_slices(question: Question) -> Iterator[Remedy]:
                 break
 
 
-def _waits(question: Question) -> Iterator[Remedy]:
+def _waits(question: _Question) -> Iterator[Remedy]:
     if question.reserved and question.granted(skip_queue=True) is not None:
         ahead = ", ".join(dict.fromkeys(question.reserved.values()))
         yield Remedy(Kind.WAIT, f"wait until those that asked earlier have started: {ahead}")
@@ -133,80 +153,82 @@ def _waits(question: Question) -> Iterator[Remedy]:
     holders = _fewest_holders(question)
     if holders is not None:
         ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-        yield Remedy(Kind.WAIT, _wait_text(question.view, holders), None, ids, pids)
+        yield Remedy(Kind.WAIT, _wait_text(question.near, holders), None, ids, pids)
 
 
-def _foreign(question: Question) -> Iterator[Remedy]:
+def _foreign(question: _Question) -> Iterator[Remedy]:
     """Foreign idle instances go; when that alone is not enough and waiting alone is not either, both together."""
-    if question.adopt_foreign_destroy:
+    if question.terms.freedom.destroy_foreign:
         return
-    allowed = replace(question, adopt_foreign_destroy=True)
+    terms = replace(question.terms, freedom=replace(question.terms.freedom, destroy_foreign=True))
+    allowed = replace(question, terms=terms)
     holders = _Holders()
     granted = allowed.granted()
     if granted is None and _fewest_holders(question) is None:
         holders = _fewest_holders(allowed) or holders
-        granted = allowed.granted(without(question.view, holders.allocation_ids, holders.process_ids))
+        granted = allowed.granted(without(question.near, holders.allocation_ids, holders.process_ids))
     if granted is None:
         return
     keys = [key for step in granted.plan.steps if (key := step.destroys) is not None]
-    foreign = tuple(key for key in keys if key not in question.view.owned)
-    names = ", ".join(f"{k.profile} at {k.placement} of {question.view.node.gpu(k.gpu_uuid).label}" for k in foreign)
+    foreign = tuple(key for key in keys if not question.index.owns(key))
+    names = ", ".join(f"{k.profile} at {k.placement} of {question.index.gpu(k.gpu_uuid).label}" for k in foreign)
     text = f"let instances that Tranche did not make be destroyed ({names}): --adopt-foreign=destroy"
     if holders != _Holders():
-        text = f"{_wait_text(question.view, holders)}, then {text}"
+        text = f"{_wait_text(question.near, holders)}, then {text}"
     ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
     yield Remedy(Kind.DESTROY_FOREIGN, text, None, ids, pids, foreign)
 
 
-def _recuts(question: Question) -> Iterator[Remedy]:
-    if not question.mode_change_allowed:
+def _recuts(question: _Question) -> Iterator[Remedy]:
+    if not question.terms.freedom.change_mode:
         granted = question.granted(change_mode=True)
         if granted is not None:
-            labels = ", ".join(question.view.node.gpu(uuid).label for uuid in granted.plan.gpu_uuids)
+            labels = ", ".join(question.index.gpu(uuid).label for uuid in granted.plan.gpu_uuids)
             yield Remedy(Kind.RECUT, f"allow a change of MIG mode on {labels}")
     holders = _fewest_holders(question)
     if holders is None or holders.process_ids or not holders.allocation_ids:
         return
-    moved = [each for each in question.view.allocations if each.id in holders.allocation_ids]
+    moved = [each for each in question.near.allocations if each.id in holders.allocation_ids]
     homes = _new_homes(question, moved)
     if homes is not None:
         text = "move " + ", ".join(f"{each.id} to {home}" for each, home in zip(moved, homes, strict=True))
         yield Remedy(Kind.RECUT, f"{text} (each has to be stopped and started again)", None, tuple(m.id for m in moved))
 
 
-def _models(question: Question) -> Iterator[Remedy]:
+def _models(question: _Question) -> Iterator[Remedy]:
     request = question.request
     if request.gpu_model:
         granted = question.granted(request=Request(request.demand, request.isolation))
         if granted is not None:
-            gpu = question.view.node.gpu(granted.grants[0].gpu_uuid)
+            gpu = question.index.gpu(granted.grants[0].gpu_uuid)
             yield Remedy(Kind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
             return
-    if any(isinstance(candidate(request, gpu), Candidate) for gpu in question.view.node):
+    if any(isinstance(each, Candidate) for each in question.index.candidates(request).values()):
         return
     products = _boards_that_serve(request)
     if products:
         yield Remedy(Kind.OTHER_MODEL, f"another GPU model has it: {', '.join(products)}")
 
 
-def _fewest_holders(question: Question) -> _Holders | None:
+def _fewest_holders(question: _Question) -> _Holders | None:
     """Who would have to end, at the fewest, for the request to start; None when no such end would do."""
-    ways = [found for gpu in question.view.node if (found := _cheapest_on(question, gpu)) is not None]
+    ways = [found for gpu in question.near.node if (found := _cheapest_on(question, gpu)) is not None]
+    ways.sort(key=lambda each: each.cost)
     needed = gpus_needed(question.request)
     sets: list[_Holders] = []
-    for chosen in combinations(ways, needed):
+    for chosen in islice(combinations(ways, needed), _SETS_AT_MOST):
         union = _Holders()
         for each in chosen:
             union |= each
         sets.append(union)
     for holders in sorted(sets, key=lambda each: each.cost):
-        view = without(question.view, holders.allocation_ids, holders.process_ids)
+        view = without(question.near, holders.allocation_ids, holders.process_ids)
         if question.granted(view) is not None:
             return holders
     return None
 
 
-def _cheapest_on(question: Question, gpu: GpuState) -> _Holders | None:
+def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
     """The fewest holders whose end lets this GPU serve one share of the request: none when it can already."""
     one = question.request
     if isinstance(one.demand, WholeGpus):
@@ -214,12 +236,17 @@ def _cheapest_on(question: Question, gpu: GpuState) -> _Holders | None:
     answer = candidate(one, gpu)
     if not isinstance(answer, Candidate):
         return None
-    others = {other.uuid: "another" for other in question.view.node if other.uuid != gpu.uuid}
-    alone = replace(question, request=one, reserved={**others, **question.reserved})
-    for holders in sorted(set(_holder_sets(question.view, gpu, answer)), key=lambda each: each.cost):
-        if alone.granted(without(question.view, holders.allocation_ids, holders.process_ids)) is not None:
+    alone = _alone(question.near, gpu)
+    for holders in sorted(set(_holder_sets(alone, gpu, answer)), key=lambda each: each.cost):
+        if question.granted(without(alone, holders.allocation_ids, holders.process_ids), one) is not None:
             return holders
     return None
+
+
+def _alone(view: NodeView, gpu: GpuState) -> NodeView:
+    """One of the view's GPUs, with what is promised on it."""
+    here = tuple(each for each in view.allocations if any(grant.gpu_uuid == gpu.uuid for grant in each.grants))
+    return replace(view, node=replace(view.node, gpus=(gpu,)), allocations=here)
 
 
 def _holder_sets(view: NodeView, gpu: GpuState, answer: Candidate) -> Iterator[_Holders]:
@@ -248,14 +275,17 @@ def _unheld_processes(view: NodeView, gpu: GpuState) -> frozenset[int]:
 def _wait_text(view: NodeView, holders: _Holders) -> str:
     processes = {p.pid: str(p) for gpu in view.node for p in gpu.all_processes}
     names = [*sorted(holders.allocation_ids), *(processes[pid] for pid in sorted(holders.process_ids))]
+    if len(names) > _HOLDERS_LISTED:
+        shown = ", ".join(names[:_HOLDERS_LISTED])
+        return f"wait for {len(names)} to end: {shown} and {len(names) - _HOLDERS_LISTED} more"
     if len(names) > _NAMED_AT_MOST:
         return f"wait for {len(names)} to end: {', '.join(names)}"
     return f"wait for {(' and ' if len(names) == 2 else ', ').join(names)} to end"
 
 
-def _new_homes(question: Question, moved: Sequence[Allocation]) -> list[str] | None:
+def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | None:
     """Where each allocation could go once the request has its place: None when some have nowhere to go."""
-    view = without(question.view, [each.id for each in moved])
+    view = without(question.near, [each.id for each in moved])
     granted = question.granted(view)
     if granted is None:
         return None
@@ -270,7 +300,7 @@ def _new_homes(question: Question, moved: Sequence[Allocation]) -> list[str] | N
             if place is None:
                 return None
             view = with_granted(view, again, place)
-            places.append(question.view.node.gpu(place.grants[0].gpu_uuid).label)
+            places.append(question.index.gpu(place.grants[0].gpu_uuid).label)
         homes.append(" and ".join(places))
     return homes
 

@@ -1,0 +1,86 @@
+"""The decision without an index: every GPU is asked, and every allocation is looked at for every GPU.
+
+It is what `decide` must agree with in the tests, and its baseline in the benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.request import Request
+from tranche.core.state import GpuState
+from tranche.planning.allocate import Decision, Waiting, granted
+from tranche.planning.candidates import Candidate, candidate, check_possible, gpus_needed
+from tranche.planning.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.options import Freedom, Option, options
+from tranche.planning.policy import DEFAULT, Policy
+from tranche.planning.queue import Waiter
+from tranche.planning.tables import geometry_of
+from tranche.planning.tenancy import tenancy
+
+
+def decide_by_scan(
+    view: NodeView,
+    request: Request,
+    *,
+    policy: Policy = DEFAULT,
+    adopt_foreign_destroy: bool = False,
+    mode_change_allowed: bool = True,
+    reserved: Mapping[str, str] | None = None,
+) -> Decision:
+    """As `decide`, with an obstacle for each GPU however many there are. `reserved` maps UUIDs to waiters."""
+    check_possible(request, [(gpu, 1) for gpu in view.node])
+    freedom = Freedom(adopt_foreign_destroy, mode_change_allowed)
+    best: list[tuple[tuple[float, ...], Option]] = []
+    obstacles: list[Obstacle] = []
+    for gpu in view.node:
+        found = _ways(view, gpu, request, freedom, reserved or {})
+        if isinstance(found, Obstacle):
+            obstacles.append(found)
+        else:
+            best.append(_cheapest(gpu, found, policy))
+    needed = gpus_needed(request)
+    if len(best) < needed:
+        return Waiting(tuple(obstacles))
+    best.sort(key=lambda pair: pair[0])
+    return granted(request, [option for _, option in best[:needed]])
+
+
+def reserved_by_scan(view: NodeView, waiters: Iterable[Waiter]) -> dict[str, str]:
+    """The UUID of each GPU that one of the waiters wants, with the id of the first of them that does."""
+    reserved: dict[str, str] = {}
+    for waiter in waiters:
+        try:
+            check_possible(waiter.request, [(gpu, 1) for gpu in view.node])
+        except TrancheError:
+            continue
+        for gpu in view.node:
+            if isinstance(candidate(waiter.request, gpu), Candidate):
+                reserved.setdefault(gpu.uuid, waiter.id)
+    return reserved
+
+
+def _ways(
+    view: NodeView, gpu: GpuState, request: Request, freedom: Freedom, reserved: Mapping[str, str]
+) -> tuple[Option, ...] | Obstacle:
+    answer = candidate(request, gpu)
+    if isinstance(answer, Obstacle):
+        return answer
+    if gpu.uuid in view.changing:
+        return obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it")
+    if gpu.uuid in reserved:
+        return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {reserved[gpu.uuid]}, which asked earlier")
+    return options(tenancy(view, gpu), answer, freedom)
+
+
+def _cheapest(gpu: GpuState, found: Iterable[Option], policy: Policy) -> tuple[tuple[float, ...], Option]:
+    geometry = geometry_of(gpu.memory_slices, gpu.profiles)
+
+    def preference(option: Option) -> tuple[float, ...]:
+        spot = option.grant.placement
+        cost = 0.0 if spot is None else policy.cost(geometry, option.mask, option.mask | spot.mask)
+        return (option.change, option.destroys, option.memory, cost, gpu.index, 0 if spot is None else spot.start)
+
+    return min(((preference(option), option) for option in found), key=lambda pair: pair[0])

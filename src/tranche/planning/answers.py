@@ -1,0 +1,176 @@
+"""What each GPU answers to a request: how it would serve it best, or what is in the way. A long list is cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, zip_longest
+
+from tranche.core.request import Request
+from tranche.core.state import GpuState
+from tranche.planning.candidates import Candidate, candidate
+from tranche.planning.indexed_view import IndexedView
+from tranche.planning.obstacle import Likeness, Obstacle, Reason, more_alike, obstacle
+from tranche.planning.options import Freedom, Option, options
+from tranche.planning.policy import Policy
+from tranche.planning.ranking import Answer, Preference, Ranking
+from tranche.planning.situation import GpuKind, Situation
+from tranche.planning.tables import geometry_of
+from tranche.planning.tenancy import Tenancy
+
+# Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
+NAMED_AT_MOST = 16
+
+# The kinds of GPU that may not be used, with the waiter that each is kept for.
+Reserved = Mapping[GpuKind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a request is to be served: what a plan may do, and how to choose among equally cheap places."""
+
+    freedom: Freedom
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAnswer:
+    """What one GPU says to the request: `obstacle` is None when the GPU could serve it (or its share of it) now.
+
+    `alike` counts further GPUs that answer alike and are not named.
+    """
+
+    gpu: GpuState
+    obstacle: Obstacle | None
+    alike: int = 0
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return ("can serve it now" if self.obstacle is None else self.obstacle.text) + more_alike(self.alike)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """One answer for each GPU or, on a large machine, for those that answer alike; `unnamed` counts GPUs that none is for."""
+
+    named: tuple[GpuAnswer, ...]
+    unnamed: int = 0
+
+    @property
+    def obstacles(self) -> tuple[Obstacle, ...]:
+        """What is in the way, where something is."""
+        return tuple(
+            each.obstacle if not each.alike else replace(each.obstacle, alike=each.alike)
+            for each in self.named
+            if each.obstacle is not None
+        )
+
+
+def ranking_of(index: IndexedView, kind: GpuKind, answer: Candidate, terms: Terms) -> Ranking:
+    """The GPUs of that kind, which would serve the request by that candidate were they empty."""
+    name = None if answer.profile is None else answer.profile.name
+    return index.ranking(kind, (name, answer.whole, terms), partial(_answer_in, candidate=answer, terms=terms))
+
+
+def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Preference, Option] | Obstacle:
+    """The cheapest way to serve the candidate on that GPU, with what is to be said for it; or what is in the way.
+
+    Cheapest change first, then fewest instances destroyed, least memory given, the policy's cost, the lowest start.
+    """
+    found = options(here, answer, terms.freedom)
+    if isinstance(found, Obstacle):
+        return found
+    geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
+
+    def preference(option: Option) -> Preference:
+        spot = option.grant.placement
+        cost = 0.0 if spot is None else terms.policy.cost(geometry, option.mask, option.mask | spot.mask)
+        return (option.change, option.destroys, option.memory, cost)
+
+    def start(option: Option) -> int:
+        return 0 if option.grant.placement is None else option.grant.placement.start
+
+    ranked = [(preference(option), start(option), option) for option in found]
+    best = min(ranked, key=lambda each: each[:2])
+    return best[0], best[2]
+
+
+def answers(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Answers:
+    """What the GPUs answer, in index order."""
+    if len(index) <= NAMED_AT_MOST:
+        return Answers(tuple(_answer_at(index, place, request, terms, reserved) for place in range(len(index))))
+    groups: dict[Likeness | None, tuple[int, int]] = {}
+    for kind, answer in index.candidates(request).items():
+        for likeness, place, count in _groups(index, kind, answer, terms, reserved):
+            first, before = groups.get(likeness, (place, 0))
+            groups[likeness] = (min(first, place), before + count)
+    # Those that can serve the request are named in any case.
+    by_place = sorted(groups.items(), key=lambda group: (group[0] is not None, group[1]))
+    named = [
+        replace(_answer_at(index, place, request, terms, reserved), alike=count - 1)
+        for place, count in sorted(group for _, group in by_place[:NAMED_AT_MOST])
+    ]
+    return Answers(tuple(named), sum(count for _, (_, count) in by_place[NAMED_AT_MOST:]))
+
+
+def some_of_each(
+    index: IndexedView, request: Request, terms: Terms, reserved: Reserved, number: int
+) -> tuple[int, ...]:
+    """The places of so many GPUs, of all that answer unlike ones, in index order: those to look at where all are too many."""
+    groups: list[list[int]] = []
+    for kind, answer in index.candidates(request).items():
+        if isinstance(answer, Obstacle):
+            groups.append([index.kinds[kind][0]])
+        elif kind in reserved:
+            groups += index.ranking(kind, "reserved", _reserved).lowest_of_groups(number)
+        else:
+            groups += ranking_of(index, kind, answer, terms).lowest_of_groups(number)
+    in_turn = (place for nth in zip_longest(*groups) for place in nth if place is not None)
+    return tuple(sorted(islice(in_turn, number)))
+
+
+def _groups(
+    index: IndexedView, kind: GpuKind, answer: Candidate | Obstacle, terms: Terms, reserved: Reserved
+) -> Sequence[tuple[Likeness | None, int, int]]:
+    """The GPUs of that kind by what they answer: its likeness, the lowest place, and how many there are."""
+    if isinstance(answer, Obstacle):
+        return [(answer.likeness, *index.kinds[kind])]
+    if kind in reserved:
+        return list(index.ranking(kind, "reserved", _reserved).groups())
+    return list(ranking_of(index, kind, answer, terms).groups())
+
+
+def _answer_at(index: IndexedView, place: int, request: Request, terms: Terms, reserved: Reserved) -> GpuAnswer:
+    here, changing = index.at(place)
+    gpu = here.gpu
+    answer = candidate(request, gpu)
+    if isinstance(answer, Obstacle):
+        return GpuAnswer(gpu, answer)
+    if changing:
+        return GpuAnswer(gpu, _changing(gpu))
+    waiter = reserved.get(index.kind_at(place))
+    if waiter is not None:
+        return GpuAnswer(gpu, _kept_for(gpu, waiter))
+    found = options(here, answer, terms.freedom)
+    return GpuAnswer(gpu, found if isinstance(found, Obstacle) else None)
+
+
+def _answer_in(situation: Situation, *, candidate: Candidate, terms: Terms) -> Answer:
+    if situation.changing:
+        return _changing(situation.example.gpu)
+    return best_option(situation.example, candidate, terms)
+
+
+def _reserved(situation: Situation) -> Answer:
+    gpu = situation.example.gpu
+    return _changing(gpu) if situation.changing else _kept_for(gpu, "another")
+
+
+def _changing(gpu: GpuState) -> Obstacle:
+    return obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it")
+
+
+def _kept_for(gpu: GpuState, waiter: str) -> Obstacle:
+    return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {waiter}, which asked earlier")

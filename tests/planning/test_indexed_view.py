@@ -1,0 +1,219 @@
+"""The indexed view: it decides what a plain scan of every GPU decides, at first and after every change that it is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from bench.plain_scan import decide_by_scan, reserved_by_scan
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, repeated, requests_for, view_of
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
+from tranche.core.request import Request, parse_request
+from tranche.core.state import GpuState
+from tranche.planning.allocate import Decision, Granted, Waiting, decide
+from tranche.planning.effect import apply
+from tranche.planning.foresee import without
+from tranche.planning.indexed_view import IndexedView
+from tranche.planning.policy import POLICIES, Policy
+from tranche.planning.queue import Waiter, may_start, reserved_for, startable
+from tranche.planning.tenancy import tenancies
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
+policies = st.sampled_from(list(POLICIES.values()))
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> NodeView:
+    """Up to ten GPUs with trouble of every sort; some have a twin, so that equals have to be told apart."""
+    view = draw(node_views(max_gpus=5))
+    gpus, owned = list(view.node.gpus), set(view.owned)
+    for gpu in view.node:
+        if draw(st.booleans()):
+            uuid = f"{gpu.uuid}-twin"
+            gpus.append(replace(gpu, uuid=uuid, index=len(gpus)))
+            owned |= {replace(key, gpu_uuid=uuid) for key in view.owned if key.gpu_uuid == gpu.uuid}
+    return replace(view, node=replace(view.node, gpus=tuple(gpus)), owned=frozenset(owned))
+
+
+def outcome(decision: Callable[[], Decision]) -> Decision | tuple[object, ...]:
+    """What a decision is, or the words of its refusal."""
+    try:
+        return decision()
+    except TrancheError as error:
+        return type(error), error.message, error.hint
+
+
+def queue_of(requests: Sequence[Request]) -> list[Waiter]:
+    return [Waiter(f"w-{number}", request) for number, request in enumerate(requests)]
+
+
+@given(st.data(), policies, st.booleans(), st.booleans())
+def test_it_decides_as_a_plain_scan(data: st.DataObject, policy: Policy, foreign: bool, mode: bool) -> None:
+    view = data.draw(fleets())
+    index = IndexedView(view)
+    for request in data.draw(st.lists(requests_for(view), min_size=1, max_size=4)):
+        waiters = queue_of(data.draw(st.lists(requests_for(view), max_size=2)))
+        terms: dict[str, Any] = {"policy": policy, "adopt_foreign_destroy": foreign, "mode_change_allowed": mode}
+        looked_up = partial(decide, index, request, reserved=reserved_for(index, waiters), **terms)
+        scanned = partial(decide_by_scan, view, request, reserved=reserved_by_scan(view, waiters), **terms)
+        assert outcome(looked_up) == outcome(scanned)
+
+
+@given(st.data())
+def test_it_decides_so_after_every_change(data: st.DataObject) -> None:
+    """One index is told what changes and asked again and again; a view that is made anew each time is scanned beside it."""
+    view = data.draw(fleets())
+    index = IndexedView(view)
+    adopt = data.draw(st.booleans())
+    for number in range(data.draw(st.integers(1, 12))):
+        view = data.draw(st.sampled_from([_serve, _release, _observe, _mark, _own]))(data, view, index, number)
+        assert index.view == view
+        request = data.draw(requests_for(view))
+        looked_up = outcome(partial(decide, index, request, adopt_foreign_destroy=adopt))
+        assert looked_up == outcome(partial(decide_by_scan, view, request, adopt_foreign_destroy=adopt))
+    assert tuple(index.at(place)[0] for place in range(len(index))) == tenancies(view)
+
+
+def _serve(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:
+    request = data.draw(requests_for(view))
+    try:
+        decision = decide(index, request)
+    except TrancheError:
+        return view
+    if not isinstance(decision, Granted):
+        return view
+    if data.draw(st.booleans()):
+        index.carry_out(decision.plan)
+        view = apply(decision.plan, view)
+    allocation = Allocation(f"new-{number}", request, decision.grants, Phase.PREPARING, 0.0)
+    index.promise(allocation)
+    return replace(view, allocations=(*view.allocations, allocation))
+
+
+def _release(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:
+    if not view.allocations:
+        return view
+    gone = data.draw(st.sampled_from(view.allocations))
+    index.release(gone.id)
+    return replace(view, allocations=tuple(each for each in view.allocations if each is not gone))
+
+
+def _observe(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:
+    """A GPU is lost, comes back, or everything that ran on it has ended."""
+    place = data.draw(st.integers(0, len(view.node.gpus) - 1))
+    gpu = view.node.gpus[place]
+    if data.draw(st.booleans()):
+        gpu = replace(gpu, lost=not gpu.lost)
+    else:
+        pids = [process.pid for process in gpu.all_processes]
+        gpu = without(NodeView(replace(view.node, gpus=(gpu,))), [], pids).node.gpus[0]
+    index.observe(gpu)
+    return _with(view, place, gpu)
+
+
+def _mark(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:
+    gpu = data.draw(st.sampled_from(view.node.gpus))
+    if gpu.uuid in view.changing:
+        index.end_change(gpu.uuid)
+    else:
+        index.begin_change(gpu.uuid)
+    return replace(view, changing=view.changing ^ {gpu.uuid})
+
+
+def _own(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:
+    keys = [gpu.key(instance) for gpu in view.node for instance in gpu.instances]
+    if not keys:
+        return view
+    key = data.draw(st.sampled_from(keys))
+    if key in view.owned:
+        index.disown([key])
+    else:
+        index.own([key])
+    return replace(view, owned=view.owned ^ {key})
+
+
+def _with(view: NodeView, place: int, gpu: GpuState) -> NodeView:
+    gpus = (*view.node.gpus[:place], gpu, *view.node.gpus[place + 1 :])
+    return replace(view, node=replace(view.node, gpus=gpus))
+
+
+@given(st.data())
+def test_the_queue_is_served_as_by_a_plain_scan(data: st.DataObject) -> None:
+    view = data.draw(fleets())
+    waiters = queue_of(data.draw(st.lists(requests_for(view), min_size=1, max_size=6)))
+    may: list[str] = []
+    for position, waiter in enumerate(waiters):
+        reserved = reserved_by_scan(view, waiters[:position])
+        expected = outcome(partial(decide_by_scan, view, waiter.request, reserved=reserved))
+        assert outcome(partial(may_start, view, waiters, waiter.id)) == expected
+        if isinstance(expected, Granted):
+            may.append(waiter.id)
+    assert list(startable(view, waiters)) == may
+
+
+@given(st.data(), st.integers(17, 40))
+def test_on_a_large_machine_it_grants_the_same_and_counts_every_gpu_that_is_in_the_way(
+    data: st.DataObject, gpus: int
+) -> None:
+    view = repeated(data.draw(node_views()), gpus)
+    request = data.draw(requests_for(view))
+    found, expected = outcome(partial(decide, view, request)), outcome(partial(decide_by_scan, view, request))
+    if not isinstance(expected, Waiting):
+        assert found == expected
+        return
+    assert isinstance(found, Waiting)
+    assert len(found.obstacles) <= 16
+    assert sum(1 + each.alike for each in found.obstacles) + found.unnamed == len(expected.obstacles)
+    by_gpu = {each.gpu_uuid: each for each in expected.obstacles}
+    for each in found.obstacles:
+        assert by_gpu[each.gpu_uuid] == replace(each, alike=0)
+        assert each.alike <= sum(other.likeness == each.likeness for other in expected.obstacles) - 1
+
+
+def test_a_full_machine_of_many_gpus_is_told_in_one_line() -> None:
+    view = view_of(*(gpu_on(A100, index) for index in range(100)))
+    held = tuple(
+        Allocation(f"a-{gpu.index}", parse_request(gpus="1"), (Grant(gpu.uuid),), Phase.ACTIVE, 0.0)
+        for gpu in view.node
+    )
+    decision = decide(replace(view, allocations=held), parse_request(mig_profile="1g.5gb"))
+    assert isinstance(decision, Waiting)
+    assert decision.reasons == ("GPU 0: held whole by a-0 (and 99 more GPUs like it)",)
+
+
+def test_very_many_waiters_are_looked_at_once_for_each_different_request() -> None:
+    view = view_of(gpu_on(A100, 0), gpu_on(A100, 1))
+    requests = [parse_request(mig_profile=name) for name in ("7g.40gb", "1g.5gb", "2g.10gb")]
+    waiters = queue_of([requests[number % 3] for number in range(10_000)])
+    assert list(startable(view, waiters)) == ["w-0"]
+    assert isinstance(may_start(view, waiters, "w-9999"), Waiting)
+
+
+def test_rankings_outlive_more_changes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranche.planning.indexed_view._MOVES_KEPT", 7)
+    view = view_of(*(gpu_on(A100, index) for index in range(3)))
+    index = IndexedView(view)
+    request = parse_request(mig_profile="2g.10gb")
+    for number in range(60):
+        decision = decide(index, request)
+        assert decision == decide_by_scan(index.view, request)
+        if isinstance(decision, Granted):
+            index.promise(Allocation(str(number), request, decision.grants, Phase.ACTIVE, 0.0))
+        else:
+            for allocation in index.view.allocations[::2]:
+                index.release(allocation.id)
+
+
+def test_what_is_not_there_is_an_error() -> None:
+    index = IndexedView(view_of(gpu_on(A100)))
+    with pytest.raises(AllocationUnknown, match="a-1"):
+        index.release("a-1")
+    with pytest.raises(GpuNotFound, match="GPU-9"):
+        index.begin_change("GPU-9")
