@@ -59,7 +59,9 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
                 assert_never(taking)
     after = _named_as_by_a_driver(step.apply(gpu))
     for instance in after.instances:
-        assert sum(ci.slices for ci in instance.compute_instances) <= instance.profile.slices
+        taken = [slice_ for ci in instance.compute_instances for slice_ in range(ci.start, ci.start + ci.slices)]
+        assert len(set(taken)) == len(taken)
+        assert set(taken) <= set(range(instance.profile.slices))
     return after
 
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.board import GpuInstanceProfile, board_by_key
+from tranche.core.compute_grid import creation_order
 from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.state import ComputeInstance
 from tranche.planning.packing import pack_slices
 
 
@@ -28,6 +30,10 @@ def slices(profile: str, *sizes: int) -> list[ProfileName]:
 
 def sizes(contents: tuple[tuple[ProfileName, ...], ...]) -> list[list[int]]:
     return [[name.compute for name in inside] for inside in contents]
+
+
+def one_c(start: int) -> ComputeInstance:
+    return ComputeInstance(0, parse_profile("1c.3g.20gb"), 0, start, 1, "", None)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +56,20 @@ def test_as_few_instances_as_possible(profile: str, wanted: list[int], expected:
 
 def test_begun_instances_are_continued_and_empty_ones_filled() -> None:
     one = slices("3g.20gb", 1)
-    packing = pack_slices(gi("3g.20gb"), one, [tuple(one), ()])
+    packing = pack_slices(gi("3g.20gb"), one, [[one_c(2)], []])
     assert packing is not None
     assert (sizes(packing.contents), packing.created) == ([[1], [1]], 0)
-    more = pack_slices(gi("3g.20gb"), slices("3g.20gb", 2, 2), [tuple(one)])
+    more = pack_slices(gi("3g.20gb"), slices("3g.20gb", 2, 2), [[one_c(2)]])
     assert more is not None
     assert (sizes(more.contents), more.created) == ([[2, 1], [2]], 1)
+
+
+def test_a_slice_in_the_middle_leaves_no_room_for_a_larger_one() -> None:
+    """A 2c starts at 0 or 2 of a 3g: beside a 1c at 0 it has no room, beside one at 2 it has."""
+    for start, created in [(0, 1), (1, 1), (2, 0)]:
+        packing = pack_slices(gi("3g.20gb"), slices("3g.20gb", 2), [[one_c(start)]])
+        assert packing is not None
+        assert packing.created == created
 
 
 def test_a_slice_that_the_profile_lacks() -> None:
@@ -67,5 +81,5 @@ def test_every_slice_is_packed_once_and_no_instance_overflows(wanted: list[int])
     packing = pack_slices(gi("7g.40gb"), slices("7g.40gb", *wanted))
     assert packing is not None
     assert Counter(chain(*sizes(packing.contents))) == Counter(wanted)
-    assert all(sum(inside) <= 7 for inside in sizes(packing.contents))
+    assert all(creation_order(inside, 7) is not None for inside in packing.contents)
     assert len(packing.contents) >= -(-sum(wanted) // 7)

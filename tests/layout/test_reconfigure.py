@@ -243,11 +243,33 @@ def test_compute_slices_are_packed_into_as_few_instances_as_possible() -> None:
 
 
 def test_an_instance_with_room_inside_is_filled_up() -> None:
-    begun = instance(A100, "3g.20gb", 4, "1c.3g.20gb")
+    begun = instance(A100, "3g.20gb", 4, "2c.3g.20gb")
     view = view_of(gpu_on(A100, instances=[begun]))
     decision = plan_layout(view, layout("1c.3g.20gb", "2c.3g.20gb"))
     assert actions(decision) == ["create 3g.20gb at 4:4 with 2c.3g.20gb, 1c.3g.20gb"]
     assert carry_out(view, decision.plan).node.gpus[0].instances[0].compute_instances[0] == begun.compute_instances[0]
+
+
+def test_a_slice_without_room_in_an_instance_begun_comes_into_another_one() -> None:
+    """A 2c of a 3g starts at 0 or not at all, and there is a 1c."""
+    view = view_of(gpu_on(A100, instances=[instance(A100, "3g.20gb", 4, "1c.3g.20gb")]))
+    decision = plan_layout(view, layout("1c.3g.20gb", "2c.3g.20gb"))
+    assert actions(decision) == ["create 3g.20gb at 0:4 with 2c.3g.20gb"]
+    carry_out(view, decision.plan)
+
+
+def test_an_instance_without_room_for_the_slice_is_made_anew_where_there_is_no_other_place() -> None:
+    view = view_of(gpu_on(A100, instances=[instance(A100, "7g.40gb", 0, "1c.7g.40gb")]))
+    decision = plan_layout(view, layout("4c.7g.40gb", "1c.7g.40gb"))
+    assert actions(decision) == ["destroy 7g.40gb at 0:8", "create 7g.40gb at 0:8 with 4c.7g.40gb, 1c.7g.40gb"]
+    carry_out(view, decision.plan)
+
+
+def test_compute_slices_that_fit_in_one_order_only_are_made_in_that_order() -> None:
+    view = view_of(gpu_on(A100))
+    decision = plan_layout(view, layout("3c.7g.40gb", "2c.7g.40gb", "2c.7g.40gb"))
+    assert len(decision.plan.steps) == 1
+    carry_out(view, decision.plan)
 
 
 def test_of_two_ways_to_keep_the_same_number_the_one_that_makes_less_is_taken() -> None:

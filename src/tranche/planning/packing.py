@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tranche.core.board import GpuInstanceProfile
+from tranche.core.compute_grid import creation_order, taken_mask
 from tranche.core.profile import ProfileName
+from tranche.core.state import ComputeInstance
 
 Contents = tuple[ProfileName, ...]
 
@@ -23,12 +25,12 @@ class Packing:
 
 
 def pack_slices(
-    profile: GpuInstanceProfile, wanted: Sequence[ProfileName], started: Sequence[Contents] = ()
+    profile: GpuInstanceProfile, wanted: Sequence[ProfileName], started: Sequence[Sequence[ComputeInstance]] = ()
 ) -> Packing | None:
     """The wanted slices put into instances of the profile; None when the profile has no compute instance of such a size.
 
-    `started` are instances with room left. Among packings with the fewest new instances, one that leaves the fewest started
-    instances empty is taken.
+    `started` are the contents of instances with room left. Among packings with the fewest new instances, one that leaves the
+    fewest started instances empty is taken.
     """
     allowed = {ci.name: ci.max_instances for ci in profile.compute_profiles}
     if any(name not in allowed for name in wanted):
@@ -46,11 +48,12 @@ def pack_slices(
                 best = (cost, [list(contents) for contents in bins])
             return
         item = items[position]
-        tried: set[Contents] = set()
-        for contents in bins:
-            if tuple(contents) in tried or not holds(contents, item):
+        tried: set[tuple[int, Contents]] = set()
+        for number, contents in enumerate(bins):
+            mask = masks[number] if number < len(masks) else 0
+            if (mask, tuple(contents)) in tried or not holds(contents, item, number):
                 continue
-            tried.add(tuple(contents))
+            tried.add((mask, tuple(contents)))
             contents.append(item)
             search(position + 1, bins)
             contents.pop()
@@ -58,13 +61,15 @@ def pack_slices(
         search(position + 1, bins)
         bins.pop()
 
-    def holds(contents: Sequence[ProfileName], item: ProfileName) -> bool:
-        return (
-            sum(name.compute for name in contents) + item.compute <= profile.slices
-            and sum(name == item for name in contents) < allowed[item]
-        )
+    def holds(contents: Sequence[ProfileName], item: ProfileName, number: int) -> bool:
+        if sum(name == item for name in contents) >= allowed[item]:
+            return False
+        begun = started[number] if number < len(started) else ()
+        more = [*contents[len(begun) :], item]
+        return creation_order(more, profile.slices, taken_mask(begun)) is not None
 
-    search(0, [list(contents) for contents in started])
+    masks = [taken_mask(begun) for begun in started]
+    search(0, [[each.name for each in begun] for begun in started])
     assert best is not None
     contents = tuple(tuple(sorted(inside, key=lambda name: -name.compute)) for inside in best[1])
     return Packing(contents, best[0][0])

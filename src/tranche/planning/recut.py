@@ -124,7 +124,7 @@ def _cut_keeping(
         profile = gpu.profile(name)
         continued = [instance for instance in started if instance.profile == name]
         slices = [s for s in (+rest).elements() if s.gpu_instance == name]
-        packing = None if profile is None else pack_slices(profile, slices, [i.slices for i in continued])
+        packing = None if profile is None else pack_slices(profile, slices, [i.compute_instances for i in continued])
         if profile is None or packing is None:
             return None
         for instance, contents in zip(continued, packing.contents, strict=False):

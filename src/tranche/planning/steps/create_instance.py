@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from tranche.core.compute_grid import creation_order, lowest_start, taken_mask
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
 from tranche.planning.steps.slot_step import SlotStep, slot_fields
@@ -46,9 +47,11 @@ class CreateInstance(SlotStep):
         return instance is not None and instance.slices == tuple(sorted(self.slices))
 
     def missing(self, instance: GpuInstance | None) -> tuple[ProfileName, ...]:
-        """The slices that the instance lacks, in the order in which they are made: largest first."""
-        there = Counter(instance.slices) if instance is not None else Counter()
-        return tuple(sorted((Counter(self.slices) - there).elements(), key=lambda name: -name.compute))
+        """The slices that the instance lacks, in an order in which all find room, or largest first where there is none."""
+        present = () if instance is None else instance.compute_instances
+        missing = tuple((Counter(self.slices) - Counter(each.name for each in present)).elements())
+        order = creation_order(missing, self.profile.slices, taken_mask(present))
+        return tuple(sorted(missing, key=lambda name: -name.compute)) if order is None else order
 
     def apply(self, gpu: GpuState) -> GpuState:
         """The GPU with that instance. Ids and UUIDs are the driver's to give; here they are -1 and empty."""
@@ -63,7 +66,10 @@ class CreateInstance(SlotStep):
         )
         inside = list(instance.compute_instances)
         for name in self.missing(present):
-            inside.append(ComputeInstance(-1, name, -1, _lowest_start(name, inside), name.compute, "", None))
+            start = lowest_start(name.compute, self.profile.slices, taken_mask(inside))
+            # A driver refuses a slice without room; beyond the instance it is plain that the effect cannot be had.
+            start = self.profile.slices if start is None else start
+            inside.append(ComputeInstance(-1, name, -1, start, name.compute, "", None))
         made = replace(instance, compute_instances=tuple(inside))
         others = tuple(each for each in gpu.instances if each is not present)
         return replace(gpu, instances=(*others, made))
@@ -82,13 +88,3 @@ class CreateInstance(SlotStep):
     def ownership(self, before: Before) -> Mapping[InstanceKey, bool]:
         """An instance that the step made is Tranche's; one that it found, and only cut inside, stays whose it was."""
         return {self.key: True} if before.slices is None else {}
-
-
-def _lowest_start(name: ProfileName, inside: list[ComputeInstance]) -> int:
-    """Where the driver places a compute instance: the lowest free multiple of the next power of two of its size."""
-    step = 1 << (name.compute - 1).bit_length()
-    taken = {slice_ for each in inside for slice_ in range(each.start, each.start + each.slices)}
-    start = 0
-    while not taken.isdisjoint(range(start, start + name.compute)):
-        start += step
-    return start
