@@ -79,7 +79,8 @@ def _cheapest(gpu: GpuState, found: Iterable[Option], policy: Policy) -> tuple[t
     geometry = geometry_of(gpu.memory_slices, gpu.profiles)
 
     def preference(option: Option) -> tuple[float, ...]:
-        spot = option.grant.placement
+        slot = option.grant.slot
+        spot = None if slot is None else slot.placement
         cost = 0.0 if spot is None else policy.cost(geometry, option.mask, option.mask | spot.mask)
         return (option.change, option.destroys, option.memory, cost, gpu.index, 0 if spot is None else spot.start)
 

@@ -52,7 +52,7 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
                 gone = gpu.instance_in(slot)
                 assert gone is not None
                 assert not gone.processes
-                assert view.holder_of(gpu.key(gone)) is None
+                assert not view.holders_of(gpu.key(gone))
             case TakesRoom(slot):
                 _check_room(view, gpu, slot)
             case _:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, GpuInstanceProfile, catalogue
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.quantity import MIB
@@ -182,7 +182,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
                 next_pid += 1
                 if state in {"active", "preparing", "promised"}:
                     phase = Phase.ACTIVE if state == "active" else Phase.PREPARING
-                    allocate(Grant(gpu.uuid, profile.name, spot), MigSlice(profile.name), phase)
+                    allocate(Slice(gpu.uuid, profile.name, spot), MigSlice(profile.name), phase)
                 if state in {"active", "owned", "empty"} or draw(st.booleans()):
                     owned.append(key)
                 running = (process,) if state == "used" or (state == "active" and draw(st.booleans())) else ()
@@ -197,10 +197,10 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
             gpu = replace(gpu, processes=(Process(next_pid, "trainer"),))
             next_pid += 1
         elif draw(st.integers(0, 3)) == 0:
-            allocate(Grant(gpu.uuid), WholeGpus(1), draw(st.sampled_from(Phase)))
+            allocate(WholeGpu(gpu.uuid), WholeGpus(1), draw(st.sampled_from(Phase)))
         elif gpu.mig_capable and draw(st.integers(0, 7)) == 0:
             profile, spot = draw(st.sampled_from([(p, s) for p in placed(board) for s in placements(p)]))
-            allocate(Grant(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)
+            allocate(Slice(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)
         states.append(gpu)
     return view_of(*states, allocations=allocations, owned=owned, changing=changing)
 
@@ -215,7 +215,7 @@ def repeated(view: NodeView, gpus: int) -> NodeView:
         uuid = f"{gpu.uuid}-{index}"
         states.append(replace(gpu, uuid=uuid, index=index))
         allocations += [
-            replace(each, id=f"{each.id}-{index}", grants=tuple(replace(grant, gpu_uuid=uuid) for grant in each.grants))
+            replace(each, id=f"{each.id}-{index}", grants=tuple(grant.moved_to(uuid) for grant in each.grants))
             for each in view.allocations
             if each.grants[0].gpu_uuid == gpu.uuid
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from tranche.core.board import board_by_key
 from tranche.core.errors import TrancheError
 from tranche.core.request import parse_request
 from tranche.core.state import MigMode
-from tranche.node import ledger
+from tranche.node import schema
 from tranche.node.session import Places
 from tranche.planning.allocate import Granted, decide
 
@@ -218,7 +219,7 @@ def test_the_requests_that_are_explained_get_what_is_said() -> None:
         decision = decide(view_of(gpu_on(board, mode=MigMode.DISABLED)), request)
         assert isinstance(decision, Granted)
         (grant,) = decision.grants
-        assert given == ("whole GPU" if grant.whole_gpu else f"`{grant.profile}`"), f"{option} {value}"
+        assert given == ("whole GPU" if grant.slot is None else f"`{grant.slot.profile}`"), f"{option} {value}"
 
 
 def test_the_page_of_the_state_folder_names_everything_in_it() -> None:
@@ -228,6 +229,6 @@ def test_the_page_of_the_state_folder_names_everything_in_it() -> None:
         assert f"`{path}`" in page
     for path in (places.session("NAME"), places.allocation("ID"), places.waiter("ID"), places.doorbell("ID")):
         assert f"`{path}`" in page
-    for table in re.findall(r"CREATE TABLE (\w+)", ledger._SCHEMA):
+    for table in re.findall(r"CREATE TABLE (\w+)", inspect.getsource(schema)):
         assert f"`{table}`" in page
-    assert f"format {ledger.SCHEMA_VERSION}" in page
+    assert f"format {schema.SCHEMA_VERSION}" in page

@@ -7,22 +7,20 @@ import json
 from hypothesis import given
 
 from tests.strategies import node_views
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.state import InstanceKey, NodeState
 from tranche.core.wire import grant_to_dict
 
-SLICE = Grant("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
-WHOLE = Grant("GPU-2")
+SLICE = Slice("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
+WHOLE = WholeGpu("GPU-2")
 
 
 def test_a_grant_is_a_whole_gpu_or_the_slot_of_an_instance() -> None:
-    assert SLICE.key == InstanceKey("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
-    assert not SLICE.whole_gpu
-    assert WHOLE.whole_gpu
-    assert WHOLE.key is None
+    assert SLICE.slot == InstanceKey("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
+    assert WHOLE.slot is None
 
 
 def test_a_grant_says_how_it_is_made_and_how_hard_it_is_fenced() -> None:
@@ -49,25 +47,25 @@ def test_a_view_accounts_for_every_grant_once(view: NodeView) -> None:
     assert sorted(map(str, seen)) == sorted(map(str, granted))
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if grant.key is not None:
-                assert view.holder_of(grant.key) is allocation
+            if grant.slot is not None:
+                assert view.holders_of(grant.slot) == (allocation,)
 
 
 @given(node_views())
 def test_promised_places_are_the_slices_granted(view: NodeView) -> None:
     for gpu in view.node:
-        slices = [grant for grant in view.grants_on(gpu.uuid) if not grant.whole_gpu]
+        slices = [grant for grant in view.grants_on(gpu.uuid) if grant.slot is not None]
         assert [(o.profile, o.placement) for o in view.promised_on(gpu.uuid)] == [
-            (grant.profile, grant.placement) for grant in slices
+            (grant.slot.profile, grant.slot.placement) for grant in slices if grant.slot is not None
         ]
 
 
 def test_each_slot_of_a_share_of_several_is_held() -> None:
     allocation = Allocation("a-1", Request(WholeGpus(2)), (WHOLE, SLICE), Phase.ACTIVE, 0.0)
     view = NodeView(NodeState(()), (allocation,))
-    assert SLICE.key is not None
-    assert view.holder_of(SLICE.key) is allocation
+    assert SLICE.slot is not None
+    assert view.holders_of(SLICE.slot) == (allocation,)
 
 
 def test_nobody_holds_a_slot_that_was_not_granted() -> None:
-    assert NodeView(NodeState(())).holder_of(InstanceKey("GPU-1", parse_profile("1g.5gb"), Placement(0, 1))) is None
+    assert NodeView(NodeState(())).holders_of(InstanceKey("GPU-1", parse_profile("1g.5gb"), Placement(0, 1))) == ()

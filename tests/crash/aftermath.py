@@ -96,7 +96,7 @@ def one_further_command(scenario: Scenario, rng: random.Random) -> Aftermath:
                 leftovers += [f"plan {row}" for row in db.execute(open_plans)]
                 units = "SELECT unit FROM granted_units WHERE allocation_id NOT IN (SELECT id FROM allocations)"
                 leftovers += [f"unit {row}" for row in db.execute(units)]
-            held = {each.id: tuple(grant.key for grant in each.grants) for each in view.allocations}
+            held = {each.id: tuple(grant.slot for grant in each.grants) for each in view.allocations}
             return Aftermath(cuts_of(view.node), held, view.owned, tuple(leftovers))
 
     return in_child(command)
@@ -151,7 +151,7 @@ def check_serves(scenario: Scenario, rng: random.Random) -> None:
             grant = outcome.allocation.grants[0]
             host.release(outcome.allocation.id, why="test")
             outcome.lock.release(remove=True)
-            return grant.key, grant.gpu_uuid
+            return grant.slot, grant.gpu_uuid
 
     served = in_child(serve)
     if served is None:

@@ -57,7 +57,7 @@ class _Life:
         if self._rng.random() < 0.2:
             return keep
         known = {name for name, _, _ in keep.allocations}
-        others = tuple((a.id, g.gpu_uuid, g.key) for a in view.allocations if a.id not in known for g in a.grants)
+        others = tuple((a.id, g.gpu_uuid, g.slot) for a in view.allocations if a.id not in known for g in a.grants)
         return Keep((*keep.allocations, *others), keep.clients)
 
     def take(self) -> None:
@@ -67,8 +67,8 @@ class _Life:
         grant = held.allocation.grants[0]
         gpu = self._host.driver.observe_gpu(grant.gpu_uuid)
         device = gpu.uuid
-        if grant.placement is not None:
-            instance = gpu.instance_at(grant.placement)
+        if grant.slot is not None:
+            instance = gpu.instance_at(grant.slot.placement)
             assert instance is not None, f"{grant} is not there"
             assert instance.whole_slice is not None, f"{grant} has no slice"
             device = instance.whole_slice.uuid

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.node.machines import Node, disable, enable, node_of
 from tests.node.processes import Child
-from tranche.core.allocation import Grant, NodeView
+from tranche.core.allocation import NodeView, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, free_placements
 from tranche.core.profile import ProfileName
@@ -174,9 +174,10 @@ class _Life:
 
     def _allocate(self, gpu: GpuState, instance: GpuInstance | None) -> None:
         if instance is None:
-            grant, request, key = Grant(gpu.uuid), Request(WholeGpus(1)), None
+            grant: WholeGpu | Slice = WholeGpu(gpu.uuid)
+            request, key = Request(WholeGpus(1)), None
         else:
-            grant = Grant(gpu.uuid, instance.profile, instance.placement)
+            grant = Slice(gpu.uuid, instance.profile, instance.placement)
             request, key = Request(MigSlice(instance.profile)), gpu.key(instance)
         ticket = self._host.enqueue(request, command="work", pid=os.getpid())
         held = self._host.start(ticket, lambda view, queue: Granted((grant,), Plan("reuse"), "mig", "as it is"))

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.conftest import Golden
 from tests.strategies import FAMILY_BOARDS, gpu_on
 from tranche.cli.demo_view import draw, print_result
-from tranche.core.allocation import Grant
+from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -97,7 +97,7 @@ def test_the_scene_follows_steps_and_jobs(golden: Golden) -> None:
     for start in range(3):
         scene.step(cut, CreateInstance(cut.uuid, ONE, Placement(start, 1), (ONE,)))
     scene.step(cut, DestroyInstance(cut.uuid, ONE, Placement(1, 1)))
-    in_slice, on_gpu = Grant(cut.uuid, ONE, Placement(2, 1)), Grant(whole.uuid)
+    in_slice, on_gpu = Slice(cut.uuid, ONE, Placement(2, 1)), WholeGpu(whole.uuid)
     for _ in range(4):
         scene.asked()
     scene.started([in_slice])
@@ -124,7 +124,7 @@ def record(
     seconds: float, asked: float, granted: float, gpu: GpuState, created: int = 0, destroyed: int = 0
 ) -> JobRecord:
     (job,) = slice_batch(1, ONE, "")
-    grant = Grant(gpu.uuid, ONE, Placement(0, 1))
+    grant = Slice(gpu.uuid, ONE, Placement(0, 1))
     job = Job(job.name, job.request, seconds)
     return JobRecord(job, (grant,), created, destroyed, asked, granted, granted + seconds)
 

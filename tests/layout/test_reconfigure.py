@@ -18,7 +18,7 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.errors import GpuBusy, HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
 from tranche.core.grid import Occupant, Placement
@@ -212,7 +212,7 @@ def test_a_used_instance_in_the_wrong_place_blocks() -> None:
 
 def test_an_allocation_blocks_like_a_process() -> None:
     gpu = gpu_on(H100, instances=[instance(H100, "1g.10gb", 6)])
-    grant = Grant(gpu.uuid, parse_profile("1g.10gb"), Placement(6, 1))
+    grant = Slice(gpu.uuid, parse_profile("1g.10gb"), Placement(6, 1))
     allocation = Allocation("a-7", Request(MigSlice(parse_profile("1g.10gb"))), (grant,), Phase.ACTIVE, 0.0, "train.py")
     view = view_of(gpu, allocations=[allocation])
     with pytest.raises(GpuBusy, match=r"allocation a-7 \(train.py\)"):
@@ -222,7 +222,7 @@ def test_an_allocation_blocks_like_a_process() -> None:
 
 def test_a_gpu_that_is_granted_whole_is_not_cut() -> None:
     gpu = gpu_on(H100, mode=MigMode.DISABLED)
-    allocation = Allocation("a-1", Request(WholeGpus(1)), (Grant(gpu.uuid),), Phase.ACTIVE, 0.0)
+    allocation = Allocation("a-1", Request(WholeGpus(1)), (WholeGpu(gpu.uuid),), Phase.ACTIVE, 0.0)
     view = view_of(gpu, allocations=[allocation])
     assert plan_layout(view, layout()).blockers
     assert plan_layout(view, layout(enabled=False)).plan.empty
@@ -291,7 +291,7 @@ def test_an_instance_that_is_used_without_a_slice_of_its_own_blocks() -> None:
 
 def test_a_gpu_that_is_about_to_be_granted_whole_is_not_cut_anew() -> None:
     gpu = gpu_on(H100, instances=[instance(H100, "1g.10gb", 6)])
-    allocation = Allocation("a-1", Request(WholeGpus(1)), (Grant(gpu.uuid),), Phase.PREPARING, 0.0)
+    allocation = Allocation("a-1", Request(WholeGpus(1)), (WholeGpu(gpu.uuid),), Phase.PREPARING, 0.0)
     view = view_of(gpu, allocations=[allocation])
     assert plan_layout(view, layout("3g.40gb")).blockers
     assert not plan_layout(view, layout("1g.10gb")).blockers
@@ -408,7 +408,7 @@ def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: t
     blocked = {change.gpu.uuid for change in decision.changes if change.blockers}
     for mismatch in find_mismatches(after.node, wanted):
         filled = {after.node.gpu(mismatch.gpu.uuid).key(i) for i in mismatch.gpu.instances if i.compute_instances}
-        promised = {grant.key for grant in view.grants_on(mismatch.gpu.uuid)}
+        promised = {grant.slot for grant in view.grants_on(mismatch.gpu.uuid)}
         assert mismatch.gpu.uuid in blocked or promised - filled, str(mismatch)
     for gpu in view.node:
         spec = wanted.spec_for(gpu)
@@ -476,7 +476,7 @@ def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[
                 for i in change.gpu.instances
             ),
         )
-        ids = {user.allocation.id for user in change.blockers if user.allocation is not None}
+        ids = {each.id for user in change.blockers for each in user.allocations}
         freed = NodeView(
             replace(view.node, gpus=tuple(freed_gpu if g.uuid == change.gpu.uuid else g for g in view.node)),
             tuple(a for a in view.allocations if a.id not in ids),

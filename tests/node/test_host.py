@@ -63,7 +63,7 @@ def test_two_allocations_never_share_a_slice(a100: Node) -> None:
             for each in (host, other):
                 held = serve(each, slice_of("1g.5gb"))
                 assert isinstance(held, Held)
-                keys.add(held.allocation.grants[0].key)
+                keys.add(held.allocation.grants[0].slot)
         assert len(keys) == 6
         assert isinstance(serve(host, slice_of("1g.5gb")), Held)
         assert isinstance(serve(other, slice_of("1g.5gb")), Waiting)

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.node.processes import Child, in_child
-from tranche.core.allocation import Allocation, Grant, Phase
+from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.node import records
-from tranche.node.ledger import SCHEMA_VERSION, Ledger
+from tranche.node import records, register
+from tranche.node.ledger import Ledger
+from tranche.node.schema import SCHEMA_VERSION
 
 SMALL = parse_profile("1g.5gb")
 NOBODY = 65534
@@ -31,7 +32,7 @@ def allocation(name: str, *grants: Grant) -> Allocation:
 
 
 def slice_at(start: int, size: int = 1) -> Grant:
-    return Grant("GPU-0", SMALL, Placement(start, size))
+    return Slice("GPU-0", SMALL, Placement(start, size))
 
 
 def contents(path: Path) -> bytes:
@@ -56,7 +57,7 @@ def test_a_new_ledger_is_empty_and_sound(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "deep" / "er" / "ledger.db")
     ledger.check()
     with ledger.read() as db:
-        assert records.allocations(db) == ()
+        assert register.allocations(db) == ()
         assert db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
         assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     ledger.close()
@@ -65,12 +66,12 @@ def test_a_new_ledger_is_empty_and_sound(tmp_path: Path) -> None:
 def test_what_was_written_is_there_for_the_next_process(tmp_path: Path) -> None:
     def write() -> None:
         with Ledger(tmp_path / "ledger.db").write() as db:
-            records.add_allocation(db, allocation("a", slice_at(0)), {"GPU-0": 8})
+            register.add_allocation(db, allocation("a", slice_at(0)))
 
     in_child(write)
     ledger = Ledger(tmp_path / "ledger.db")
     with ledger.read() as db:
-        assert records.allocations(db) == (allocation("a", slice_at(0)),)
+        assert register.allocations(db) == (allocation("a", slice_at(0)),)
     ledger.close()
 
 
@@ -284,26 +285,26 @@ def test_an_interrupt_while_another_process_writes_leaves_the_ledger_usable(tmp_
 def test_the_database_refuses_to_grant_a_unit_twice(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.db")
     with ledger.write() as db:
-        records.add_allocation(db, allocation("a", slice_at(2, 2)), {"GPU-0": 8})
-    for second in (slice_at(3), slice_at(0, 4), Grant("GPU-0")):
+        register.add_allocation(db, allocation("a", slice_at(2, 2)))
+    for second in (slice_at(3), slice_at(0, 4), WholeGpu("GPU-0")):
         with pytest.raises(sqlite3.IntegrityError), ledger.write() as db:
-            records.add_allocation(db, allocation("b", second), {"GPU-0": 8})
+            register.add_allocation(db, allocation("b", second))
     with ledger.write() as db:
-        records.add_allocation(db, allocation("c", slice_at(0, 2), Grant("GPU-1")), {"GPU-0": 8, "GPU-1": 0})
+        register.add_allocation(db, allocation("c", slice_at(0, 2), WholeGpu("GPU-1")))
     with pytest.raises(sqlite3.IntegrityError), ledger.write() as db:
-        records.add_allocation(db, allocation("d", Grant("GPU-1")), {"GPU-1": 0})
+        register.add_allocation(db, allocation("d", WholeGpu("GPU-1")))
     with ledger.read() as db:
-        assert [each.id for each in records.allocations(db)] == ["a", "c"]
+        assert [each.id for each in register.allocations(db)] == ["a", "c"]
     ledger.close()
 
 
 def test_a_removed_allocation_frees_its_units(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.db")
     with ledger.write() as db:
-        records.add_allocation(db, allocation("a", Grant("GPU-0")), {"GPU-0": 8})
-        assert records.remove_allocation(db, "a")
-        assert not records.remove_allocation(db, "a")
-        records.add_allocation(db, allocation("b", slice_at(7)), {"GPU-0": 8})
+        register.add_allocation(db, allocation("a", WholeGpu("GPU-0")))
+        assert register.remove_allocation(db, "a")
+        assert not register.remove_allocation(db, "a")
+        register.add_allocation(db, allocation("b", slice_at(7)))
     ledger.close()
 
 
@@ -314,7 +315,7 @@ def test_of_many_concurrent_grants_of_one_slice_one_wins(tmp_path: Path) -> None
         ledger = Ledger(tmp_path / "ledger.db")
         try:
             with ledger.write() as db:
-                records.add_allocation(db, allocation(name, slice_at(0)), {"GPU-0": 8})
+                register.add_allocation(db, allocation(name, slice_at(0)))
         except sqlite3.IntegrityError:
             return False
         return True

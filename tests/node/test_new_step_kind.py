@@ -21,7 +21,7 @@ import tranche
 from tests.node.machines import Node, change, create, cut_of, cuts_of, enable
 from tests.node.processes import Child, in_child, isolated
 from tests.node.test_steps import give
-from tranche.core.allocation import Grant
+from tranche.core.allocation import Slice
 from tranche.core.errors import GpuBusy, PlanInvalid, TrancheError, VerificationFailed
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
@@ -168,7 +168,7 @@ def test_it_is_guarded_by_what_it_takes(cut: Node) -> None:
         with pytest.raises(GpuBusy, match=r"in use by train"):
             change(host, move(gpu, 1, 4))
         cut.machine.clear_injections()
-        name = give(host, Grant(gpu.uuid, parse_profile("2g.10gb"), Placement(4, 2)))
+        name = give(host, Slice(gpu.uuid, parse_profile("2g.10gb"), Placement(4, 2)))
         with pytest.raises(GpuBusy, match=f"room at 4:1 is held by allocation {name}"):
             change(host, move(gpu, 1, 4))
         assert cut_of(one(host)) == before

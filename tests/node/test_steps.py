@@ -12,14 +12,15 @@ import pytest
 from tests.node.machines import Node, WatchedDriver, change, create, cut_of, cuts_of, destroy, disable, enable, node_of
 from tests.node.processes import isolated
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed
-from tranche.core.allocation import Allocation, Grant, Phase
+from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
 from tranche.core.board import Board
 from tranche.core.errors import GpuBusy, GpuNotFound, ModeChangePending, VerificationFailed
 from tranche.core.grid import Placement
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, MigMode
-from tranche.node import records
+from tranche.node import register
 from tranche.node.host import Host
 from tranche.node.session import process_start_time
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
@@ -167,14 +168,13 @@ def test_a_step_that_shows_no_effect_is_an_error_and_undone(a100: Node) -> None:
 
 def give(host: Host, *grants: Grant) -> str:
     """An allocation whose process lives: this one, which is its holder by pid."""
-    view = host.view()
-    request = Request(WholeGpus(1)) if grants[0].profile is None else Request(MigSlice(grants[0].profile))
+    request = Request(WholeGpus(1)) if grants[0].slot is None else Request(MigSlice(grants[0].slot.profile))
     allocation = Allocation("held", request, grants, Phase.ACTIVE, 1.0, "train.py")
     with host.ledger.write() as db:
-        records.add_allocation(db, allocation, {gpu.uuid: gpu.memory_slices for gpu in view.node})
-        records.activate_allocation(db, "held")
+        register.add_allocation(db, allocation)
+        register.activate_allocation(db, "held")
     with host.ledger.write() as db:
-        records.set_holder(db, "held", os.getpid(), process_start_time(os.getpid()))
+        register.set_keeper(db, "held", ProcessKeeper(os.getpid(), process_start_time(os.getpid())))
     return "held"
 
 
@@ -208,7 +208,7 @@ def test_an_instance_with_a_process_is_not_destroyed(a100: Node) -> None:
 def test_an_instance_with_an_allocation_is_not_destroyed(a100: Node) -> None:
     with a100.host() as host:
         gpu = cut_once(host)
-        name = give(host, Grant(gpu.uuid, gpu.instances[0].profile, gpu.instances[0].placement))
+        name = give(host, Slice(gpu.uuid, gpu.instances[0].profile, gpu.instances[0].placement))
         refused(a100, host, lambda: change(host, destroy(gpu, "1g.5gb", 0)), "GPU 0", f"allocation {name}")
 
 
@@ -216,7 +216,7 @@ def test_an_instance_with_an_allocation_is_not_destroyed(a100: Node) -> None:
 def test_nothing_is_created_in_the_room_of_an_allocation(a100: Node) -> None:
     with a100.host() as host:
         gpu = cut_once(host)
-        name = give(host, Grant(gpu.uuid, parse_profile("2g.10gb"), Placement(2, 2)))
+        name = give(host, Slice(gpu.uuid, parse_profile("2g.10gb"), Placement(2, 2)))
         refused(a100, host, lambda: change(host, create(gpu, "1g.5gb", 3)), "GPU 0", f"allocation {name}")
         change(host, create(gpu, "1g.5gb", 1))
 
@@ -236,7 +236,7 @@ def test_a_gpu_with_a_process_is_neither_switched_nor_reset(a100: Node) -> None:
 @isolated
 def test_a_gpu_with_an_allocation_is_not_switched(a100: Node) -> None:
     with a100.host() as host:
-        name = give(host, Grant(only(host).uuid))
+        name = give(host, WholeGpu(only(host).uuid))
         refused(a100, host, lambda: change(host, *enable(only(host))), "GPU 0", f"allocation {name}")
 
 

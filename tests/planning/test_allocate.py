@@ -20,7 +20,7 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TrancheError
 from tranche.core.grid import Occupant, Placement, profiles_exclude
@@ -60,7 +60,7 @@ def grant_now(view: NodeView, request: Request, *, adopt_foreign_destroy: bool =
 def allocated(view: NodeView, decision: Granted, request: Request) -> NodeView:
     number = len(view.allocations)
     allocation = Allocation(f"a-{number}", request, decision.grants, Phase.ACTIVE, float(number))
-    made = {grant.key for grant in decision.grants if grant.key is not None}
+    made = {grant.slot for grant in decision.grants if grant.slot is not None}
     return replace(view, allocations=(*view.allocations, allocation), owned=view.owned | made)
 
 
@@ -84,21 +84,21 @@ def test_a_grant_is_free_and_its_plan_reaches_it(
         assert not gpu.lost
         assert gpu.uuid not in view.changing
         assert not gpu.mode_pending
-        if grant.placement is None:
+        slot = grant.slot
+        if slot is None:
             assert not gpu.mig_enabled
             assert not view.grants_on(grant.gpu_uuid)
             assert not before.all_processes
             continue
-        assert grant.profile is not None
-        instance = gpu.instance_at(grant.placement)
+        instance = gpu.instance_at(slot.placement)
         assert instance is not None
-        assert instance.profile == grant.profile
+        assert instance.profile == slot.profile
         assert instance.whole_slice is not None
         assert not instance.processes
         for promised in view.promised_on(grant.gpu_uuid):
-            assert not promised.placement.overlaps(grant.placement)
-            assert not profiles_exclude(promised.profile, grant.profile)
-        assert not any(each.whole_gpu for each in view.grants_on(grant.gpu_uuid))
+            assert not promised.placement.overlaps(slot.placement)
+            assert not profiles_exclude(promised.profile, slot.profile)
+        assert not any(each.slot is None for each in view.grants_on(grant.gpu_uuid))
     for step in decision.plan.steps:
         if isinstance(step, DestroyInstance) and not foreign:
             assert InstanceKey(step.gpu_uuid, step.profile, step.placement) in view.owned
@@ -137,7 +137,7 @@ def test_fifty_six_slices_of_a_p4d_and_not_one_more() -> None:
     for _ in range(56):
         decision = grant_now(view, request)
         view = allocated(carry_out(view, decision.plan), decision, request)
-    assert len({grant.key for each in view.allocations for grant in each.grants}) == 56
+    assert len({grant.slot for each in view.allocations for grant in each.grants}) == 56
     assert isinstance(decide(view, request), Waiting)
 
 
@@ -145,7 +145,7 @@ def test_an_idle_instance_is_reused_without_a_plan() -> None:
     gpu = gpu_on(A100, instances=[on_a100("1g.5gb", 2)])
     decision = grant_now(view_of(gpu), parse_request(mig_profile="1g.5gb"))
     assert decision.plan.empty
-    assert decision.grants == (Grant(gpu.uuid, parse_profile("1g.5gb"), Placement(2, 1)),)
+    assert decision.grants == (Slice(gpu.uuid, parse_profile("1g.5gb"), Placement(2, 1)),)
 
 
 def test_an_empty_instance_is_filled_before_another_is_made() -> None:
@@ -203,7 +203,7 @@ def test_mode_is_not_touched_when_that_is_forbidden() -> None:
 def test_whole_gpus_take_uncut_ones_first_and_uncut_an_idle_one_next() -> None:
     cut = gpu_on(A100, 0, instances=[on_a100("1g.5gb", 0)])
     view = view_of(cut, gpu_on(A100, 1, mode=MigMode.DISABLED), owned=[cut.key(cut.instances[0])])
-    assert grant_now(view, parse_request(gpus="1")).grants == (Grant(view.node.gpus[1].uuid),)
+    assert grant_now(view, parse_request(gpus="1")).grants == (WholeGpu(view.node.gpus[1].uuid),)
     both = grant_now(view, parse_request(gpus="2"))
     assert [type(step) for step in both.plan.steps] == [DestroyInstance, SetMigMode, ResetGpu]
 
@@ -211,13 +211,15 @@ def test_whole_gpus_take_uncut_ones_first_and_uncut_an_idle_one_next() -> None:
 def test_a_request_for_all_the_memory_takes_an_uncut_gpu_or_the_full_slice() -> None:
     request = parse_request(gpu_memory="20Gi")
     uncut, cut = gpu_on(A100, 1, mode=MigMode.DISABLED), gpu_on(A100, 0)
-    assert grant_now(view_of(cut, uncut), request).grants == (Grant(uncut.uuid),)
-    assert str(grant_now(view_of(cut), request).grants[0].profile) == "7g.40gb"
+    assert grant_now(view_of(cut, uncut), request).grants == (WholeGpu(uncut.uuid),)
+    grant = grant_now(view_of(cut), request).grants[0]
+    assert grant.slot is not None
+    assert str(grant.slot.profile) == "7g.40gb"
 
 
 def test_a_slice_that_is_being_prepared_is_an_occupant_before_it_exists() -> None:
     gpu = gpu_on(A100)
-    grant = Grant(gpu.uuid, parse_profile("7g.40gb"), Placement(0, 8))
+    grant = Slice(gpu.uuid, parse_profile("7g.40gb"), Placement(0, 8))
     view = view_of(gpu, allocations=[Allocation("a-1", parse_request(gpus="1"), (grant,), Phase.PREPARING, 0.0)])
     decision = decide(view, parse_request(mig_profile="1g.5gb"))
     assert isinstance(decision, Waiting)
@@ -227,7 +229,7 @@ def test_a_slice_that_is_being_prepared_is_an_occupant_before_it_exists() -> Non
 def test_an_instance_under_a_promise_is_neither_reused_nor_destroyed() -> None:
     """The idle 3g lies where a 4g is being prepared: the plan of that allocation owns it now."""
     gpu = gpu_on(A100, instances=[on_a100("3g.20gb", 0), on_a100("3g.20gb", 4, used=True)])
-    grant = Grant(gpu.uuid, parse_profile("4g.20gb"), Placement(0, 4))
+    grant = Slice(gpu.uuid, parse_profile("4g.20gb"), Placement(0, 4))
     allocation = Allocation("a-1", parse_request(mig_profile="4g.20gb"), (grant,), Phase.PREPARING, 0.0)
     view = view_of(gpu, allocations=[allocation], owned=[gpu.key(each) for each in gpu.instances])
     assert isinstance(decide(view, parse_request(mig_profile="3g.20gb")), Waiting)
@@ -280,9 +282,9 @@ def test_a_machine_without_gpus_says_so() -> None:
 
 def test_a_promised_slot_counts_even_with_occupant_equality() -> None:
     gpu = gpu_on(A100)
-    grant = Grant(gpu.uuid, parse_profile("1g.5gb"), Placement(6, 1))
+    grant = Slice(gpu.uuid, parse_profile("1g.5gb"), Placement(6, 1))
     view = view_of(
         gpu, allocations=[Allocation("a-1", parse_request(mig_profile="1g.5gb"), (grant,), Phase.ACTIVE, 0.0)]
     )
     assert view.promised_on(gpu.uuid) == (Occupant(parse_profile("1g.5gb"), Placement(6, 1)),)
-    assert grant_now(view, parse_request(mig_profile="1g.5gb")).grants[0].placement != Placement(6, 1)
+    assert grant_now(view, parse_request(mig_profile="1g.5gb")).grants[0] != grant

@@ -17,7 +17,7 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase, Slice
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -48,7 +48,7 @@ def held(gpu: GpuState, *ids: str) -> list[Allocation]:
 
 
 def _grant(gpu: GpuState, instance: GpuInstance) -> Grant:
-    return Grant(gpu.uuid, instance.profile, instance.placement)
+    return Slice(gpu.uuid, instance.profile, instance.placement)
 
 
 def owned_view(gpu: GpuState, *ids: str) -> NodeView:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, repeated, requests_for, view_of
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
 from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuState
@@ -180,7 +180,7 @@ def test_on_a_large_machine_it_grants_the_same_and_counts_every_gpu_that_is_in_t
 def test_a_full_machine_of_many_gpus_is_told_in_one_line() -> None:
     view = view_of(*(gpu_on(A100, index) for index in range(100)))
     held = tuple(
-        Allocation(f"a-{gpu.index}", parse_request(gpus="1"), (Grant(gpu.uuid),), Phase.ACTIVE, 0.0)
+        Allocation(f"a-{gpu.index}", parse_request(gpus="1"), (WholeGpu(gpu.uuid),), Phase.ACTIVE, 0.0)
         for gpu in view.node
     )
     decision = decide(replace(view, allocations=held), parse_request(mig_profile="1g.5gb"))

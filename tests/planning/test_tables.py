@@ -60,8 +60,8 @@ def test_the_first_slice_on_an_empty_gpu_goes_where_it_loses_least(policy: Polic
     assert board is not None
     decision = decide(view_of(gpu_on(board)), parse_request(mig_profile=name), policy=policy)
     assert isinstance(decision, Granted)
-    assert decision.grants[0].placement is not None
-    assert decision.grants[0].placement.start in starts
+    assert decision.grants[0].slot is not None
+    assert decision.grants[0].slot.placement.start in starts
 
 
 @given(st.data())
@@ -86,8 +86,8 @@ def test_first_fit_and_best_fit_do_what_their_names_say() -> None:
     assert isinstance(first, Granted)
     assert isinstance(best, Granted)
     assert first.grants[0].gpu_uuid == empty.uuid
-    assert first.grants[0].placement is not None
-    assert first.grants[0].placement.start == 0
+    assert first.grants[0].slot is not None
+    assert first.grants[0].slot.placement.start == 0
     assert best.grants[0].gpu_uuid == half.uuid
 
 

@@ -108,7 +108,7 @@ def result_json(result: DemoResult, machine: str, simulated: bool) -> dict[str, 
         "mixed": [
             {
                 "request": str(record.job.request.demand),
-                "profile": None if record.grants[0].profile is None else str(record.grants[0].profile),
+                "profile": None if record.grants[0].slot is None else str(record.grants[0].slot.profile),
                 "gpu": index[record.grants[0].gpu_uuid],
                 "instancesCreated": record.created,
                 "instancesDestroyed": record.destroyed,

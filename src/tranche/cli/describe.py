@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from tranche.cli.inventory import Slice, missing_instances, room_on
-from tranche.core.allocation import Allocation, Grant, NodeView
+from tranche.cli.inventory import SliceRow, missing_instances, room_on
+from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.errors import GpuNotFound
+from tranche.core.keeper import PodKeeper, ProcessKeeper
+from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState, InstanceKey, NodeState, Process
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -42,12 +44,40 @@ def local_time(seconds: float) -> str:
 def grant(given: Grant, node: NodeState) -> str:
     """One piece of what was given: `GPU 3 whole`, `GPU 0: 1g.5gb at 2:1`."""
     where = _label(given.gpu_uuid, node)
-    return f"{where} whole" if given.placement is None else f"{where}: {given.profile} at {given.placement}"
+    match given:
+        case WholeGpu():
+            return f"{where} whole"
+        case Slice():
+            return f"{where}: {given.profile} at {given.placement}"
+        case ComputeSlice():
+            return f"{where}: {given.name} in {given.slot.profile} at {given.slot.placement}"
+        case Part():
+            amount = format_memory(given.memory)
+            inside = "" if given.slot is None else f" of {given.slot.profile} at {given.slot.placement}"
+            return f"{where}: {amount}{inside}"
 
 
 def grants(allocation: Allocation, node: NodeState) -> str:
     """Everything that an allocation was given."""
     return "; ".join(grant(each, node) for each in allocation.grants)
+
+
+def holder(allocation: Allocation) -> str:
+    """Whoever has an allocation: its id, or its pod."""
+    return str(allocation.keeper) if isinstance(allocation.keeper, PodKeeper) else allocation.id
+
+
+def command(allocation: Allocation) -> str:
+    """What runs in an allocation: a command, or a pod's container."""
+    keeper = allocation.keeper
+    if isinstance(keeper, PodKeeper) and keeper.container:
+        return f"{keeper}, container {keeper.container}"
+    return allocation.command or ("" if isinstance(keeper, ProcessKeeper) else str(keeper))
+
+
+def holders(allocations: Iterable[Allocation]) -> str:
+    """Everybody who has one of the allocations."""
+    return ", ".join(map(holder, allocations))
 
 
 def instance(key: InstanceKey, node: NodeState) -> str:
@@ -73,22 +103,26 @@ def mig_mode(gpu: GpuState) -> str:
     return f"{gpu.mode} ({gpu.pending_mode} after a reset)" if gpu.mode_pending else str(gpu.mode)
 
 
-def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[Slice, ...], whole: Allocation | None) -> str:
+def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...]) -> str:
     """A GPU's use in one phrase: `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`, `free`."""
     if gpu.lost:
         return "lost"
-    if whole is not None:
-        return f"held whole by {whole.id}"
+    if whole:
+        alone = all(
+            isinstance(grant, WholeGpu) for each in whole for grant in each.grants if grant.gpu_uuid == gpu.uuid
+        )
+        return f"held whole by {holders(whole)}" if alone else f"shared by {holders(whole)}"
     text = _slices_text(gpu, slices) if gpu.mig_enabled else "in use" if gpu.all_processes else "free"
     return f"{text}; being changed" if gpu.uuid in view.changing else text
 
 
-def slice_state(each: Slice) -> str:
+def slice_state(each: SliceRow) -> str:
     """A slice's use: `held by 1f2e3d4c`, `idle`, `in use`."""
-    if each.allocation is None:
+    if not each.allocations:
         return each.state
-    return {"held": f"held by {each.allocation.id}", "preparing": f"preparing for {each.allocation.id}"}.get(
-        each.state, f"missing, promised to {each.allocation.id}"
+    who = holders(each.allocations)
+    return {"held": f"held by {who}", "preparing": f"preparing for {who}"}.get(
+        each.state, f"missing, promised to {who}"
     )
 
 
@@ -116,7 +150,7 @@ def ranges(indexes: Iterable[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _slices_text(gpu: GpuState, slices: tuple[Slice, ...]) -> str:
+def _slices_text(gpu: GpuState, slices: tuple[SliceRow, ...]) -> str:
     states = [each.state for each in slices]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     fitting = [(profile, count) for profile, count in room_on(gpu, slices) if count]

@@ -17,7 +17,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.hardware.driver import Driver
-from tranche.node import records
+from tranche.node import register
 from tranche.node.checkup import (
     Finding,
     Status,
@@ -75,7 +75,7 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
     host = Host(driver, places.state_dir)
     try:
         with host.ledger.read() as db:
-            allocations = records.allocations(db)
+            allocations = register.allocations(db)
         return list(check_leftovers(host.recovery_needed(), NodeView(node, allocations)))
     finally:
         host.close()

@@ -5,16 +5,16 @@ Amounts of memory are bytes, times are RFC 3339 in UTC, and what is not known is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tranche.cli.describe import timestamp
-from tranche.cli.inventory import Slice, missing_instances, room_on, slices_on, whole_holder
+from tranche.cli.inventory import SliceRow, missing_instances, room_on, slices_on, whole_holders
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Placement
 from tranche.core.state import GpuState, InstanceKey, Process
-from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
 
 if TYPE_CHECKING:
     from tranche.planning.obstacle import Obstacle
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
     """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null."""
     slices = slices_on(view, gpu)
-    whole = whole_holder(view, gpu)
+    whole = whole_holders(view, gpu)
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -45,14 +45,20 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> 
         "memorySlices": gpu.memory_slices,
         "profilesSource": gpu.profiles_source,
         "changing": gpu.uuid in view.changing if ledger_read else None,
-        "allocationId": None if whole is None else whole.id,
+        **_holders(whole),
         "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],
         "room": [{"profile": str(p.name), "count": n} for p, n in room_on(gpu, slices)] if gpu.mig_enabled else [],
         "processes": process_documents(gpu.processes),
     }
 
 
-def slice_document(each: Slice, *, ledger_read: bool = True) -> dict[str, Any]:
+def _holders(allocations: Sequence[Allocation]) -> dict[str, Any]:
+    """Who holds a device: `allocationId` where it is one alone."""
+    ids = [each.id for each in allocations]
+    return {"allocationId": ids[0] if len(ids) == 1 else None, "allocationIds": ids}
+
+
+def slice_document(each: SliceRow, *, ledger_read: bool = True) -> dict[str, Any]:
     """One slice; `gpuInstanceId` is null where the instance is missing or still being made."""
     found = each.instance
     return {
@@ -60,7 +66,7 @@ def slice_document(each: Slice, *, ledger_read: bool = True) -> dict[str, Any]:
         "placement": placement_document(each.placement),
         "state": each.state,
         "owned": each.owned if ledger_read else None,
-        "allocationId": None if each.allocation is None else each.allocation.id,
+        **_holders(each.allocations),
         "gpuInstanceId": None if found is None else found.id,
         "profileId": None if found is None else found.profile_id,
         "memoryBytes": None if found is None else found.memory,
@@ -109,6 +115,7 @@ def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any
         "grants": [grant_to_dict(each) for each in allocation.grants],
         "phase": str(allocation.phase),
         "created": timestamp(allocation.created),
+        "keeper": keeper_to_dict(allocation.keeper),
         "pid": allocation.holder_pid or None,
         "command": allocation.command,
         "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],

@@ -6,7 +6,7 @@ import click
 
 from tranche.cli import describe
 from tranche.cli.documents import gpu_document
-from tranche.cli.inventory import Slice, slices_on, whole_holder
+from tranche.cli.inventory import SliceRow, slices_on, whole_holders
 from tranche.cli.output import print_json, print_table, warn
 from tranche.cli.runtime import open_driver, state_dir
 from tranche.cli.settings import Settings, TrancheCommand, output_option
@@ -61,13 +61,13 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
             return NodeView(driver.observe()), False
 
 
-def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[Slice, ...]) -> list[object]:
+def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...]) -> list[object]:
     return [
         gpu.index,
         gpu.name,
         format_memory(gpu.memory),
         describe.mig_mode(gpu),
-        describe.gpu_state(view, gpu, slices, whole_holder(view, gpu)),
+        describe.gpu_state(view, gpu, slices, whole_holders(view, gpu)),
         describe.processes(gpu.processes),
         gpu.numa_node,
         gpu.uuid,
@@ -75,7 +75,7 @@ def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[Slice, ...]) -> list[o
     ]
 
 
-def _slice_row(each: Slice, ledger_read: bool) -> list[object]:
+def _slice_row(each: SliceRow, ledger_read: bool) -> list[object]:
     devices = () if each.instance is None else each.instance.compute_instances
     memory = None if each.instance is None else each.instance.memory
     parts = "" if not devices or each.instance is None or each.instance.whole_slice else f" ({_names(each)})"
@@ -92,5 +92,5 @@ def _slice_row(each: Slice, ledger_read: bool) -> list[object]:
     ]
 
 
-def _names(each: Slice) -> str:
+def _names(each: SliceRow) -> str:
     return ", ".join(map(str, each.instance.slices)) if each.instance is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation, NodeView, Phase
@@ -13,7 +14,7 @@ from tranche.planning.tenancy import tenancy
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SliceRow:
     """A GPU instance, or a slot that is promised and has none.
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no
@@ -24,7 +25,7 @@ class Slice:
     state: str
     owned: bool
     instance: GpuInstance | None
-    allocation: Allocation | None
+    allocations: tuple[Allocation, ...] = ()
 
     @property
     def profile(self) -> ProfileName:
@@ -37,21 +38,21 @@ class Slice:
         return self.key.placement
 
 
-def slices_on(view: NodeView, gpu: GpuState) -> tuple[Slice, ...]:
+def slices_on(view: NodeView, gpu: GpuState) -> tuple[SliceRow, ...]:
     """Every slice of one of the view's GPUs, by placement."""
     here = tenancy(view, gpu)
     present = {gpu.key(instance): instance for instance in gpu.instances}
     found = [
-        Slice(key, _promised_state(allocation, present.get(key)), key in view.owned, present.get(key), allocation)
-        for key, allocation in here.promised.items()
+        SliceRow(key, _promised_state(holders, present.get(key)), key in view.owned, present.get(key), holders)
+        for key, holders in here.promised.items()
     ]
     for state, instances in (("in use", here.in_use), ("idle", here.idle)):
-        found += [Slice(gpu.key(each), state, gpu.key(each) in view.owned, each, None) for each in instances]
+        found += [SliceRow(gpu.key(each), state, gpu.key(each) in view.owned, each) for each in instances]
     return tuple(sorted(found, key=lambda each: each.placement))
 
 
-def whole_holder(view: NodeView, gpu: GpuState) -> Allocation | None:
-    """The allocation that holds the GPU uncut."""
+def whole_holders(view: NodeView, gpu: GpuState) -> tuple[Allocation, ...]:
+    """The allocations that hold the GPU uncut, or parts of it."""
     return tenancy(view, gpu).whole
 
 
@@ -60,10 +61,10 @@ def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceK
     if allocation.phase is Phase.PREPARING:
         return ()
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
-    return tuple(grant.key for grant in allocation.grants if grant.key is not None and grant.key not in present)
+    return tuple(grant.slot for grant in allocation.grants if grant.slot is not None and grant.slot not in present)
 
 
-def room_on(gpu: GpuState, slices: tuple[Slice, ...]) -> tuple[tuple[GpuInstanceProfile, int], ...]:
+def room_on(gpu: GpuState, slices: tuple[SliceRow, ...]) -> tuple[tuple[GpuInstanceProfile, int], ...]:
     """Each profile without attributes, smallest first, with how many more of it the GPU takes beside all its slices."""
     taken = [Occupant(each.profile, each.placement) for each in slices]
     plain = [profile for profile in gpu.profiles if profile.starts and not profile.name.has_attributes]
@@ -71,7 +72,7 @@ def room_on(gpu: GpuState, slices: tuple[Slice, ...]) -> tuple[tuple[GpuInstance
     return tuple((profile, remaining_capacity(profile, taken)) for profile in plain)
 
 
-def _promised_state(allocation: Allocation, instance: GpuInstance | None) -> str:
-    if allocation.phase is Phase.PREPARING:
+def _promised_state(holders: Iterable[Allocation], instance: GpuInstance | None) -> str:
+    if any(each.phase is Phase.PREPARING for each in holders):
         return "preparing"
     return "held" if instance is not None else "missing"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from tranche.cli import describe
-from tranche.cli.inventory import Slice, slices_on, whole_holder
+from tranche.cli.inventory import SliceRow, slices_on, whole_holders
 from tranche.cli.output import one_line
 from tranche.core.allocation import NodeView
 from tranche.core.quantity import format_memory
@@ -30,7 +30,7 @@ def overview(view: NodeView, queue: Sequence[Waiter], now: float) -> list[str]:
     for gpu in view.node:
         cells = _cells(view, gpu, slices[gpu.uuid])
         bar = "".join(click.style(mark, fg=colour) for mark, colour in cells) + " " * (width - len(cells))
-        state = describe.gpu_state(view, gpu, slices[gpu.uuid], whole_holder(view, gpu))
+        state = describe.gpu_state(view, gpu, slices[gpu.uuid], whole_holders(view, gpu))
         lines.append(f"GPU {gpu.index:<2} {bar}  {used[gpu.uuid]:>{memory_width}}  {state}")
         lines += [f"       {line}" for line in _process_lines(gpu)]
     lines += ["", f"{len(view.allocations)} allocations, {len(queue)} waiting"]
@@ -48,13 +48,13 @@ def _legend() -> str:
     return "  ".join(f"{click.style(mark, fg=colour)} {word}" for mark, colour, word in words)
 
 
-def _cells(view: NodeView, gpu: GpuState, slices: tuple[Slice, ...]) -> list[tuple[str, str | None]]:
+def _cells(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...]) -> list[tuple[str, str | None]]:
     """One cell for each memory slice; for an uncut GPU as many cells of one kind."""
     count = gpu.memory_slices or _UNCUT_CELLS
     if gpu.lost:
         return [_MISSING] * count
     if not gpu.mig_enabled:
-        if whole_holder(view, gpu) is not None:
+        if whole_holders(view, gpu):
             return [_BLOCKS["held"]] * count
         return [_BLOCKS["in use"] if gpu.all_processes else _FREE] * count
     cells: list[tuple[str, str | None]] = [_FREE] * count

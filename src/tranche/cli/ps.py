@@ -47,7 +47,7 @@ def command(settings: Settings, /, output: str) -> None:
             describe.phase(each, view),
             describe.age(now - each.created),
             each.holder_pid or None,
-            each.command,
+            describe.command(each),
         )
         for each in view.allocations
     ]

@@ -11,8 +11,9 @@ from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import child_environment, open_host
 from tranche.cli.settings import Settings, TrancheCommand
-from tranche.core.allocation import Grant
+from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
 from tranche.core.errors import UsageError
+from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.local.run import run
 from tranche.node.host import Held
@@ -115,6 +116,12 @@ class _Voice(_Silence):
 
 
 def _describe(grant: Grant) -> str:
-    if grant.placement is None:
-        return f"all of {grant.gpu_uuid}"
-    return f"MIG slice {grant.profile} at {grant.placement} of {grant.gpu_uuid}"
+    match grant:
+        case WholeGpu():
+            return f"all of {grant.gpu_uuid}"
+        case Slice():
+            return f"MIG slice {grant.profile} at {grant.placement} of {grant.gpu_uuid}"
+        case ComputeSlice():
+            return f"MIG slice {grant.name} in {grant.slot.profile} at {grant.slot.placement} of {grant.gpu_uuid}"
+        case Part():
+            return f"{format_memory(grant.memory)} of {grant.gpu_uuid if grant.slot is None else grant.slot}"

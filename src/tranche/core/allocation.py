@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tranche.core.grid import Occupant, Placement
+from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import Isolation, Request
 from tranche.core.state import InstanceKey, NodeState
@@ -19,29 +20,24 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """One piece of GPU: a whole GPU (no profile), or the GPU instance of a profile at a placement."""
+class WholeGpu:
+    """A GPU that is not cut, for one holder alone."""
 
     gpu_uuid: str
-    profile: ProfileName | None = None
-    placement: Placement | None = None
+
+    def moved_to(self, gpu_uuid: str) -> WholeGpu:
+        """The same on another GPU."""
+        return replace(self, gpu_uuid=gpu_uuid)
 
     @property
-    def whole_gpu(self) -> bool:
-        """Whether the grant is a GPU that is not cut."""
-        return self.profile is None
-
-    @property
-    def key(self) -> InstanceKey | None:
-        """The instance slot that the grant takes; None for a whole GPU."""
-        if self.profile is None or self.placement is None:
-            return None
-        return InstanceKey(self.gpu_uuid, self.profile, self.placement)
+    def slot(self) -> None:
+        """No instance: the GPU itself."""
+        return None
 
     @property
     def mechanism(self) -> str:
         """The word for how the share is made."""
-        return "whole" if self.whole_gpu else "mig"
+        return "whole"
 
     @property
     def isolation(self) -> Isolation:
@@ -50,11 +46,112 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Slice:
+    """The GPU instance of a profile at a placement, for one holder alone."""
+
+    gpu_uuid: str
+    profile: ProfileName
+    placement: Placement
+
+    def moved_to(self, gpu_uuid: str) -> Slice:
+        """The same on another GPU."""
+        return replace(self, gpu_uuid=gpu_uuid)
+
+    @property
+    def slot(self) -> InstanceKey:
+        """The instance slot that the grant takes."""
+        return InstanceKey(self.gpu_uuid, self.profile, self.placement)
+
+    @property
+    def mechanism(self) -> str:
+        """The word for how the share is made."""
+        return "mig"
+
+    @property
+    def isolation(self) -> Isolation:
+        """How strong the fence around it is."""
+        return Isolation.HARD
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSlice:
+    """One compute instance of a GPU instance that is cut inside; its neighbours may have other holders.
+
+    `start` and `size` count compute slices inside the GPU instance. They share its memory.
+    """
+
+    inside: Slice
+    name: ProfileName
+    start: int
+    size: int
+
+    def moved_to(self, gpu_uuid: str) -> ComputeSlice:
+        """The same on another GPU."""
+        return replace(self, inside=self.inside.moved_to(gpu_uuid))
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The GPU that it is on."""
+        return self.inside.gpu_uuid
+
+    @property
+    def slot(self) -> InstanceKey:
+        """The GPU instance that it lies in."""
+        return self.inside.slot
+
+    @property
+    def mechanism(self) -> str:
+        """The word for how the share is made."""
+        return "mig"
+
+    @property
+    def isolation(self) -> Isolation:
+        """Memory and faults are shared with the neighbours, and nothing limits what each takes."""
+        return Isolation.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a device that several allocations hold at once: `memory` in bytes, `compute` in percent or None."""
+
+    device: WholeGpu | Slice
+    memory: int
+    compute: int | None = None
+
+    def moved_to(self, gpu_uuid: str) -> Part:
+        """The same on another GPU."""
+        return replace(self, device=self.device.moved_to(gpu_uuid))
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The GPU that it is on."""
+        return self.device.gpu_uuid
+
+    @property
+    def slot(self) -> InstanceKey | None:
+        """The instance slot that it lies in; None on a GPU that is not cut."""
+        return self.device.slot
+
+    @property
+    def mechanism(self) -> str:
+        """The word for how the share is made."""
+        return "shared"
+
+    @property
+    def isolation(self) -> Isolation:
+        """Its limits are kept by the driver among processes that share faults."""
+        return Isolation.SOFT
+
+
+Grant = WholeGpu | Slice | ComputeSlice | Part
+"""One piece of GPU that an allocation has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """A share that is promised or granted.
 
-    `holder_pid` is the process that keeps it (0 before it is known) and `command` what it runs, for people. `created` is seconds
-    since the epoch.
+    `keeper` is whoever it lives and ends with; `command` is what runs in it, for people. `created` is seconds since the epoch.
     """
 
     id: str
@@ -63,7 +160,12 @@ class Allocation:
     phase: Phase
     created: float
     command: str = ""
-    holder_pid: int = 0
+    keeper: Keeper = NOT_KNOWN_YET
+
+    @property
+    def holder_pid(self) -> int:
+        """The process that keeps it; 0 before it is known, and where no single process does."""
+        return self.keeper.pid if isinstance(self.keeper, ProcessKeeper) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +173,7 @@ class NodeView:
     """Everything a decision may look at: the hardware, what is promised, and which instances Tranche made.
 
     `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. Invariants of a
-    view: no two grants overlap, and a whole GPU that is granted carries no other grant.
+    view: no two grants overlap but parts of one device, and a whole GPU that is granted to one carries no other grant.
     """
 
     node: NodeState
@@ -84,16 +186,10 @@ class NodeView:
         return tuple(g for allocation in self.allocations for g in allocation.grants if g.gpu_uuid == gpu_uuid)
 
     def promised_on(self, gpu_uuid: str) -> tuple[Occupant, ...]:
-        """The grid places that grants hold on that GPU, whether their instances exist yet or not."""
-        return tuple(
-            Occupant(grant.profile, grant.placement)
-            for grant in self.grants_on(gpu_uuid)
-            if grant.profile is not None and grant.placement is not None
-        )
+        """The grid places that grants hold on that GPU, each once, whether their instances exist yet or not."""
+        slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
+        return tuple(Occupant(slot.profile, slot.placement) for slot in slots if slot is not None)
 
-    def holder_of(self, key: InstanceKey) -> Allocation | None:
-        """The allocation that holds that instance slot."""
-        for allocation in self.allocations:
-            if any(grant.key == key for grant in allocation.grants):
-                return allocation
-        return None
+    def holders_of(self, key: InstanceKey) -> tuple[Allocation, ...]:
+        """The allocations that hold that instance slot or something in it."""
+        return tuple(each for each in self.allocations if any(grant.slot == key for grant in each.grants))

@@ -1,4 +1,4 @@
-"""Requests and grants as JSON data, as the ledger keeps them and `-o json` prints them."""
+"""Requests, grants and keepers as JSON data, as the ledger keeps them and `-o json` prints them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from tranche.core.allocation import Grant
+from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.errors import LedgerCorrupt
+from tranche.core.grid import Placement
+from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 
@@ -41,12 +44,70 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
 
 
 def grant_to_dict(grant: Grant) -> dict[str, Any]:
-    """The grant as JSON data; profile and placement are null for a whole GPU."""
-    placement = grant.placement
-    return {
+    """The grant as JSON data; profile and placement are null for a whole GPU and for a part of one."""
+    slot = grant.slot
+    data: dict[str, Any] = {
         "gpuUUID": grant.gpu_uuid,
         "mechanism": grant.mechanism,
         "isolation": str(grant.isolation),
-        "profile": None if grant.profile is None else str(grant.profile),
-        "placement": None if placement is None else {"start": placement.start, "size": placement.size},
+        "profile": None if slot is None else str(slot.profile),
+        "placement": None if slot is None else {"start": slot.placement.start, "size": slot.placement.size},
     }
+    match grant:
+        case WholeGpu() | Slice():
+            return data
+        case ComputeSlice(_, name, start, size):
+            return {**data, "computeInstance": {"name": str(name), "start": start, "size": size}}
+        case Part(_, memory, compute):
+            return {**data, "memoryBytes": memory, "computePercent": compute}
+
+
+def grant_from_dict(data: Mapping[str, Any]) -> Grant:
+    """The grant that grant_to_dict wrote; LedgerCorrupt for one of an unknown shape."""
+    known = {"whole", "mig", "shared"}
+    if data["mechanism"] not in known:
+        raise LedgerCorrupt(f"the ledger has a grant of the unknown mechanism {data['mechanism']!r}")
+    gpu_uuid, place = data["gpuUUID"], data["placement"]
+    device: WholeGpu | Slice = WholeGpu(gpu_uuid)
+    if place is not None:
+        device = Slice(gpu_uuid, parse_profile(data["profile"]), Placement(place["start"], place["size"]))
+    if "memoryBytes" in data:
+        return Part(device, data["memoryBytes"], data["computePercent"])
+    if "computeInstance" in data:
+        inside = data["computeInstance"]
+        assert isinstance(device, Slice), "a compute instance lies in a GPU instance"
+        return ComputeSlice(device, parse_profile(inside["name"]), inside["start"], inside["size"])
+    return device
+
+
+def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
+    """The keeper as JSON data; `kind` says which."""
+    match keeper:
+        case ProcessKeeper(pid, started):
+            return {"kind": "process", "pid": pid, "started": started}
+        case PodKeeper():
+            return {
+                "kind": "pod",
+                "resource": keeper.resource,
+                "namespace": keeper.namespace,
+                "name": keeper.name,
+                "container": keeper.container,
+                "uid": keeper.uid,
+                "kubelet": keeper.kubelet,
+            }
+        case ClaimKeeper(namespace, name, uid):
+            return {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
+
+
+def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
+    """The keeper that keeper_to_dict wrote; LedgerCorrupt for an unknown kind."""
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    match data["kind"]:
+        case "process":
+            return ProcessKeeper(**fields)
+        case "pod":
+            return PodKeeper(**fields)
+        case "claim":
+            return ClaimKeeper(**fields)
+        case unknown:
+            raise LedgerCorrupt(f"the ledger has a keeper of the unknown kind {unknown!r}")

@@ -166,7 +166,7 @@ class Demo:
 def served_by(record: JobRecord) -> str:
     """What a job was given: profile and placement, or the whole GPU."""
     grant = record.grants[0]
-    return "a whole GPU" if grant.placement is None else f"{grant.profile} at {grant.placement}"
+    return "a whole GPU" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement}"
 
 
 def how_made(record: JobRecord) -> str:

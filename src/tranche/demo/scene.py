@@ -122,8 +122,10 @@ class Scene:
             self._waiting -= 1
             self._running += 1
             for grant in grants:
-                spot = grant.placement or Placement(0, self._units(grant.gpu_uuid))
-                self._blocks[grant.gpu_uuid][spot] = Block(spot, grant.profile, BlockState.BUSY)
+                slot = grant.slot
+                spot = Placement(0, self._units(grant.gpu_uuid)) if slot is None else slot.placement
+                profile = None if slot is None else slot.profile
+                self._blocks[grant.gpu_uuid][spot] = Block(spot, profile, BlockState.BUSY)
 
     def ended(self, grants: Sequence[Grant]) -> None:
         """A job has ended; its slice stays, idle."""
@@ -132,10 +134,11 @@ class Scene:
             self._done += 1
             for grant in grants:
                 blocks = self._blocks[grant.gpu_uuid]
-                if grant.placement is None:
+                if grant.slot is None:
                     blocks.clear()
                 else:
-                    blocks[grant.placement] = Block(grant.placement, grant.profile, BlockState.IDLE)
+                    spot = grant.slot.placement
+                    blocks[spot] = Block(spot, grant.slot.profile, BlockState.IDLE)
 
     def picture(self) -> Picture:
         """What there is to see now."""

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied
+from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
-from tranche.node import records
+from tranche.node import register
 from tranche.node.host import Host
 from tranche.node.locks import is_held
 from tranche.node.session import process_lives
@@ -39,15 +40,20 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
     PermissionDenied when the workload is another user's.
     """
     with host.ledger.read() as db:
-        allocation = next((each for each in records.allocations(db) if each.id == allocation_id), None)
-        workload, started = records.holders(db).get(allocation_id, (0, 0))
+        allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
     if allocation is None:
         raise AllocationUnknown(
             f"there is no allocation and no waiting request {allocation_id}",
             hint="list them with: tranche ps",
         )
+    if not isinstance(allocation.keeper, ProcessKeeper):
+        raise GpuBusy(
+            f"allocation {allocation.id} is held by {allocation.keeper}",
+            hint="end it there: the node's agent then takes the share back by itself",
+        )
     lock = host.places.allocation(allocation_id)
-    pids = [workload] if process_lives(workload, started) else holders_of(lock)
+    keeper = allocation.keeper
+    pids = [keeper.pid] if process_lives(keeper.pid, keeper.started) else holders_of(lock)
     if not terminate and (pids or is_held(lock)):
         raise _busy(allocation, pids)
     sent = _end_all(pids, grace)

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 
+from tranche.core.devices import device_uuid
 from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
@@ -24,17 +25,14 @@ def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[st
     devices: list[str] = []
     for grant in held.allocation.grants:
         gpu = observe(grant.gpu_uuid)
-        if grant.placement is None:
-            devices.append(gpu.uuid)
-            continue
-        instance = gpu.instance_at(grant.placement)
-        slice_ = None if instance is None or instance.profile != grant.profile else instance.whole_slice
-        if slice_ is None or not slice_.uuid:
+        uuid = device_uuid(grant, gpu)
+        if not uuid:
+            missing = "device" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement}"
             raise VerificationFailed(
-                f"{gpu.label}: the granted {grant.profile} at {grant.placement} is not there",
+                f"{gpu.label}: the granted {missing} is not there",
                 hint="another tool cut the GPU at the same moment; run the command again",
             )
-        devices.append(slice_.uuid)
+        devices.append(uuid)
     joined = ",".join(devices)
     return {
         "CUDA_VISIBLE_DEVICES": joined,

@@ -130,8 +130,8 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if allocation.phase is Phase.ACTIVE and grant.key is not None and grant.key not in present:
-                text = f"allocation {allocation.id} holds {grant.key}, which is not there"
+            if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
+                text = f"allocation {allocation.id} holds {grant.slot}, which is not there"
                 yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
 
 

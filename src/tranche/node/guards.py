@@ -13,7 +13,8 @@ from typing import assert_never
 
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
-from tranche.core.state import GpuState, Process
+from tranche.core.state import GpuState, InstanceKey, Process
+from tranche.node import register
 from tranche.node.ledger import Ledger
 from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
 
@@ -49,28 +50,17 @@ class Guards:
                 f"{gpu.label}: {slot.profile} at {slot.placement} is in use by {_named(instance.processes)}",
                 hint="wait for it to end, or stop it",
             )
-        with self._ledger.read() as db:
-            row = db.execute(
-                "SELECT allocation_id FROM grants WHERE gpu_uuid = ? AND profile = ? AND start = ? AND size = ? "
-                "AND allocation_id != ?",
-                (gpu.uuid, str(slot.profile), slot.placement.start, slot.placement.size, allocation_id),
-            ).fetchone()
-        if row is not None:
+        holder = self._holder_of_room(slot, gpu, allocation_id)
+        if holder:
             raise GpuBusy(
-                f"{gpu.label}: {slot.profile} at {slot.placement} is held by allocation {row[0]}",
-                hint=f"see it with: tranche ps; take it back with: tranche release {row[0]}",
+                f"{gpu.label}: {slot.profile} at {slot.placement} is held by allocation {holder}",
+                hint=f"see it with: tranche ps; take it back with: tranche release {holder}",
             )
 
     def _check_room(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> None:
-        end = slot.placement.start + slot.placement.size
-        with self._ledger.read() as db:
-            row = db.execute(
-                "SELECT allocation_id FROM granted_units WHERE gpu_uuid = ? AND unit >= ? AND unit < ? "
-                "AND allocation_id != ? LIMIT 1",
-                (gpu.uuid, slot.placement.start, end, allocation_id),
-            ).fetchone()
-        if row is not None:
-            raise GpuBusy(f"{gpu.label}: the room at {slot.placement} is held by allocation {row[0]}")
+        holder = self._holder_of_room(slot, gpu, allocation_id)
+        if holder:
+            raise GpuBusy(f"{gpu.label}: the room at {slot.placement} is held by allocation {holder}")
 
     def _check_whole(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
         if gpu.all_processes:
@@ -82,12 +72,13 @@ class Guards:
             slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
             raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
         with self._ledger.read() as db:
-            row = db.execute(
-                "SELECT allocation_id FROM granted_units WHERE gpu_uuid = ? AND allocation_id != ? LIMIT 1",
-                (gpu.uuid, allocation_id),
-            ).fetchone()
-        if row is not None:
-            raise GpuBusy(f"{gpu.label}: cannot {step} while allocation {row[0]} holds a part of it")
+            holder = register.holder_on_gpu(db, gpu.uuid, but=allocation_id)
+        if holder:
+            raise GpuBusy(f"{gpu.label}: cannot {step} while allocation {holder} holds a part of it")
+
+    def _holder_of_room(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> str:
+        with self._ledger.read() as db:
+            return register.holder_of_room(db, InstanceKey(gpu.uuid, slot.profile, slot.placement), but=allocation_id)
 
 
 def _named(processes: Sequence[Process]) -> str:

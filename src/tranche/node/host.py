@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheError
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
-from tranche.core.state import NodeState
 from tranche.hardware.driver import Driver
-from tranche.node import journal, records
+from tranche.node import journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.ledger import Ledger
@@ -197,7 +197,7 @@ class Host:
             waiter = next((waiter for waiter in queue if waiter.id == ticket.id), None)
             if waiter is None:
                 raise AllocationUnknown(f"request {ticket.id} is no longer in the queue")
-            held, plan_id = self._promise(decision, waiter, view.node)
+            held, plan_id = self._promise(decision, waiter)
         decided()
         if plan_id:
             try:
@@ -207,14 +207,14 @@ class Host:
                 held.lock.release(remove=True)
                 raise
         with self.ledger.write() as db:
-            records.activate_allocation(db, held.allocation.id)
+            register.activate_allocation(db, held.allocation.id)
             message = f"{waiter.request}: {decision.note}"
             records.add_event(db, self._clock(), "Granted", message, allocation_id=held.allocation.id)
         self._boundary()
         ticket.lock.release(remove=True)
         return held
 
-    def _promise(self, decision: Granted, waiter: records.Waiter, node: NodeState) -> tuple[Held, str]:
+    def _promise(self, decision: Granted, waiter: records.Waiter) -> tuple[Held, str]:
         """Write allocation and plan in one transaction; from then on nobody else is given that room."""
         self._repertoire.check(decision.plan.steps)
         allocation = Allocation(
@@ -230,7 +230,7 @@ class Host:
         plan_id = "" if decision.plan.empty else self._new_id()
         try:
             with self.ledger.write() as db:
-                records.add_allocation(db, allocation, {gpu.uuid: gpu.memory_slices for gpu in node})
+                register.add_allocation(db, allocation)
                 records.remove_waiter(db, waiter.id)
                 if plan_id:
                     journal.open_plan(
@@ -254,12 +254,12 @@ class Host:
     def set_holder(self, held: Held, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
         with self.ledger.write() as db:
-            records.set_holder(db, held.allocation.id, pid, process_start_time(pid))
+            register.set_keeper(db, held.allocation.id, ProcessKeeper(pid, process_start_time(pid)))
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""
         with self.ledger.write() as db:
-            if not records.remove_allocation(db, allocation_id):
+            if not register.remove_allocation(db, allocation_id):
                 raise AllocationUnknown(
                     f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
                 )
@@ -277,7 +277,7 @@ class Host:
             # undone by the next command, as after a crash.
             with self.ledger.write() as db:
                 journal.close_plan(db, plan_id, journal.PlanStatus.UNDONE)
-                records.remove_allocation(db, allocation_id)
+                register.remove_allocation(db, allocation_id)
                 records.add_event(db, self._clock(), "Undone", str(error), allocation_id=allocation_id)
             raise
         with self.ledger.write() as db:
@@ -300,7 +300,7 @@ class Host:
         by that plan's promise, and an instance that it destroys is never taken for an idle one.
         """
         with self.ledger.read() as db:
-            allocations = records.allocations(db)
+            allocations = register.allocations(db)
             owned = records.owned_instances(db)
             changing = records.changing_gpus(db)
             working = frozenset(

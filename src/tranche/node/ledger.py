@@ -1,6 +1,6 @@
 """The durable record of one machine: a SQLite database in WAL mode that every tranche process opens.
 
-Grants are also written unit by unit under a primary key, so the database itself refuses to give one memory slice twice.
+Its tables, and what they refuse by themselves, are in `tranche.node.schema`.
 `synchronous=NORMAL` is enough: a power loss may take the last records with it, but it takes the processes and the GPU
 instances that they describe as well; a killed process loses nothing.
 """
@@ -15,50 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
+from tranche.node import schema
 from tranche.node.locks import FileLock
 
-SCHEMA_VERSION = 1
 _BUSY_SECONDS = 60.0
-
-_SCHEMA = """
-CREATE TABLE allocations (
-    id TEXT PRIMARY KEY, request TEXT NOT NULL, phase TEXT NOT NULL, created REAL NOT NULL,
-    command TEXT NOT NULL, holder_pid INTEGER NOT NULL, holder_started INTEGER NOT NULL
-) STRICT;
-CREATE TABLE grants (
-    allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, ordinal INTEGER NOT NULL,
-    gpu_uuid TEXT NOT NULL, profile TEXT, start INTEGER, size INTEGER, PRIMARY KEY (allocation_id, ordinal)
-) STRICT;
-CREATE TABLE granted_units (
-    gpu_uuid TEXT NOT NULL, unit INTEGER NOT NULL,
-    allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, PRIMARY KEY (gpu_uuid, unit)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX granted_units_by_allocation ON granted_units (allocation_id);
-CREATE TABLE owned_instances (
-    gpu_uuid TEXT NOT NULL, profile TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
-    PRIMARY KEY (gpu_uuid, profile, start, size)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE plans (
-    id TEXT PRIMARY KEY, purpose TEXT NOT NULL, created REAL NOT NULL, session TEXT NOT NULL,
-    allocation_id TEXT, status TEXT NOT NULL
-) STRICT;
-CREATE INDEX plans_by_status ON plans (status);
-CREATE TABLE steps (
-    plan_id TEXT NOT NULL REFERENCES plans(id) ON DELETE CASCADE, ordinal INTEGER NOT NULL, step TEXT NOT NULL,
-    status TEXT NOT NULL, before TEXT, PRIMARY KEY (plan_id, ordinal)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE changing_gpus (
-    gpu_uuid TEXT PRIMARY KEY, plan_id TEXT NOT NULL REFERENCES plans(id) ON DELETE CASCADE
-) STRICT, WITHOUT ROWID;
-CREATE TABLE waiters (
-    position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, request TEXT NOT NULL,
-    created REAL NOT NULL, command TEXT NOT NULL, pid INTEGER NOT NULL
-) STRICT;
-CREATE TABLE events (
-    position INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, kind TEXT NOT NULL,
-    gpu_uuid TEXT NOT NULL, allocation_id TEXT NOT NULL, message TEXT NOT NULL
-) STRICT;
-"""
 
 
 class Ledger:
@@ -85,14 +45,16 @@ class Ledger:
 
     def _prepare(self) -> None:
         version = self._version()
-        if version == 0:
-            self._create()
-        elif version > SCHEMA_VERSION:
+        if version > schema.SCHEMA_VERSION:
             raise LedgerTooNew(
                 f"the ledger {self.path} was written by a newer version of tranche (format {version}, "
-                f"this version knows {SCHEMA_VERSION})",
+                f"this version knows {schema.SCHEMA_VERSION})",
                 hint="upgrade tranche, or choose another folder with --state-dir",
             )
+        if version < schema.SCHEMA_VERSION:
+            # Switching to WAL fails at once when another process is doing the same, whatever the timeout.
+            with FileLock(self.path.with_name(f"{self.path.name}.creating")):
+                self._bring_up_to_date()
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
 
@@ -100,21 +62,38 @@ class Ledger:
         version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
         return version
 
-    def _create(self) -> None:
-        # Switching to WAL fails at once when another process is doing the same, whatever the timeout.
-        with FileLock(self.path.with_name(f"{self.path.name}.creating")):
-            self._create_alone()
-
-    def _create_alone(self) -> None:
-        if self._version() != 0:
+    def _bring_up_to_date(self) -> None:
+        """Make the tables, or migrate those of an older format; nobody else does so meanwhile."""
+        version = self._version()
+        if version == schema.SCHEMA_VERSION:
+            return
+        if version > 0:
+            self._keep_copy(version)
+            try:
+                with self.write() as db:
+                    schema.migrate(db, version)
+            except sqlite3.IntegrityError as error:
+                raise LedgerCorrupt(
+                    f"the ledger {self.path} of format {version} gives something twice: {error}", hint=_MOVE_AWAY
+                ) from error
             return
         if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
         self._connection.execute("PRAGMA journal_mode = WAL")
-        with self.write():
-            for statement in filter(str.strip, _SCHEMA.split(";")):
-                self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        with self.write() as db:
+            schema.create(db)
+
+    def _keep_copy(self, version: int) -> None:
+        """A copy beside the ledger, as it was before its format changes: `ledger.db.format1`."""
+        copy = self.path.with_name(f"{self.path.name}.format{version}")
+        unfinished = self.path.with_name(f"{copy.name}.unfinished")
+        unfinished.unlink(missing_ok=True)
+        target = sqlite3.connect(unfinished)
+        try:
+            self._connection.backup(target)
+        finally:
+            target.close()
+        os.replace(unfinished, copy)
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:

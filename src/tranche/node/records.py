@@ -1,4 +1,4 @@
-"""What the ledger knows, as typed values: allocations, owned instances, waiters and events.
+"""What the ledger knows beside the register of holders, as typed values: owned instances, waiters and events.
 
 Every function takes the connection of an open ledger transaction, so that a caller can combine several in one.
 """
@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation, Grant, Phase
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
@@ -42,79 +41,6 @@ class Event:
     gpu_uuid: str
     allocation_id: str
     message: str
-
-
-def add_allocation(db: sqlite3.Connection, allocation: Allocation, memory_slices: dict[str, int]) -> None:
-    """Record an allocation and take its units of each GPU's grid; `memory_slices` gives each GPU's grid length.
-
-    Raises sqlite3.IntegrityError when a unit is already granted: the last line against granting a slice twice.
-    """
-    db.execute(
-        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, 0, 0)",
-        (
-            allocation.id,
-            json.dumps(request_to_dict(allocation.request)),
-            allocation.phase,
-            allocation.created,
-            allocation.command,
-        ),
-    )
-    for ordinal, grant in enumerate(allocation.grants):
-        profile = None if grant.profile is None else str(grant.profile)
-        spot = grant.placement
-        start, size = (None, None) if spot is None else (spot.start, spot.size)
-        db.execute(
-            "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?)",
-            (allocation.id, ordinal, grant.gpu_uuid, profile, start, size),
-        )
-        units = (
-            range(max(1, memory_slices[grant.gpu_uuid])) if spot is None else range(spot.start, spot.start + spot.size)
-        )
-        db.executemany(
-            "INSERT INTO granted_units VALUES (?, ?, ?)", [(grant.gpu_uuid, unit, allocation.id) for unit in units]
-        )
-
-
-def activate_allocation(db: sqlite3.Connection, allocation_id: str) -> None:
-    """Mark an allocation as granted."""
-    db.execute("UPDATE allocations SET phase = ? WHERE id = ?", (Phase.ACTIVE, allocation_id))
-
-
-def set_holder(db: sqlite3.Connection, allocation_id: str, pid: int, started: int) -> None:
-    """Record the workload's process; `started` is its start time in clock ticks since boot, against reused pids."""
-    db.execute("UPDATE allocations SET holder_pid = ?, holder_started = ? WHERE id = ?", (pid, started, allocation_id))
-
-
-def remove_allocation(db: sqlite3.Connection, allocation_id: str) -> bool:
-    """Forget an allocation and free its units; whether it was there."""
-    return db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,)).rowcount > 0
-
-
-def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
-    """Every allocation, oldest first."""
-    grants: dict[str, list[Grant]] = {}
-    for row in db.execute("SELECT allocation_id, gpu_uuid, profile, start, size FROM grants ORDER BY ordinal"):
-        placement = None if row[3] is None else Placement(row[3], row[4])
-        profile = None if row[2] is None else parse_profile(row[2])
-        grants.setdefault(row[0], []).append(Grant(row[1], profile, placement))
-    rows = db.execute("SELECT id, request, phase, created, command, holder_pid FROM allocations ORDER BY created, id")
-    return tuple(
-        Allocation(
-            id=row[0],
-            request=request_from_dict(json.loads(row[1])),
-            grants=tuple(grants.get(row[0], ())),
-            phase=Phase(row[2]),
-            created=row[3],
-            command=row[4],
-            holder_pid=row[5],
-        )
-        for row in rows
-    )
-
-
-def holders(db: sqlite3.Connection) -> dict[str, tuple[int, int]]:
-    """Each allocation's workload process: pid and start time, (0, 0) before it is known."""
-    return {row[0]: (row[1], row[2]) for row in db.execute("SELECT id, holder_pid, holder_started FROM allocations")}
 
 
 def owned_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:

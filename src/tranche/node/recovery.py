@@ -10,8 +10,9 @@ import dataclasses
 import sqlite3
 from collections.abc import Callable
 
-from tranche.core.allocation import NodeView, Phase
-from tranche.node import journal, records
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.keeper import ClaimKeeper, Life, PodKeeper, ProcessEvidence, ProcessKeeper, judge_process
+from tranche.node import journal, records, register
 from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
 from tranche.node.locks import is_held
@@ -43,7 +44,7 @@ class Recovery:
             allocations, waiters = self._dead_allocations(db), self._dead_waiters(db)
         for allocation_id in allocations:
             with self._ledger.write() as db:
-                if records.remove_allocation(db, allocation_id):
+                if register.remove_allocation(db, allocation_id):
                     message = "its process is gone"
                     records.add_event(db, self._clock(), "Released", message, allocation_id=allocation_id)
             self._places.allocation(allocation_id).unlink(missing_ok=True)
@@ -81,7 +82,7 @@ class Recovery:
         self._executor.undo(plan.id, allocation_id=plan.allocation_id)
         with self._ledger.write() as db:
             journal.close_plan(db, plan.id, journal.PlanStatus.UNDONE)
-            records.remove_allocation(db, plan.allocation_id)
+            register.remove_allocation(db, plan.allocation_id)
             message = f"'{plan.purpose}' was interrupted and has been undone"
             records.add_event(db, self._clock(), "Recovered", message, allocation_id=plan.allocation_id)
         if plan.allocation_id:
@@ -95,16 +96,22 @@ class Recovery:
         ]
 
     def _dead_allocations(self, db: sqlite3.Connection) -> list[str]:
-        """Allocations that no process holds; those of running plans are cleared with their plan."""
+        """Allocations whose keeper is gone; those of running plans are cleared with their plan."""
         planned = {plan.allocation_id for plan in journal.running_plans(db, self._executor.repertoire.kinds)}
-        holders = records.holders(db)
         return [
             allocation.id
-            for allocation in records.allocations(db)
-            if allocation.id not in planned
-            and not is_held(self._places.allocation(allocation.id))
-            and not (allocation.phase is Phase.ACTIVE and process_lives(*holders[allocation.id]))
+            for allocation in register.allocations(db)
+            if allocation.id not in planned and self._life(allocation) is Life.GONE
         ]
+
+    def _life(self, allocation: Allocation) -> Life:
+        """Whether an allocation's keeper lives. Pods and claims are judged by those who can ask about them."""
+        match allocation.keeper:
+            case ProcessKeeper(pid, started):
+                locked = is_held(self._places.allocation(allocation.id))
+                return judge_process(ProcessEvidence(locked, process_lives(pid, started)))
+            case PodKeeper() | ClaimKeeper():
+                return Life.UNKNOWN
 
     def _dead_waiters(self, db: sqlite3.Connection) -> list[str]:
         return [waiter.id for waiter in records.waiters(db) if not is_held(self._places.waiter(waiter.id))]

@@ -108,9 +108,10 @@ def granted(request: Request, chosen: Sequence[Option]) -> Granted:
 
 def _note(option: Option) -> str:
     where = option.gpu.label
-    if option.grant.placement is None:
+    slot = option.grant.slot
+    if slot is None:
         return f"{where} whole" + (", with MIG mode turned off" if option.change is Change.MODE else "")
-    what = f"{option.grant.profile} at {option.grant.placement} of {where}"
+    what = f"{slot.profile} at {slot.placement} of {where}"
     match option.change:
         case Change.NONE:
             return f"{what}, which was idle"

@@ -85,12 +85,13 @@ def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Prefere
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
 
     def preference(option: Option) -> Preference:
-        spot = option.grant.placement
+        slot = option.grant.slot
+        spot = None if slot is None else slot.placement
         cost = 0.0 if spot is None else terms.policy.cost(geometry, option.mask, option.mask | spot.mask)
         return (option.change, option.destroys, option.memory, cost)
 
     def start(option: Option) -> int:
-        return 0 if option.grant.placement is None else option.grant.placement.start
+        return 0 if option.grant.slot is None else option.grant.slot.placement.start
 
     ranked = [(preference(option), start(option), option) for option in found]
     best = min(ranked, key=lambda each: each[:2])

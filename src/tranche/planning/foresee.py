@@ -15,8 +15,8 @@ from tranche.planning.effect import apply
 def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collection[int] = ()) -> NodeView:
     """The view after those allocations, with what runs in them, and those processes have ended."""
     ended = [each for each in view.allocations if each.id in allocation_ids]
-    slots = {grant.key for each in ended for grant in each.grants if grant.key is not None}
-    wholes = {grant.gpu_uuid for each in ended for grant in each.grants if grant.whole_gpu}
+    slots = {grant.slot for each in ended for grant in each.grants if grant.slot is not None}
+    wholes = {grant.gpu_uuid for each in ended for grant in each.grants if grant.slot is None}
     gpus = tuple(_ended(gpu, slots, gpu.uuid in wholes, process_ids) for gpu in view.node)
     kept = tuple(each for each in view.allocations if each.id not in allocation_ids)
     return replace(view, node=replace(view.node, gpus=gpus), allocations=kept)

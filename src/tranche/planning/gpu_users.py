@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
+from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, Process
+from tranche.planning.tenancy import Tenancy, occupant, tenancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,13 @@ class User:
     occupant: Occupant | None
     instance: GpuInstance | None = None
     processes: tuple[Process, ...] = ()
-    allocation: Allocation | None = None
+    allocations: tuple[Allocation, ...] = ()
     changing: bool = False
 
     @property
     def slices(self) -> tuple[ProfileName, ...]:
         """The slices that the user's instance has, or will have: what is promised spans its instance."""
-        if self.instance is not None and (self.instance.slices or self.allocation is None):
+        if self.instance is not None and (self.instance.slices or not self.allocations):
             return self.instance.slices
         return (self.occupant.profile,) if self.occupant is not None else ()
 
@@ -43,13 +45,19 @@ class User:
         return f"{text} ({uuids})" if uuids else text
 
     def __str__(self) -> str:
-        users = [str(process) for process in self.processes]
-        if self.allocation is not None:
-            command = f" ({self.allocation.command})" if self.allocation.command else ""
-            users.append(f"allocation {self.allocation.id}{command}")
+        # A pod's processes say less than its name.
+        of_pods = any(isinstance(each.keeper, PodKeeper) for each in self.allocations)
+        users = [] if of_pods else [str(process) for process in self.processes]
+        users += map(_holder, self.allocations)
         if self.changing:
             users.append("another change of layout")
         return f"{self.place} is in use by {', '.join(users)}"
+
+
+def _holder(allocation: Allocation) -> str:
+    if isinstance(allocation.keeper, PodKeeper):
+        return str(allocation.keeper)
+    return f"allocation {allocation.id}" + (f" ({allocation.command})" if allocation.command else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class GpuUsers:
     @property
     def holders_of_all(self) -> tuple[User, ...]:
         """The users of the whole GPU who forbid any change of its cut; a process outside of the instances does not."""
-        return tuple(user for user in self.whole_gpu_users if user.allocation is not None or user.changing)
+        return tuple(user for user in self.whole_gpu_users if user.allocations or user.changing)
 
     @property
     def emptied(self) -> GpuUsers:
@@ -85,42 +93,33 @@ class GpuUsers:
 
 def gpu_users(view: NodeView, gpu: GpuState) -> GpuUsers:
     """Who uses what on that GPU."""
+    found = tenancy(view, gpu)
     users: list[User] = []
     idle: list[GpuInstance] = []
-    seen: set[Occupant] = set()
+    promised = dict(found.promised)
     for instance in sorted(gpu.instances, key=lambda i: i.placement):
-        holder = view.holder_of(gpu.key(instance)) or _promised_across(view, gpu, instance)
-        occupant = Occupant(instance.profile, instance.placement)
-        if holder is None and not instance.processes:
+        holders = promised.pop(gpu.key(instance), ()) or _promised_across(found, instance)
+        if holders or instance.processes:
+            users.append(User(gpu, occupant(instance), instance, instance.processes, holders))
+        else:
             idle.append(instance)
-            continue
-        users.append(User(gpu, occupant, instance, instance.processes, holder))
-        seen.add(occupant)
-    for allocation in view.allocations:
-        for grant in allocation.grants:
-            if grant.gpu_uuid != gpu.uuid:
-                continue
-            if grant.profile is None or grant.placement is None:
-                users.append(User(gpu, None, None, gpu.processes, allocation))
-            elif (promised := Occupant(grant.profile, grant.placement)) not in seen:
-                users.append(User(gpu, promised, None, (), allocation))
-    if gpu.processes and not any(user.occupant is None for user in users):
+    users += [User(gpu, Occupant(slot.profile, slot.placement), None, (), held) for slot, held in promised.items()]
+    if found.whole:
+        users.append(User(gpu, None, None, gpu.processes, found.whole))
+    elif gpu.processes:
         users.append(User(gpu, None, None, gpu.processes))
     if gpu.uuid in view.changing:
         users.append(User(gpu, None, changing=True))
     return GpuUsers(gpu, tuple(users), tuple(idle))
 
 
-def _promised_across(view: NodeView, gpu: GpuState, instance: GpuInstance) -> Allocation | None:
-    """The allocation whose promised slot, not made yet, cannot be beside the instance: the instance is about to go for it."""
-    occupant = Occupant(instance.profile, instance.placement)
-    for allocation in view.allocations:
-        for grant in allocation.grants:
-            if grant.gpu_uuid != gpu.uuid or grant.profile is None or grant.placement is None:
-                continue
-            if occupant.conflicts(Occupant(grant.profile, grant.placement)):
-                return allocation
-    return None
+def _promised_across(found: Tenancy, instance: GpuInstance) -> tuple[Allocation, ...]:
+    """The allocations whose promised slot cannot be beside the instance: the instance is about to go for it."""
+    place = occupant(instance)
+    for slot, holders in found.promised.items():
+        if place.conflicts(Occupant(slot.profile, slot.placement)):
+            return holders
+    return ()
 
 
 def busy_error(purpose: str, users: tuple[User, ...]) -> GpuBusy:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from tranche.core.allocation import Grant
+from tranche.core.allocation import Grant, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, fits, placements, profiles_exclude
 from tranche.core.profile import ProfileName
@@ -78,7 +78,7 @@ def same_option(option: Option, gpu: GpuState) -> Option:
     It holds for options that destroy one instance at most: in which order several go is told by the GPU.
     """
     steps = tuple(replace(step, gpu_uuid=gpu.uuid) for step in option.steps)
-    grant = replace(option.grant, gpu_uuid=gpu.uuid)
+    grant = option.grant.moved_to(gpu.uuid)
     return Option(gpu, grant, option.change, steps, option.memory, option.mask)
 
 
@@ -136,8 +136,9 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
     gpu = tenancy.gpu
     if gpu.lost:
         return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
-    if tenancy.whole is not None:
-        return obstacle(gpu, Reason.GPU_BUSY, f"held whole by {tenancy.whole.id}", allocation_ids=(tenancy.whole.id,))
+    if tenancy.whole:
+        ids = tuple(each.id for each in tenancy.whole)
+        return obstacle(gpu, Reason.GPU_BUSY, f"held whole by {', '.join(ids)}", allocation_ids=ids)
     if gpu.mode_pending:
         ids = tuple(each.id for each in tenancy.allocations)
         return obstacle(
@@ -159,7 +160,7 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
 def _whole(tenancy: Tenancy, steps: tuple[Step, ...]) -> Option:
     gpu = tenancy.gpu
     change = Change.MODE if steps else Change.NONE
-    return Option(gpu, Grant(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
+    return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
 
 
 def _uncut_again(tenancy: Tenancy, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
@@ -239,7 +240,7 @@ def _slice(
     gpu = tenancy.gpu
     # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.
     mask = tenancy.lasting_mask & ~spot.mask
-    return Option(gpu, Grant(gpu.uuid, profile.name, spot), change, steps, profile.memory or 0, mask)
+    return Option(gpu, Slice(gpu.uuid, profile.name, spot), change, steps, profile.memory or 0, mask)
 
 
 def _create(gpu: GpuState, profile: GpuInstanceProfile, spot: Placement) -> CreateInstance:

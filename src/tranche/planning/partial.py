@@ -19,7 +19,7 @@ from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom
 
 def plan_after_blockers(view: NodeView, layout: Layout, decision: LayoutDecision) -> Plan:
     """The plan that there will be once everybody who blocks the decision has ended."""
-    ids = {user.allocation.id for user in decision.blockers if user.allocation is not None}
+    ids = {allocation.id for user in decision.blockers for allocation in user.allocations}
     pids = {process.pid for user in decision.blockers for process in user.processes}
     return plan_layout(replace(without(view, ids, pids), changing=frozenset()), layout).plan
 

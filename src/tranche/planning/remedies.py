@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, islice
 
-from tranche.core.allocation import Allocation, NodeView
+from tranche.core.allocation import Allocation, NodeView, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
 from tranche.core.grid import placements, profiles_exclude
@@ -258,9 +258,9 @@ def _holder_sets(view: NodeView, gpu: GpuState, answer: Candidate) -> Iterator[_
     for spot in placements(answer.profile):
         ids: set[str] = set()
         pids: set[int] = set()
-        for key, allocation in here.promised.items():
+        for key, holders in here.promised.items():
             if key.placement.overlaps(spot) or profiles_exclude(key.profile, answer.profile.name):
-                ids.add(allocation.id)
+                ids.update(each.id for each in holders)
         for instance in here.in_use:
             if instance.placement.overlaps(spot) or profiles_exclude(instance.profile, answer.profile.name):
                 pids.update(p.pid for p in instance.processes)
@@ -294,7 +294,9 @@ def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | 
     for allocation in moved:
         places: list[str] = []
         for grant in allocation.grants:
-            demand = WholeGpus(1) if grant.profile is None else MigSlice(grant.profile)
+            if not isinstance(grant, WholeGpu | Slice):
+                return None  # it shares its device with others, and nothing is known of how to move it
+            demand = WholeGpus(1) if grant.slot is None else MigSlice(grant.slot.profile)
             again = Request(demand, allocation.request.isolation, allocation.request.gpu_model)
             place = question.granted(view, again)
             if place is None:

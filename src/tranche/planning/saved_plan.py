@@ -27,7 +27,7 @@ def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
 
 
 def _takes(step: Step, user: User) -> bool:
-    if user.changing or (user.occupant is None and user.allocation is not None):
+    if user.changing or (user.occupant is None and user.allocations):
         return True
     for taking in step.takes:
         match taking:

@@ -14,14 +14,14 @@ from tranche.core.state import GpuInstance, GpuState, InstanceKey
 class Tenancy:
     """One GPU with its instances sorted.
 
-    `whole` is the allocation that holds the uncut GPU; `promised` maps the slots that allocations hold, made or not, to their
-    allocation. Instances without an allocation are `in_use` (they have a process, or are about to go because they cannot be
-    there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`.
+    `whole` are the allocations that hold the uncut GPU or parts of it; `promised` maps the slots that allocations hold, made or
+    not, to those allocations. Instances without an allocation are `in_use` (they have a process, or are about to go because
+    they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`.
     """
 
     gpu: GpuState
-    whole: Allocation | None
-    promised: Mapping[InstanceKey, Allocation]
+    whole: tuple[Allocation, ...]
+    promised: Mapping[InstanceKey, tuple[Allocation, ...]]
     in_use: tuple[GpuInstance, ...]
     idle_owned: tuple[GpuInstance, ...]
     idle_foreign: tuple[GpuInstance, ...]
@@ -49,13 +49,13 @@ class Tenancy:
     @property
     def untouched(self) -> bool:
         """Whether nothing runs on the GPU and nothing of it is promised; idle instances may be there."""
-        return self.whole is None and not self.promised and not self.in_use and not self.gpu.all_processes
+        return not self.whole and not self.promised and not self.in_use and not self.gpu.all_processes
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
         """Every allocation that holds something of the GPU, each once."""
-        holders = [self.whole] if self.whole is not None else []
-        return tuple({each.id: each for each in [*holders, *self.promised.values()]}.values())
+        holders = [*self.whole, *(each for held in self.promised.values() for each in held)]
+        return tuple({each.id: each for each in holders}.values())
 
 
 def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
@@ -80,13 +80,11 @@ def tenancies(view: NodeView) -> tuple[Tenancy, ...]:
 
 def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: Collection[InstanceKey]) -> Tenancy:
     """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
-    whole: Allocation | None = None
-    promised: dict[InstanceKey, Allocation] = {}
+    whole: dict[str, Allocation] = {}
+    promised: dict[InstanceKey, dict[str, Allocation]] = {}
     for allocation, grant in held:
-        if grant.key is None:
-            whole = allocation
-        else:
-            promised[grant.key] = allocation
+        holders = whole if grant.slot is None else promised.setdefault(grant.slot, {})
+        holders[allocation.id] = allocation
     in_use: list[GpuInstance] = []
     ours: list[GpuInstance] = []
     foreign: list[GpuInstance] = []
@@ -100,7 +98,8 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
             ours.append(instance)
         else:
             foreign.append(instance)
-    return Tenancy(gpu, whole, promised, tuple(in_use), tuple(ours), tuple(foreign))
+    slots = {slot: tuple(holders.values()) for slot, holders in promised.items()}
+    return Tenancy(gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign))
 
 
 def occupant(instance: GpuInstance) -> Occupant:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from tests.grid_model import carry_out
 from tests.strategies import gpu_on, view_of
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.board import board_by_key
 from tranche.core.errors import GpuBusy, HardwareError, TrancheError
+from tranche.core.keeper import PodKeeper
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
@@ -63,7 +64,7 @@ class World:
     with_reboot: bool = False
     rivals: tuple[str, ...] = ()
     pods: dict[PodRef, KubePod] = field(default_factory=dict)
-    held: dict[PodRef, Grant] = field(default_factory=dict)
+    held: dict[PodRef, Slice] = field(default_factory=dict)
     operand_pods: set[str] = field(default_factory=set)
     stubborn_operands: bool = False
     protected: set[PodRef] = field(default_factory=set)
@@ -113,9 +114,15 @@ class World:
     def view_with_pods(self) -> NodeView:
         """The view in which pods count."""
         held = tuple(
-            Allocation(f"pod/{ref}", Request(MigSlice(grant.profile)), (grant,), Phase.ACTIVE, 0.0)
+            Allocation(
+                f"pod/{ref}",
+                Request(MigSlice(grant.profile)),
+                (grant,),
+                Phase.ACTIVE,
+                0.0,
+                keeper=PodKeeper("", ref.namespace, ref.name if ref.namespace else ""),
+            )
             for ref, grant in sorted(self.held.items())
-            if grant.profile is not None
         )
         return replace(self.view, allocations=(*self.view.allocations, *held))
 
@@ -129,13 +136,13 @@ class World:
         """A pod on the free slice there, if there is one that is not condemned."""
         gpu = self.view.node.by_index(gpu_index)
         instance = next((i for i in gpu.instances if i.placement.start == start), None)
-        if instance is None or self.view_with_pods.holder_of(gpu.key(instance)) is not None:
+        if instance is None or self.view_with_pods.holders_of(gpu.key(instance)):
             return None
         if any(device.uuid in self.condemned for device in instance.compute_instances):
             return None
         ref = PodRef("default", name)
         self.pods[ref] = KubePod(ref, owner_kind=owner)
-        self.held[ref] = Grant(gpu.uuid, instance.profile, instance.placement)
+        self.held[ref] = Slice(gpu.uuid, instance.profile, instance.placement)
         return ref
 
     def end_pod(self, ref: PodRef) -> None:

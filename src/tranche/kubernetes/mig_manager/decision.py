@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from tranche.core.allocation import NodeView
+from tranche.core.devices import devices
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, TrancheError
 from tranche.core.layout import Layout
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
@@ -24,7 +25,7 @@ from tranche.kubernetes.mig_manager.drain import (
     cordoning,
     describe_users,
     drainable,
-    pod_of,
+    pods_of,
 )
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.retry import (
@@ -36,7 +37,6 @@ from tranche.kubernetes.mig_manager.retry import (
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wished_layout
-from tranche.kubernetes.observation.pod_holdings import devices
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
@@ -218,7 +218,7 @@ def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Nod
         return _at_rest(situation, _failure(Why.IN_USE, message))
     if not plan.empty:
         return _cut(situation, change, digest, condemned)
-    refs = [ref for user in change.blockers if (ref := pod_of(user)) is not None]
+    refs = [ref for user in change.blockers for ref in pods_of(user)]
     users = describe_users(change.blockers, situation.eviction_answers)
     report = Report(MigState.PENDING, Why.IN_USE, f"{change.purpose} waits for what is in use: {users}")
     return _make_room(situation, report, refs, condemned)

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
-from tranche.kubernetes.observation.inventory import BEING_ADMITTED
 from tranche.planning.gpu_users import User
 
 CORDON_ANNOTATION = "tranche.dev/mig.config.cordoned"
 RETRY_SECONDS = 5.0
 
-_POD_PREFIX = "pod/"
 _NAMED_AT_MOST = 5
 
 
@@ -54,12 +53,12 @@ def cordoning(node: KubeNode, *, wanted: bool) -> Cordoning:
     return Cordoning(False, {}) if node.unschedulable else Cordoning(None, {CORDON_ANNOTATION: None})
 
 
-def pod_of(user: User) -> PodRef | None:
-    """The pod that the user is; None for a process, or for a share that was not given to a pod."""
-    if user.allocation is None or not user.allocation.id.startswith(_POD_PREFIX):
-        return None
-    namespace, _, name = user.allocation.id.removeprefix(_POD_PREFIX).partition("/")
-    return PodRef(namespace, name) if namespace and name else None
+def pods_of(user: User) -> tuple[PodRef, ...]:
+    """The pods that the user stands for; none for a process, and for shares that were not given to pods."""
+    keepers = (each.keeper for each in user.allocations)
+    return tuple(
+        PodRef(keeper.namespace, keeper.name) for keeper in keepers if isinstance(keeper, PodKeeper) and keeper.admitted
+    )
 
 
 def drainable(refs: Collection[PodRef], pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
@@ -77,10 +76,8 @@ def describe_users(users: Iterable[User], answers: Mapping[PodRef, str] | None =
 
 
 def _describe(user: User, answers: Mapping[PodRef, str]) -> str:
-    if user.allocation is not None and user.allocation.id == f"{_POD_PREFIX}{BEING_ADMITTED}":
-        return f"{user.place} is in use by a pod that is being admitted"
-    ref = pod_of(user)
-    if ref is None:
-        return str(user)
-    text = f"{user.place} is in use by pod {ref}"
-    return f"{text} ({answers[ref]})" if ref in answers else text
+    text = str(user)
+    for ref in pods_of(user):
+        if ref in answers:
+            text = text.replace(f"pod {ref}", f"pod {ref} ({answers[ref]})")
+    return text

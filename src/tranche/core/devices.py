@@ -1,0 +1,42 @@
+"""Device UUIDs, which drivers and containers take, and the grants that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.state import GpuInstance, GpuState, NodeState
+
+
+def devices(node: NodeState) -> Mapping[str, Grant]:
+    """Every device of the node by its UUID: each GPU, and each compute instance.
+
+    A compute instance that spans its GPU instance stands for the whole of it.
+    """
+    found: dict[str, Grant] = {}
+    for gpu in node:
+        found[gpu.uuid] = WholeGpu(gpu.uuid)
+        for instance in gpu.instances:
+            found.update(_inside(gpu, instance))
+    return found
+
+
+def _inside(gpu: GpuState, instance: GpuInstance) -> Mapping[str, Grant]:
+    whole = Slice(gpu.uuid, instance.profile, instance.placement)
+    if instance.whole_slice is not None:
+        return {instance.whole_slice.uuid: whole}
+    return {each.uuid: ComputeSlice(whole, each.name, each.start, each.slices) for each in instance.compute_instances}
+
+
+def device_uuid(grant: Grant, gpu: GpuState) -> str:
+    """The UUID of the device that the grant is on, or a part of; "" when the GPU does not show it.
+
+    `gpu` is the grant's own.
+    """
+    device = grant.device if isinstance(grant, Part) else grant
+    if isinstance(device, WholeGpu):
+        return gpu.uuid
+    instance = gpu.instance_at(device.slot.placement)
+    if instance is None or instance.profile != device.slot.profile:
+        return ""
+    return next((uuid for uuid, found in _inside(gpu, instance).items() if found == device), "")

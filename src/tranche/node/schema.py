@@ -1,0 +1,167 @@
+"""The ledger's tables, and how a ledger of an older format becomes one of this format.
+
+Who may have what is kept by the tables themselves. Each memory slice of each GPU is a unit with one owner: an allocation, or a
+device that several allocations hold at once. So a device is never used by one alone and by several together. A shared device has
+an account of memory and compute; it cannot be overdrawn. A divided device has compute slices, each with one owner.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SCHEMA_VERSION = 2
+
+WHOLE_GPU_UNITS = range(16)
+"""The units of a GPU that is not cut: more than any board has memory slices, so that they do not depend on what a GPU shows."""
+
+_TABLES = """
+CREATE TABLE allocations (
+    id TEXT PRIMARY KEY, request TEXT NOT NULL, phase TEXT NOT NULL, created REAL NOT NULL,
+    command TEXT NOT NULL, keeper TEXT NOT NULL
+) STRICT;
+CREATE TABLE grants (
+    allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, ordinal INTEGER NOT NULL,
+    grant TEXT NOT NULL, PRIMARY KEY (allocation_id, ordinal)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE devices (
+    id TEXT PRIMARY KEY, gpu_uuid TEXT NOT NULL, use TEXT NOT NULL CHECK (use IN ('shared', 'divided')),
+    memory INTEGER NOT NULL, memory_taken INTEGER NOT NULL DEFAULT 0 CHECK (memory_taken BETWEEN 0 AND memory),
+    compute INTEGER NOT NULL, compute_taken INTEGER NOT NULL DEFAULT 0 CHECK (compute_taken BETWEEN 0 AND compute),
+    holders INTEGER NOT NULL DEFAULT 0 CHECK (holders >= 0)
+) STRICT;
+CREATE TABLE units (
+    gpu_uuid TEXT NOT NULL, unit INTEGER NOT NULL,
+    allocation_id TEXT REFERENCES allocations(id) ON DELETE CASCADE,
+    device_id TEXT REFERENCES devices(id) ON DELETE CASCADE,
+    PRIMARY KEY (gpu_uuid, unit), CHECK ((allocation_id IS NULL) <> (device_id IS NULL))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX units_by_allocation ON units (allocation_id);
+CREATE INDEX units_by_device ON units (device_id);
+CREATE TABLE parts (
+    device_id TEXT NOT NULL REFERENCES devices(id), allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE,
+    memory INTEGER NOT NULL CHECK (memory > 0), compute INTEGER NOT NULL CHECK (compute >= 0),
+    PRIMARY KEY (device_id, allocation_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX parts_by_allocation ON parts (allocation_id);
+CREATE TABLE compute_units (
+    device_id TEXT NOT NULL REFERENCES devices(id), unit INTEGER NOT NULL,
+    allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, PRIMARY KEY (device_id, unit)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX compute_units_by_allocation ON compute_units (allocation_id);
+CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
+    SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
+    UPDATE devices SET memory_taken = memory_taken + NEW.memory, compute_taken = compute_taken + NEW.compute,
+        holders = holders + 1 WHERE id = NEW.device_id;
+END;
+CREATE TRIGGER part_given_back AFTER DELETE ON parts BEGIN
+    UPDATE devices SET memory_taken = memory_taken - OLD.memory, compute_taken = compute_taken - OLD.compute,
+        holders = holders - 1 WHERE id = OLD.device_id;
+    DELETE FROM devices WHERE id = OLD.device_id AND holders = 0;
+END;
+CREATE TRIGGER compute_taken AFTER INSERT ON compute_units BEGIN
+    SELECT RAISE(ABORT, 'the device is shared, not divided') FROM devices WHERE id = NEW.device_id AND use <> 'divided';
+    UPDATE devices SET compute_taken = compute_taken + 1, holders = holders + 1 WHERE id = NEW.device_id;
+END;
+CREATE TRIGGER compute_given_back AFTER DELETE ON compute_units BEGIN
+    UPDATE devices SET compute_taken = compute_taken - 1, holders = holders - 1 WHERE id = OLD.device_id;
+    DELETE FROM devices WHERE id = OLD.device_id AND holders = 0;
+END;
+"""
+
+_UNCHANGED_SINCE_VERSION_1 = """
+CREATE TABLE owned_instances (
+    gpu_uuid TEXT NOT NULL, profile TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
+    PRIMARY KEY (gpu_uuid, profile, start, size)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE plans (
+    id TEXT PRIMARY KEY, purpose TEXT NOT NULL, created REAL NOT NULL, session TEXT NOT NULL,
+    allocation_id TEXT, status TEXT NOT NULL
+) STRICT;
+CREATE INDEX plans_by_status ON plans (status);
+CREATE TABLE steps (
+    plan_id TEXT NOT NULL REFERENCES plans(id) ON DELETE CASCADE, ordinal INTEGER NOT NULL, step TEXT NOT NULL,
+    status TEXT NOT NULL, before TEXT, PRIMARY KEY (plan_id, ordinal)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE changing_gpus (
+    gpu_uuid TEXT PRIMARY KEY, plan_id TEXT NOT NULL REFERENCES plans(id) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE TABLE waiters (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, request TEXT NOT NULL,
+    created REAL NOT NULL, command TEXT NOT NULL, pid INTEGER NOT NULL
+) STRICT;
+CREATE TABLE events (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, kind TEXT NOT NULL,
+    gpu_uuid TEXT NOT NULL, allocation_id TEXT NOT NULL, message TEXT NOT NULL
+) STRICT;
+"""
+
+_EVENT_COLUMNS = """
+ALTER TABLE events ADD COLUMN cause INTEGER;
+ALTER TABLE events ADD COLUMN data TEXT;
+"""
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Make the tables in an empty database; within a transaction of the caller's."""
+    _run(db, _UNCHANGED_SINCE_VERSION_1)
+    _run(db, _EVENT_COLUMNS)
+    _run(db, _TABLES)
+    _set_version(db, SCHEMA_VERSION)
+
+
+def migrate(db: sqlite3.Connection, version: int) -> None:
+    """Bring a ledger of an older format to this one; within a transaction of the caller's."""
+    for step in range(version, SCHEMA_VERSION):
+        _MIGRATIONS[step](db)
+    _set_version(db, SCHEMA_VERSION)
+
+
+def _from_1_to_2(db: sqlite3.Connection) -> None:
+    """Keepers beside processes, grants of several kinds, and devices with several holders."""
+    allocations = db.execute(
+        "SELECT id, request, phase, created, command, holder_pid, holder_started FROM allocations"
+    ).fetchall()
+    grants = db.execute("SELECT allocation_id, ordinal, gpu_uuid, profile, start, size FROM grants").fetchall()
+    for table in ("granted_units", "grants", "allocations"):
+        db.execute(f"DROP TABLE {table}")
+    _run(db, _EVENT_COLUMNS)
+    _run(db, _TABLES)
+    for *row, pid, started in allocations:
+        keeper = json.dumps({"kind": "process", "pid": pid, "started": started})
+        db.execute("INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?)", (*row, keeper))
+    for allocation_id, ordinal, gpu_uuid, profile, start, size in grants:
+        grant = _grant(gpu_uuid, profile, start, size)
+        db.execute("INSERT INTO grants VALUES (?, ?, ?)", (allocation_id, ordinal, json.dumps(grant)))
+        units = WHOLE_GPU_UNITS if start is None else range(start, start + size)
+        db.executemany("INSERT INTO units VALUES (?, ?, ?, NULL)", [(gpu_uuid, unit, allocation_id) for unit in units])
+
+
+def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | None) -> dict[str, Any]:
+    whole = profile is None
+    return {
+        "gpuUUID": gpu_uuid,
+        "mechanism": "whole" if whole else "mig",
+        "isolation": "hard",
+        "profile": profile,
+        "placement": None if whole else {"start": start, "size": size},
+    }
+
+
+_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _from_1_to_2}
+
+
+def _run(db: sqlite3.Connection, script: str) -> None:
+    """Run statements one by one: executescript would end the caller's transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            db.execute(statement)
+            statement = ""
+
+
+def _set_version(db: sqlite3.Connection, version: int) -> None:
+    db.execute(f"PRAGMA user_version = {version}")

@@ -1,0 +1,234 @@
+"""What the ledger's tables refuse by themselves, and what becomes of a ledger of an older format."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
+from tranche.core.errors import LedgerCorrupt
+from tranche.core.grid import Placement
+from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
+from tranche.core.profile import parse_profile
+from tranche.core.request import Request, WholeGpus
+from tranche.core.state import InstanceKey
+from tranche.node import records, register, schema
+from tranche.node.ledger import Ledger
+
+FORMAT_1 = Path(__file__).parent / "ledgers" / "format1.sql"
+GPU = WholeGpu("GPU-0")
+LEFT = Slice("GPU-0", parse_profile("3g.20gb"), Placement(0, 4))
+RIGHT = Slice("GPU-0", parse_profile("3g.20gb"), Placement(4, 4))
+ACROSS = Slice("GPU-0", parse_profile("2g.10gb"), Placement(2, 2))
+MEMORY: dict[WholeGpu | Slice, int] = {GPU: 40, LEFT: 20, RIGHT: 20}
+
+
+def allocation(name: str, *grants: Grant, keeper: Keeper = NOT_KNOWN_YET) -> Allocation:
+    return Allocation(name, Request(WholeGpus(1)), grants, Phase.ACTIVE, 1.0, "run", keeper)
+
+
+def compute(start: int, size: int = 1, inside: Slice = LEFT) -> ComputeSlice:
+    return ComputeSlice(inside, parse_profile(f"{size}c.3g.20gb"), start, size)
+
+
+def database() -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    schema.create(db)
+    db.execute("PRAGMA foreign_keys = ON")
+    return db
+
+
+def take(db: sqlite3.Connection, name: str, *grants: Grant) -> bool:
+    """Whether the tables let an allocation have that."""
+    db.execute("BEGIN")
+    try:
+        register.add_allocation(db, allocation(name, *grants), MEMORY)
+    except sqlite3.IntegrityError:
+        db.execute("ROLLBACK")
+        return False
+    db.execute("COMMIT")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "beside"),
+    [
+        (LEFT, LEFT, False),
+        (LEFT, ACROSS, False),
+        (LEFT, RIGHT, True),
+        (GPU, LEFT, False),
+        (LEFT, GPU, False),
+        (GPU, GPU, False),
+        (Part(GPU, 10), GPU, False),
+        (GPU, Part(GPU, 10), False),
+        (Part(GPU, 10), LEFT, False),
+        (LEFT, Part(GPU, 10), False),
+        (Part(GPU, 10), Part(LEFT, 10), False),
+        (Part(GPU, 20), Part(GPU, 20), True),
+        (Part(GPU, 20), Part(GPU, 21), False),
+        (Part(GPU, 1, 60), Part(GPU, 1, 40), True),
+        (Part(GPU, 1, 60), Part(GPU, 1, 41), False),
+        (Part(LEFT, 20), Part(RIGHT, 20), True),
+        (Part(LEFT, 20), LEFT, False),
+        (LEFT, Part(LEFT, 20), False),
+        (compute(0), compute(1), True),
+        (compute(0, 2), compute(1), False),
+        (compute(0), LEFT, False),
+        (LEFT, compute(0), False),
+        (compute(0), Part(LEFT, 1), False),
+        (Part(LEFT, 1), compute(0), False),
+        (compute(0), compute(0, inside=RIGHT), True),
+    ],
+    ids=str,
+)
+def test_one_alone_and_several_together_exclude_each_other(first: Grant, second: Grant, beside: bool) -> None:
+    db = database()
+    assert take(db, "a", first)
+    assert take(db, "b", second) is beside
+    assert [each.id for each in register.allocations(db)] == (["a", "b"] if beside else ["a"])
+    for each in register.allocations(db):
+        assert register.remove_allocation(db, each.id)
+    for table in ("units", "devices", "parts", "compute_units", "grants"):
+        assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), f"{table} has leftovers"
+
+
+grants = st.one_of(
+    st.sampled_from([GPU, LEFT, RIGHT, ACROSS]),
+    st.builds(Part, st.sampled_from([GPU, LEFT, RIGHT]), st.integers(1, 20), st.none() | st.integers(1, 60)),
+    st.builds(compute, st.integers(0, 2), inside=st.sampled_from([LEFT, RIGHT])),
+)
+
+
+@given(st.lists(st.tuples(st.booleans(), grants), max_size=40))
+def test_no_account_is_overdrawn_and_no_unit_has_two_owners(moves: list[tuple[bool, Grant]]) -> None:
+    db = database()
+    held: dict[str, Grant] = {}
+    for number, (gives_back, grant) in enumerate(moves):
+        if gives_back and held:
+            name = next(iter(held))
+            assert register.remove_allocation(db, name)
+            del held[name]
+        elif take(db, str(number), grant):
+            held[str(number)] = grant
+        alone: set[int] = set()
+        shared: dict[str, list[Part]] = {}
+        divided: dict[str, list[ComputeSlice]] = {}
+        for each in held.values():
+            match each:
+                case WholeGpu() | Slice():
+                    units = set(schema.WHOLE_GPU_UNITS) if each.slot is None else set(_units(each.slot))
+                    assert not alone & units
+                    alone |= units
+                case Part():
+                    shared.setdefault(register.device_name(each.device), []).append(each)
+                case ComputeSlice():
+                    divided.setdefault(register.device_name(each.inside), []).append(each)
+        for parts in shared.values():
+            assert sum(each.memory for each in parts) <= MEMORY[parts[0].device]
+            assert sum(each.compute or 0 for each in parts) <= 100
+        for slices in divided.values():
+            assert len({each.start for each in slices}) == len(slices)
+        for device in [*(parts[0].device for parts in shared.values()), *(each[0].inside for each in divided.values())]:
+            units = set(schema.WHOLE_GPU_UNITS) if device.slot is None else set(_units(device.slot))
+            assert not alone & units, "one alone and several together"
+            alone |= units
+        assert {row[0] for row in db.execute("SELECT unit FROM units")} == alone
+
+
+def _units(slot: InstanceKey) -> range:
+    return range(slot.placement.start, slot.placement.start + slot.placement.size)
+
+
+@pytest.mark.parametrize("grant", [GPU, LEFT, compute(1, 2), Part(GPU, 10, 30), Part(LEFT, 5)], ids=str)
+@pytest.mark.parametrize(
+    "keeper",
+    [ProcessKeeper(1, 2), PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run"), ClaimKeeper("ns", "c", "u")],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_register_gives_back_what_was_written(grant: Grant, keeper: Keeper) -> None:
+    db = database()
+    written = allocation("a", grant, keeper=keeper)
+    register.add_allocation(db, written, MEMORY)
+    assert register.allocations(db) == (written,)
+
+
+def test_who_holds_room_is_known_for_every_kind_of_grant() -> None:
+    for grant in (GPU, LEFT, compute(0), Part(LEFT, 1), Part(GPU, 1)):
+        db = database()
+        register.add_allocation(db, allocation("a", grant), MEMORY)
+        assert register.holder_of_room(db, ACROSS.slot, but="") == "a"
+        assert register.holder_of_room(db, ACROSS.slot, but="a") == ""
+        assert register.holder_on_gpu(db, "GPU-0", but="") == "a"
+        assert register.holder_on_gpu(db, "GPU-1", but="") == ""
+
+
+def test_one_of_several_holders_is_not_hidden_by_the_one_that_asks() -> None:
+    db = database()
+    register.add_allocation(db, allocation("a", Part(LEFT, 1)), MEMORY)
+    register.add_allocation(db, allocation("b", Part(LEFT, 1)), MEMORY)
+    assert register.holder_of_room(db, LEFT.slot, but="a") == "b"
+    assert register.holder_of_room(db, LEFT.slot, but="b") == "a"
+
+
+def test_a_ledger_of_format_1_is_migrated_and_a_copy_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    old = sqlite3.connect(path)
+    old.executescript(FORMAT_1.read_text())
+    old.close()
+    ledger = Ledger(path)
+    with ledger.read() as db:
+        first, second = register.allocations(db)
+        assert first.grants == (Slice("GPU-0", parse_profile("2g.10gb"), Placement(4, 2)),)
+        assert (first.id, first.phase, first.command) == ("aaaa0001", Phase.ACTIVE, "python train.py")
+        assert first.keeper == ProcessKeeper(4242, 777)
+        assert second.grants == (WholeGpu("GPU-1"),)
+        assert second.keeper == ProcessKeeper()
+        assert register.holder_of_room(db, first.grants[0].slot, but="") == "aaaa0001"
+        assert register.holder_on_gpu(db, "GPU-1", but="") == "aaaa0002"
+        assert [each.id for each in records.waiters(db)] == ["bbbb0001"]
+        assert [each.message for each in records.events(db)] == ["it was granted"]
+        assert len(records.owned_instances(db)) == 1
+        assert db.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)
+    ledger.check()
+    ledger.close()
+    kept = sqlite3.connect(tmp_path / "ledger.db.format1")
+    assert kept.execute("SELECT count(*) FROM granted_units").fetchone() == (10,)
+    assert kept.execute("PRAGMA user_version").fetchone() == (1,)
+    kept.close()
+
+
+def test_a_migrated_ledger_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+    old.executescript(FORMAT_1.read_text())
+    old.execute("BEGIN")
+    schema.migrate(old, 1)
+    old.execute("COMMIT")
+    assert _shape(old) == _shape(database())
+    old.close()
+
+
+def _shape(db: sqlite3.Connection) -> dict[str, object]:
+    names = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")]
+    columns = {name: db.execute(f"PRAGMA table_info({name})").fetchall() for name in names}
+    triggers = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type IN ('trigger', 'index')").fetchall())
+    return {"columns": columns, "triggers": triggers}
+
+
+def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    old = sqlite3.connect(path)
+    old.executescript(FORMAT_1.read_text())
+    # Two shares of one memory slice: no ledger of format 1 can say so, and the tables of format 2 refuse it.
+    old.execute("INSERT INTO grants VALUES ('aaaa0002', 1, 'GPU-0', '1g.5gb', 4, 1)")
+    old.commit()
+    old.close()
+    with pytest.raises(LedgerCorrupt, match="gives something twice"):
+        Ledger(path)
+    after = sqlite3.connect(path)
+    assert after.execute("PRAGMA user_version").fetchone() == (1,)
+    assert after.execute("SELECT count(*) FROM granted_units").fetchone() == (10,)
+    after.close()
