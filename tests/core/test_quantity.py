@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tranche.cli import describe
 from tranche.core.errors import UsageError
 from tranche.core.quantity import (
     GIB,
@@ -15,6 +16,7 @@ from tranche.core.quantity import (
     format_fraction,
     format_memory,
     memory_option,
+    parse_duration,
     parse_fraction,
     parse_memory,
 )
@@ -93,6 +95,9 @@ def test_memory_is_shown_to_people_in_gib_as_nvidia_smi_does(amount: int, text: 
         (".25", Fraction(1, 4)),
         ("1", Fraction(1)),
         ("1.0", Fraction(1)),
+        ("50%", Fraction(1, 2)),
+        ("12.5 %", Fraction(1, 8)),
+        ("100%", Fraction(1)),
         (" 0.1 ", Fraction(1, 10)),
     ],
 )
@@ -110,7 +115,10 @@ def test_a_share_is_read_exactly(text: str, share: Fraction) -> None:
         ("-0.5", "is not a share"),
         ("half", "is not a share"),
         ("1/2", "is not a share"),
-        ("50%", "is not a share"),
+        ("0%", "more than 0"),
+        ("150%", "more than one GPU"),
+        ("%", "is not a share"),
+        ("50%%", "is not a share"),
         ("1e-1", "is not a share"),
         ("", "is not a share"),
         ("0." + "5" * 5000, "is not a share"),
@@ -136,3 +144,43 @@ def test_a_share_prints_as_it_can_be_read_back(numerator: int, digits: int) -> N
 
 def test_a_share_without_a_finite_decimal_is_rounded() -> None:
     assert format_fraction(Fraction(1, 3)) == "0.333"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("90", 90.0),
+        ("0.1", 0.1),
+        (".5", 0.5),
+        ("10.", 10.0),
+        ("30s", 30.0),
+        ("10m", 600.0),
+        ("1h30m", 5400.0),
+        ("1.5h", 5400.0),
+        ("2d1h2m3.5s", 176_523.5),
+        ("250ms", 0.25),
+        (" 5m ", 300.0),
+    ],
+)
+def test_a_span_of_time_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-5", "-5s", "5x", "m", "10 m", "30m1h", "1h1h", "1e3", "nan", "inf", "1:30", "5" * 5000, "٣s"]
+)
+def test_what_is_no_span_of_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a span of time"):
+        parse_duration(text)
+
+
+def test_a_span_of_time_is_at_most_a_year() -> None:
+    assert parse_duration("366d") == 31_622_400
+    with pytest.raises(UsageError, match="longer than a year"):
+        parse_duration("999999999999999999")
+
+
+@given(st.integers(0, 366 * 86_400 - 1))
+def test_an_age_as_it_is_shown_can_be_read(seconds: int) -> None:
+    assert seconds - 3600 < parse_duration(describe.age(seconds)) <= seconds

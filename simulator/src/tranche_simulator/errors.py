@@ -28,7 +28,12 @@ class MachineExists(SimulatorError):
 
 
 class MachineUnknown(SimulatorError):
-    """There is no machine of that name."""
+    """There is no machine of that name; `name` is the name, `known` are those that there are."""
+
+    def __init__(self, message: str, *, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(message, hint="create it first")
+        self.name = name
+        self.known = known
 
 
 class NotPermitted(SimulatorError):

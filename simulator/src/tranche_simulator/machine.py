@@ -71,6 +71,14 @@ def machines_directory() -> Path:
     return Path.home() / ".local" / "state" / "tranche" / "simulator"
 
 
+def _names_in(folder: Path) -> tuple[str, ...]:
+    """The machines in the folder, as far as it can be read."""
+    try:
+        return tuple(sorted(each.name for each in folder.iterdir() if (each / "state").exists()))
+    except OSError:
+        return ()
+
+
 class SimulatedMachine:
     """One simulated machine: a folder with the state that NVML shows and a description for people."""
 
@@ -142,8 +150,9 @@ class SimulatedMachine:
         """
         machine = cls((root or machines_directory()) / name)
         if not NAME.fullmatch(name) or not os.path.isfile(machine.state):
+            folder = machine.directory.parent
             raise MachineUnknown(
-                f"there is no simulated machine {name!r} in {machine.directory.parent}", hint="create it first"
+                f"there is no simulated machine {name!r} in {folder}", name=name, known=_names_in(folder)
             )
         return machine
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tranche.cli.duration import Duration
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
 from tranche.core.hooks import HooksFile, parse_hooks
 from tranche.core.layout import LayoutFile
@@ -81,7 +82,9 @@ def hook_options(function: Any) -> Any:
 def wait_options(function: Any) -> Any:
     """`--wait` and `--timeout`: patience with what is in use."""
     for option in (
-        click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With --wait: wait so long."),
+        click.option(
+            "--timeout", type=Duration(), metavar="TIME", help="With --wait: wait so long, such as 30s or 10m."
+        ),
         click.option(
             "--wait", is_flag=True, help="Wait while something in use stands in the way, instead of refusing."
         ),

@@ -16,6 +16,7 @@ import click
 from tranche.cli import streams
 from tranche.cli.settings import API_VERSION, Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
+from tranche.core.spelling import did_you_mean
 from tranche.hardware.simulator_errors import simulator_errors
 
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -49,6 +50,12 @@ class LazyGroup(click.Group):
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         command: click.Command = module.command
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: D102
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            meant = did_you_mean(args[0], _COMMANDS)
+            ctx.fail(f"No such command {args[0]!r}. {meant[:1].upper()}{meant[1:]}".rstrip())
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: D102
         with simulator_errors():

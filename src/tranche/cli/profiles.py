@@ -131,7 +131,10 @@ def _observe(settings: Settings) -> NodeState:
 
 
 def _find_gpu(node: NodeState, name: str) -> GpuState:
-    gpu = node.by_index(int(name)) if name.isascii() and name.isdigit() else node.gpu(name)
+    is_index = (
+        name.isascii() and name.isdigit() and len(name) <= 18
+    )  # int() refuses thousands of digits in its own words
+    gpu = node.by_index(int(name)) if is_index else node.gpu(name)
     if gpu.lost:
         raise HardwareError(f"the driver has lost {gpu.label}", hint="see what is wrong with: tranche doctor")
     if not gpu.mig_capable:

@@ -6,6 +6,7 @@ import signal
 
 import click
 
+from tranche.cli.duration import Duration
 from tranche.cli.output import say
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
@@ -17,10 +18,10 @@ from tranche.local.termination import cancel_waiter, take_back
 @click.option("--terminate", is_flag=True, help="End the workload: SIGTERM, then SIGKILL after the grace time.")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
-    default=10.0,
+    type=Duration(),
+    default="10s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How long the workload has after SIGTERM.",
 )
 @click.pass_obj

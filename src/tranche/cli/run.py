@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tranche.cli.duration import Duration
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import child_environment, open_host
@@ -25,7 +26,9 @@ from tranche.planning.steps import Step
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @request_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in order when nothing fits.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up waiting after so long.")
+@click.option(
+    "--timeout", type=Duration(), metavar="TIME", help="Give up waiting after so long: 90 (seconds), 30s, 10m, 1h30m."
+)
 @adopt_foreign_option
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")

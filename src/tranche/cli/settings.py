@@ -54,5 +54,14 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
     """The `-o` option: `table` and `json`, or the formats given; the first is the default."""
     choices = formats or ("table", "json")
     return click.option(
-        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="Output format."
+        "-o", "--output", type=_Format(choices), default=choices[0], show_default=True, help="Output format."
     )
+
+
+class _Format(click.Choice[str]):
+    """A choice that tells whoever asks for YAML that JSON is YAML."""
+
+    def get_invalid_choice_message(self, value: str, ctx: click.Context | None) -> str:
+        """What click says, and what helps."""
+        text = super().get_invalid_choice_message(value=value, ctx=ctx)
+        return f"{text} Every JSON document is YAML, too: -o json." if value.lower() in ("yaml", "yml") else text

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import click
 
 from tranche.cli.documents import allocation_document, gpu_document
+from tranche.cli.duration import Duration
 from tranche.cli.output import print_json
 from tranche.cli.overview import overview
 from tranche.cli.ps import waiter_document
@@ -24,10 +25,10 @@ from tranche.node.host import Host
 @click.option("--once", is_flag=True, help="Print the picture once and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
-    default=1.0,
+    type=Duration(least=0.1),
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How often the picture is drawn anew.",
 )
 @output_option()

@@ -13,6 +13,7 @@ from itertools import chain, repeat
 from tranche.core.device_filter import DeviceFilter
 from tranche.core.errors import LayoutUnknown
 from tranche.core.profile import ProfileName
+from tranche.core.spelling import did_you_mean
 from tranche.core.state import GpuState, NodeState
 
 
@@ -102,7 +103,10 @@ class LayoutFile:
         for layout in self.layouts:
             if layout.name == name:
                 return layout
-        raise LayoutUnknown(f"selected mig-config not present: {name}", hint=f"{self.source}: {offered}")
+        raise LayoutUnknown(
+            f"selected mig-config not present: {name}",
+            hint=f"{did_you_mean(name or '', self.names)}{self.source}: {offered}",
+        )
 
 
 def describe_slices(counts: Mapping[ProfileName, int]) -> str:

@@ -1,7 +1,8 @@
-"""Amounts of GPU memory and shares of a GPU: the one parser and printer for the whole product.
+"""Amounts of GPU memory, shares of a GPU and spans of time: the one parser and printer for the whole product.
 
 Memory is accepted as `4G` and `4GB` (decimal), `4Gi` and `4GiB` (binary), `4000M`, `512Mi`, `1.5Gi`, or a bare number of
-MiB (the convention of the KAI annotation `gpu-memory`). Internally it is always an int of bytes.
+MiB (the convention of the KAI annotation `gpu-memory`). Internally it is always an int of bytes. A share is `0.5` or `50%`.
+A span of time is `90` (seconds), `30s`, `10m`, `1h30m` or `1.5h`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ _UNITS = {
 }
 # Digits are bounded because int() itself refuses thousands of them, in words that are not ours.
 _MEMORY = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMGT]i?)?(?P<byte>B)?", re.ASCII)
-_FRACTION = re.compile(r"\d{1,18}(?:\.\d{1,18})?|\.\d{1,18}", re.ASCII)
+_FRACTION = re.compile(
+    r"(?P<number>\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})|(?P<percent>\d{1,16}(?:\.\d{1,16})?)\s*%", re.ASCII
+)
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1, "ms": 0.001}
+_PLAIN_SECONDS = re.compile(r"\d{1,18}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
+_SPANS = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)(?P<unit>ms|[dhms])", re.ASCII)
+_LONGEST_SECONDS = 366 * 86_400
 
 
 def parse_memory(text: str) -> int:
@@ -48,9 +55,10 @@ def parse_memory(text: str) -> int:
 
 def parse_fraction(text: str) -> Fraction:
     """A share of one GPU, exact, with 0 < share <= 1; UsageError otherwise."""
-    if _FRACTION.fullmatch(text.strip()) is None:
-        raise UsageError(f"'{text}' is not a share of a GPU", hint="write it as a decimal such as 0.5")
-    share = Fraction(text.strip())
+    match = _FRACTION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"'{text}' is not a share of a GPU", hint="write it as a decimal such as 0.5, or as 50%")
+    share = Fraction(match["number"]) if match["number"] else Fraction(match["percent"]) / 100
     if share == 0:
         raise UsageError("a share of a GPU must be more than 0", hint="for example --gpu 0.5")
     if share > 1:
@@ -59,6 +67,22 @@ def parse_fraction(text: str) -> Fraction:
             hint="ask for whole GPUs with --gpus N",
         )
     return share
+
+
+def parse_duration(text: str) -> float:
+    """Seconds for a span of time, 0 included; UsageError when it is not one, or is longer than a year."""
+    words = text.strip()
+    spans = list(_SPANS.finditer(words))
+    units = [each["unit"] for each in spans]
+    if _PLAIN_SECONDS.fullmatch(words):
+        seconds = float(words)
+    elif spans and "".join(each[0] for each in spans) == words and units == [u for u in _SECONDS if u in units]:
+        seconds = sum(float(each["number"]) * _SECONDS[each["unit"]] for each in spans)
+    else:
+        raise UsageError(f"'{text}' is not a span of time", hint="write it as 30s, 10m, 1h30m, or a number of seconds")
+    if seconds > _LONGEST_SECONDS:
+        raise UsageError(f"'{text}' is longer than a year", hint="write it as 30s, 10m, 1h30m, or a number of seconds")
+    return seconds
 
 
 def format_memory(amount: int) -> str:

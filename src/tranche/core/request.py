@@ -13,6 +13,7 @@ from fractions import Fraction
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import format_fraction, memory_option, parse_fraction, parse_memory
+from tranche.core.spelling import did_you_mean
 
 
 class Isolation(StrEnum):
@@ -129,10 +130,19 @@ def _parse_count(text: str) -> int:
 
 
 def _parse_slice(text: str) -> MigSlice:
-    profile = parse_profile(text)
+    try:
+        profile = parse_profile(text)
+    except UsageError as error:
+        raise UsageError(error.message, hint=f"{_similar_profiles(text)}{error.hint}") from error
     if not profile.spans_gpu_instance:
         raise UsageError(
             f"a request cannot name '{text}': shares are whole GPU instances",
             hint=f"ask for {profile.gpu_instance}, or declare {profile} in a layout",
         )
     return MigSlice(profile)
+
+
+def _similar_profiles(text: str) -> str:
+    from tranche.core.board import catalogue  # slow to read, and needed only after a mistake
+
+    return did_you_mean(text, dict.fromkeys(str(profile.name) for board in catalogue() for profile in board.profiles))

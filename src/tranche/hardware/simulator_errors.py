@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tranche.core.errors import GpuBusy, GpuNotFound, PermissionDenied, SimulatorError, TrancheError, UsageError
+from tranche.core.spelling import did_you_mean
 from tranche_simulator import errors as simulator
 
 _CLASSES: dict[type[simulator.SimulatorError], type[TrancheError]] = {
@@ -32,5 +33,8 @@ def _hint(error: simulator.SimulatorError) -> str:
     if isinstance(error, simulator.MachineExists):
         return f"destroy it first (`tranche sim destroy {error.name}`), or choose another name"
     if isinstance(error, simulator.MachineUnknown):
-        return "`tranche sim list` shows the machines; `tranche sim create` makes one"
+        from tranche_simulator.machines import MACHINE_TYPES
+
+        meant = did_you_mean(error.name, {*error.known, *MACHINE_TYPES})
+        return f"{meant}`tranche sim list` shows the machines; `tranche sim create` makes one"
     return error.hint

@@ -57,7 +57,7 @@ def run(
     try:
         held = queue.acquire(
             request,
-            command=shlex.join(command),
+            command=_as_text(command),
             pid=os.getpid(),
             patience=patience,
             waiting=waiting,
@@ -80,6 +80,11 @@ def run(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _as_text(command: Sequence[str]) -> str:
+    """The command for people; a byte that is no UTF-8 is shown as the replacement character."""
+    return os.fsencode(shlex.join(command)).decode(errors="replace")
 
 
 def _give_back(queue: Queue, held: Held, *, why: str) -> None:

@@ -123,6 +123,6 @@ def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -
     rows = db.execute(
         "SELECT position, time, kind, gpu_uuid, allocation_id, message FROM events WHERE position > ? "
         "ORDER BY position DESC LIMIT ?",
-        (after, -1 if last is None else last),
+        (after, -1 if last is None else min(last, _KEPT_EVENTS)),
     )
     return tuple(Event(*row) for row in reversed(rows.fetchall()))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, MigNotSupported
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.layout_format import parse_layouts
+from tranche.core.spelling import did_you_mean
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConfigMap
 from tranche.node.files import parse_document
@@ -56,9 +57,10 @@ class LayoutSource:
         generated = generate_layouts(node)
         if name in generated.names:
             return generated.select(name)
+        meant = did_you_mean(name, {*declared.names, *generated.names})
         raise LayoutUnknown(
             f"selected mig-config not present: {name}",
-            hint=f"{self._describe()}; this machine's GPUs bring: {', '.join(generated.names)}",
+            hint=f"{meant}{self._describe()}; this machine's GPUs bring: {', '.join(generated.names)}",
         )
 
     def _describe(self) -> str:
