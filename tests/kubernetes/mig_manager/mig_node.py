@@ -45,7 +45,7 @@ class Kubelet:
 
 @dataclass
 class ManagedNode:
-    """A node of the cluster; `now` is the manager's clock in seconds since the epoch, and stands still."""
+    """A node of the cluster; `now` is the machine's monotonic clock in seconds, and stands still."""
 
     server: FakeApiServer
     api: KubeApi
@@ -54,7 +54,7 @@ class ManagedNode:
     host: Host
     kubelet: Kubelet
     services: NodeServices
-    now: float = 1_900_000_000.0
+    now: float = 90_000.0
     restarts: int = 0
 
     @property
@@ -95,6 +95,10 @@ class ManagedNode:
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Set labels by their full keys."""
         self._put(labels=self.labels | dict(labels))
+
+    def annotate(self, annotations: Mapping[str, str]) -> None:
+        """Set annotations."""
+        self._put(annotations=self.annotations | dict(annotations))
 
     def config_map(self, text: str) -> None:
         """Write the ConfigMap of layouts."""

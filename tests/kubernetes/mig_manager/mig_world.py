@@ -26,6 +26,7 @@ from tranche.kubernetes.mig_manager.decision import (
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, attempt_text
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wished_layout
@@ -102,8 +103,7 @@ class World:
             source,
             self.view_with_pods,
             (*self.pods.values(), *apps),
-            self.now,
-            f"boot-{self.boots}" if self.boot_ids else "",
+            Moment(f"boot-{self.boots}" if self.boot_ids else "", self.now),
             self.policy,
             self.with_reboot,
             self.rivals,
@@ -241,6 +241,7 @@ class World:
                 raise HardwareError("cannot restart the machine")
             if decision.work is Work.REBOOT:
                 self.boots += 1
+                self.now = 20.0
                 gpus = tuple(replace(gpu, mode=gpu.pending_mode, instances=()) for gpu in self.view.node)
                 self.view = replace(self.view, node=replace(self.view.node, gpus=gpus))
         except TrancheError as error:

@@ -14,7 +14,7 @@ import pytest
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.api.objects import PodRef
-from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
+from tranche.kubernetes.mig_manager.claims import ANSWER_SECONDS, CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
@@ -368,16 +368,30 @@ def test_an_api_server_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> 
 def test_two_managers_of_one_node_stand_still_until_one_is_gone(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         other = CLAIM_PREFIX + "00000000-0000-4000-8000-000000000000"
-        claim = f'{{"since":{node.now},"renewed":{node.now}}}'
         async with node.managed():
             await until(lambda: bool(_claims(node)))
-            await node.api.patch_node_metadata("n1", annotations={other: claim})
+            await node.api.patch_node_metadata("n1", annotations={other: "{}"})
             node.label(mig_config="all-1g.10gb")
             await node.shows("failed", "ManagerConflict")
             assert node.machine.machine.total_change_calls() == 0
             await node.api.patch_node_metadata("n1", annotations={other: None})
             await node.shows("success")
         assert not _claims(node), "the claim is withdrawn at the end"
+
+    on_node(tmp_path, test, H100)
+
+
+def test_a_manager_that_was_killed_is_gone_by_the_clock_of_the_one_that_stays(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        dead = CLAIM_PREFIX + "00000000-0000-4000-8000-000000000000"
+        node.annotate({dead: '{"since":9999999999,"renewed":9999999999}'})
+        node.label(mig_config="all-1g.10gb")
+        async with node.managed():
+            await node.shows("failed", "ManagerConflict")
+            node.now += ANSWER_SECONDS
+            node.set_labels({"poke": "1"})
+            await node.shows("success")
+            assert dead not in node.annotations
 
     on_node(tmp_path, test, H100)
 

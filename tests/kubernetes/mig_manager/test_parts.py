@@ -15,12 +15,15 @@ from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import condemned_by
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.moment import Moment, parse_moment
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
 from tranche.kubernetes.mig_manager.retry import Attempt, attempt_text, parse_attempt
 from tranche.planning.generate import generate_layouts
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.reconfigure import plan_layout
 from tranche.planning.steps import CreateInstance, DestroyInstance
+
+MOMENTS = st.builds(Moment, st.sampled_from(["", "boot-1", "boot-2"]), st.floats(0, 4e6))
 
 
 def source(text: str) -> LayoutSource:
@@ -81,14 +84,31 @@ mig-configs:
         source(text).select("ours", view_of(uncuttable_gpu()).node)
 
 
-@given(
-    st.builds(
-        Attempt, st.text(), st.integers(1, 10_000), st.floats(0, 4e9), st.text(), st.text(), st.sampled_from(["", "b"])
-    )
-)
+@given(st.builds(Attempt, st.text(), st.integers(1, 10_000), MOMENTS, st.text(), st.text(), st.sampled_from(["", "b"])))
 def test_an_attempt_is_read_as_it_was_written(attempt: Attempt) -> None:
     assert parse_attempt(attempt_text(attempt)) == attempt
-    assert 5 <= attempt.next_at() - attempt.at + 1e-3 <= 300.1
+
+
+@given(st.integers(1, 10_000), MOMENTS, MOMENTS)
+def test_no_clock_keeps_a_failed_attempt_waiting_longer_than_five_minutes(
+    failures: int, at: Moment, now: Moment
+) -> None:
+    attempt = Attempt("d", failures, at, "HardwareError", "no")
+    assert 0 <= attempt.wait(now) <= 300
+    assert 5 <= attempt.wait(at) <= 300
+    if at.boot != now.boot or now.seconds < at.seconds:
+        assert attempt.wait(now) == 0, "what began before a restart of the machine is over"
+
+
+@given(MOMENTS)
+def test_a_moment_is_read_as_it_was_written(moment: Moment) -> None:
+    passed = parse_moment(str(moment)).until(Moment(moment.boot, moment.seconds + 1))
+    assert passed == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("text", ["", "@", "x@b", "nan@b", "inf@b", "1900000000.0", "9@c"])
+def test_of_a_moment_that_cannot_be_read_nothing_is_told(text: str) -> None:
+    assert parse_moment(text).until(Moment("b", 5e9)) is None
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[1]", "null", '{"digest": 1}', "x" * 100])

@@ -28,9 +28,9 @@ from tranche.kubernetes.mig_manager.drain import (
     pods_of,
 )
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.retry import (
     ATTEMPT_ANNOTATION,
-    LONGEST_DELAY_SECONDS,
     REBOOT_SPENT,
     Attempt,
     attempt_text,
@@ -61,16 +61,14 @@ class Situation:
     """All that a decision depends on.
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
-    the API server said when it refused an eviction. `now` is in seconds since the epoch; `boot_id` changes with each start of
-    the machine. `unseen` says why layouts or GPUs could not be read; the view is then empty.
+    the API server said when it refused an eviction. `unseen` says why layouts or GPUs could not be read; the view is then empty.
     """
 
     node: KubeNode
     layouts: LayoutSource
     view: NodeView
     pods: tuple[KubePod, ...]
-    now: float
-    boot_id: str
+    now: Moment
     policy: InUsePolicy = InUsePolicy.WAIT
     with_reboot: bool = False
     rivals: tuple[str, ...] = ()
@@ -84,7 +82,7 @@ class Situation:
 
     def asks_reboot(self, attempt: Attempt) -> bool:
         """Whether that failed attempt calls for a restart that is still allowed and has not happened yet."""
-        return self.with_reboot and attempt.asked_reboot(self.boot_id)
+        return self.with_reboot and attempt.asked_reboot(self.now.boot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +179,16 @@ def failed_attempt(situation: Situation, layout: Layout, error: TrancheError, *,
     failures = last.failures + 1 if again and last is not None else 1
     message = _sentence(error)
     asked = last.reboot if again and last is not None else ""
-    if asked == situation.boot_id and not situation.with_reboot:
+    if asked == situation.now.boot and not situation.with_reboot:
         asked = ""
     reboot = asked
     if asked:
-        reboot = asked if asked == situation.boot_id else REBOOT_SPENT
+        reboot = asked if asked == situation.now.boot else REBOOT_SPENT
         if changed_mode and reboot == REBOOT_SPENT:
             message = f"MIG mode change did not take effect after rebooting: {message}"
     elif situation.with_reboot and changed_mode and error.reason not in _PASSING:
-        reboot = situation.boot_id
-    restart_failed = asked == situation.boot_id != "" and error.reason not in _PASSING
+        reboot = situation.now.boot
+    restart_failed = asked == situation.now.boot != "" and error.reason not in _PASSING
     return Attempt(digest, failures, situation.now, error.reason, message, reboot, restart_failed)
 
 
@@ -208,8 +206,8 @@ def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Nod
         plan = plan_beside_blockers(situation.view, change, later)
     condemned = condemned_by(later, situation.view)
     if attempt is not None and attempt.digest == digest:
-        wait = min(attempt.next_at() - situation.now, LONGEST_DELAY_SECONDS)  # also when the clock was put back
-        if wait > 0 and not attempt.rebooted(situation.boot_id):
+        wait = attempt.wait(situation.now)
+        if wait > 0 and not attempt.rebooted(situation.now.boot):
             return _patience(situation, attempt, wait, condemned)
         if situation.asks_reboot(attempt):
             return _reboot(situation)
@@ -229,10 +227,8 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
     paused = operands.pause(situation.node)
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
     running = operands.still_running(labels, situation.pods)
-    since = operands.paused_since(situation.node)
-    if since is not None and not since <= situation.now:  # the clock was put back
-        since = None
-    if running and since is not None and situation.now - since > operands.PATIENCE_SECONDS:
+    paused_for = operands.paused_for(situation.node, situation.now)
+    if running and paused_for is not None and paused_for > operands.PATIENCE_SECONDS:
         named = ", ".join(str(pod.ref) for pod in running)
         message = f"{change.purpose}: the operands did not stop within {operands.PATIENCE_SECONDS:g} s: {named}"
         last = situation.attempt
@@ -245,7 +241,7 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
         named = ", ".join(str(pod.ref) for pod in running)
         report = Report(MigState.PENDING, Why.OPERANDS, f"{change.purpose} waits for the operands to stop: {named}")
     annotations: dict[str, str | None] = {}
-    if since is None and (paused or operands.SINCE_ANNOTATION in situation.node.annotations):
+    if paused_for is None and (paused or operands.paused_here(situation.node)):
         annotations[operands.SINCE_ANNOTATION] = str(situation.now)
     return NodeDecision(
         report,
@@ -305,7 +301,7 @@ def _conflict(situation: Situation, name: str) -> NodeDecision:
         else None
     )
     # What this manager has not paused was paused by the other, which is at work and will restore it.
-    return _at_rest(situation, report, restore=operands.paused_since(situation.node) is not None)
+    return _at_rest(situation, report, restore=operands.paused_here(situation.node), look_again=RETRY_SECONDS)
 
 
 def _at_rest(
@@ -320,7 +316,7 @@ def _at_rest(
 ) -> NodeDecision:
     """Show the report while nothing is cut: operands run, and the node is cordoned only where that is wanted."""
     annotations: dict[str, str | None] = {}
-    if operands.SINCE_ANNOTATION in situation.node.annotations:
+    if operands.paused_here(situation.node):
         annotations[operands.SINCE_ANNOTATION] = None
     if forget and ATTEMPT_ANNOTATION in situation.node.annotations:
         annotations[ATTEMPT_ANNOTATION] = None

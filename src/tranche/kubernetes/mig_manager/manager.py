@@ -29,7 +29,7 @@ from tranche.kubernetes.api.objects import (
 )
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.mig_manager.claims import stand, withdrawal
+from tranche.kubernetes.mig_manager.claims import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.decision import (
     NodeDecision,
     Situation,
@@ -44,6 +44,7 @@ from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.identity import ManagerIdentity
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_machine
+from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wished_layout
@@ -77,7 +78,7 @@ class MigSettings:
 
 
 class MigManager:
-    """A component of the node agent. `clock` is seconds since the epoch; `restart` restarts the machine."""
+    """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine."""
 
     name = "mig-manager"
 
@@ -86,7 +87,7 @@ class MigManager:
         services: NodeServices,
         settings: MigSettings,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         boot: Callable[[], str] = boot_id,
         restart: Callable[[Path], None] = restart_machine,
     ) -> None:
@@ -97,6 +98,7 @@ class MigManager:
         self._restart = restart
         self._source: Live[LayoutSource] = Live()
         self._wake = asyncio.Event()
+        self._claims: Memory = {}
         self._eviction_answers: dict[PodRef, str] = {}
         self._working_since: float | None = None
         self._trouble = "it has not looked at the node yet"
@@ -127,7 +129,7 @@ class MigManager:
                 group.create_task(self._listen(self._services.node.changes()))
                 group.create_task(self._listen(self._services.inventory.latest.changes()))
                 group.create_task(self._follow_layouts())
-                group.create_task(self._rounds(identity.name, since=self._clock()))
+                group.create_task(self._rounds(identity.name))
         finally:
             try:
                 self._services.inventory.condemn(frozenset())
@@ -148,7 +150,7 @@ class MigManager:
             self._source.publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
             self._wake.set()
 
-    async def _rounds(self, me: str, *, since: float) -> None:
+    async def _rounds(self, me: str) -> None:
         for source, patience in (
             (self._source, _FIRST_LAYOUTS_SECONDS),
             (self._services.inventory.latest, _FIRST_LOOK_SECONDS),
@@ -160,7 +162,7 @@ class MigManager:
         while True:
             self._wake.clear()
             try:
-                look_again = await self._round(me, since)
+                look_again = await self._round(me)
                 self._trouble, pause = "", _FIRST_PAUSE_SECONDS
             except TrancheError as error:
                 if str(error) != self._trouble:
@@ -174,14 +176,15 @@ class MigManager:
                     async with asyncio.timeout(look_again):
                         await self._wake.wait()
 
-    async def _round(self, me: str, since: float) -> float | None:
+    async def _round(self, me: str) -> float | None:
         """Look, decide, carry out; in how many seconds to look again without news, 0 for at once."""
         api, node_name = self._services.api, self._services.node_name
         node = await api.get_node(node_name)
-        standing = stand(node.annotations, me, self._clock(), since=since)
+        standing = stand(node.annotations, me, self._clock(), self._claims)
         if standing.annotations:
             node = await api.patch_node_metadata(node_name, annotations=standing.annotations)
-            standing = stand(node.annotations, me, self._clock(), since=since)
+            standing = stand(node.annotations, me, self._clock(), standing.memory)
+        self._claims = standing.memory
         situation, not_condemned = await self._condemned(await self._look(node, standing.rivals))
         decision = decide(situation)
         await self._report(node, decision)
@@ -214,8 +217,7 @@ class MigManager:
             layouts=self._source.value if self._source.synced else LayoutSource(),
             view=view,
             pods=pods,
-            now=self._clock(),
-            boot_id=self._boot(),
+            now=Moment(self._boot(), self._clock()),
             policy=self._settings.policy,
             with_reboot=self._settings.with_reboot,
             rivals=tuple(rivals),
@@ -302,7 +304,9 @@ class MigManager:
             self._outdated = False
             situation = replace(situation, view=snapshot.view_with_pods)
             decision = decide(situation)
-        inventory.condemn(decision.condemned)
+        if inventory.condemn(decision.condemned):
+            with suppress(TrancheError):  # the inventory tries again, and until then the marks stay
+                await inventory.refresh()
         return situation, None
 
     async def _work(self, situation: Situation, decision: NodeDecision) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tranche.kubernetes.api.objects import KubeNode, KubePod
+from tranche.kubernetes.mig_manager.moment import Moment, parse_moment
 
 PAUSED = "paused-for-mig-change"
 SINCE_ANNOTATION = "tranche.dev/mig.config.operands-paused"
@@ -40,15 +41,15 @@ def restore(node: KubeNode) -> dict[str, str | None]:
     return {key: _RUN for key in _APPS if node.labels.get(key) == PAUSED}
 
 
-def paused_since(node: KubeNode) -> float | None:
-    """When this manager paused operands, in seconds since the epoch; None when it has not."""
+def paused_here(node: KubeNode) -> bool:
+    """Whether it was this manager who paused operands."""
+    return SINCE_ANNOTATION in node.annotations
+
+
+def paused_for(node: KubeNode, now: Moment) -> float | None:
+    """For how many seconds this manager has paused operands; None when it has not, or when that cannot be told."""
     text = node.annotations.get(SINCE_ANNOTATION)
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0  # somebody has written there; what is paused is to be restored all the same
+    return None if text is None else parse_moment(text).until(now)
 
 
 def still_running(labels: Mapping[str, str], pods: Iterable[KubePod]) -> tuple[KubePod, ...]:

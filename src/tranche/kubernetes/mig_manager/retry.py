@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from tranche.kubernetes.mig_manager.moment import Moment
+
 FIRST_DELAY_SECONDS = 5.0
 LONGEST_DELAY_SECONDS = 300.0
 
@@ -16,22 +18,29 @@ REBOOT_SPENT = "spent"
 class Attempt:
     """The last of `failures` failed attempts in a row at one layout.
 
-    `digest` tells the layout's content, so that an edited layout is tried at once. `at` is in seconds since the epoch.
+    `digest` tells the layout's content, so that an edited layout is tried at once. `at` is when it failed.
     `reboot` is "" when no restart of the machine was asked for, the boot id under which it was asked for, or REBOOT_SPENT when
     the restart has not helped. `restart_failed` says that what failed was the restart itself.
     """
 
     digest: str
     failures: int
-    at: float
+    at: Moment
     reason: str
     message: str
     reboot: str = ""
     restart_failed: bool = False
 
-    def next_at(self) -> float:
-        """When to try again: 5 seconds after the first failure, then twice as long each time, at most five minutes."""
-        return self.at + min(FIRST_DELAY_SECONDS * 2.0 ** min(self.failures - 1, 16), LONGEST_DELAY_SECONDS)
+    def wait(self, now: Moment) -> float:
+        """In how many seconds to try again, 0 for at once.
+
+        5 seconds after the first failure, then twice as long each time, at most five minutes; at once when the machine was
+        restarted since.
+        """
+        passed = self.at.until(now)
+        if passed is None:
+            return 0.0
+        return max(min(FIRST_DELAY_SECONDS * 2.0 ** min(self.failures - 1, 16), LONGEST_DELAY_SECONDS) - passed, 0.0)
 
     def asked_reboot(self, boot_id: str) -> bool:
         """Whether a restart was asked for that has not happened yet."""
@@ -56,7 +65,7 @@ def parse_attempt(text: str | None) -> Attempt | None:
         return Attempt(
             digest=str(data["digest"]),
             failures=max(int(data["failures"]), 1),
-            at=float(data["at"]),
+            at=Moment(str(data["at"]["boot"]), float(data["at"]["seconds"])),
             reason=str(data["reason"]),
             message=str(data["message"]),
             reboot=str(data["reboot"]),
