@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tranche.cli import completion
 from tranche.cli.duration import Duration
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
 from tranche.core.hooks import HooksFile, parse_hooks
@@ -25,6 +26,7 @@ def config_options(function: Any) -> Any:
             "--selected-config",
             metavar="NAME",
             envvar="MIG_PARTED_SELECTED_CONFIG",
+            shell_complete=completion.layouts,
             help="The layout; may be left out when the file has exactly one.",
         ),
         click.option(

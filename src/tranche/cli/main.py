@@ -61,14 +61,32 @@ class LazyGroup(click.Group):
         with simulator_errors():
             return super().invoke(ctx)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:  # noqa: D102
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=_COMMANDS[name][1]) for name in sorted(_COMMANDS)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(each for each in found if each.value.startswith(incomplete)), *options]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
 
 
+def _complete_machines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from tranche.cli import completion  # needed by nobody but a shell
+
+    return completion.machines(context, parameter, incomplete)
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tranche", prog_name="tranche")
-@click.option("--simulate", metavar="MACHINE", help="Use a simulated machine, made at first use (p4d.24xlarge, ...).")
+@click.option(
+    "--simulate",
+    metavar="MACHINE",
+    shell_complete=_complete_machines,
+    help="Use a simulated machine, made at first use (p4d.24xlarge, ...).",
+)
 @click.option("--state-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where the ledger is kept.")
 @click.pass_context
 def root(context: click.Context, simulate: str | None, state_dir: str | None) -> None:

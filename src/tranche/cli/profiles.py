@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tranche.cli import describe
+from tranche.cli import completion, describe
 from tranche.cli.documents import profile_document
 from tranche.cli.output import print_json, print_table, say
 from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
@@ -22,7 +22,12 @@ from tranche.core.state import GpuState, NodeState
 
 
 @click.command(cls=TrancheCommand)
-@click.option("--board", metavar="NAME", help="A board of the catalogue, by key or product name; needs no driver.")
+@click.option(
+    "--board",
+    metavar="NAME",
+    shell_complete=completion.boards,
+    help="A board of the catalogue, by key or product name; needs no driver.",
+)
 @click.option("--gpu", metavar="N", help="A GPU of this machine, by index or UUID.")
 @click.option("--boards", is_flag=True, help="List the boards of the catalogue.")
 @output_option("table", "wide", "json")

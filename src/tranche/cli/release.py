@@ -6,6 +6,7 @@ import signal
 
 import click
 
+from tranche.cli import completion
 from tranche.cli.duration import Duration
 from tranche.cli.output import say
 from tranche.cli.runtime import open_host
@@ -14,7 +15,7 @@ from tranche.local.termination import cancel_waiter, take_back
 
 
 @click.command(cls=TrancheCommand)
-@click.argument("allocation_id", metavar="ID")
+@click.argument("allocation_id", metavar="ID", shell_complete=completion.ids)
 @click.option("--terminate", is_flag=True, help="End the workload: SIGTERM, then SIGKILL after the grace time.")
 @click.option(
     "--grace",

@@ -7,13 +7,19 @@ from typing import Any
 
 import click
 
+from tranche.cli import completion
 from tranche.core.request import Request, parse_request
 
 _OPTIONS = (
     click.option("--gpus", metavar="N", help="N whole GPUs."),
     click.option("--gpu", metavar="SHARE", help="A share of one GPU, such as 0.5."),
     click.option("--gpu-memory", metavar="AMOUNT", help="GPU memory: 4G, 4Gi, 4000M, or a number of MiB."),
-    click.option("--mig-profile", metavar="NAME", help="A MIG slice of that profile, such as 2g.10gb or 1g.5gb+me."),
+    click.option(
+        "--mig-profile",
+        metavar="NAME",
+        shell_complete=completion.profiles,
+        help="A MIG slice of that profile, such as 2g.10gb or 1g.5gb+me.",
+    ),
     click.option(
         "--isolation", metavar="hard|any", default="hard", show_default=True, help="How strong the fence must be."
     ),

@@ -29,6 +29,12 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
         setattr(context.find_root().ensure_object(Settings), str(parameter.name), value)
 
 
+def _complete_as_before_the_command(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    root = context.find_root()
+    (before,) = (each for each in root.command.params if each.name == parameter.name)
+    return before.shell_complete(root, incomplete)
+
+
 class TrancheCommand(click.Command):
     """A command that also takes the shared options."""
 
@@ -36,7 +42,13 @@ class TrancheCommand(click.Command):
         super().__init__(*args, **kwargs)
         self.params += [
             click.Option(
-                ["--simulate"], metavar="MACHINE", expose_value=False, callback=_remember, hidden=True, is_eager=True
+                ["--simulate"],
+                metavar="MACHINE",
+                expose_value=False,
+                callback=_remember,
+                hidden=True,
+                is_eager=True,
+                shell_complete=_complete_as_before_the_command,
             ),
             click.Option(
                 ["--state-dir"], metavar="DIR", expose_value=False, callback=_remember, hidden=True, is_eager=True
