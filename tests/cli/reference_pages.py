@@ -25,28 +25,30 @@ def errors_part() -> str:
 
 def commands_part() -> str:
     """A section for each command."""
-    return "\n".join(_command_section(name, command) for name, command in all_commands()) + "\n"
+    return "\n".join(_command_section(name, context) for name, context in all_commands()) + "\n"
 
 
-def all_commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command that is not a group, with its full name, in alphabetical order."""
+def all_commands() -> Iterator[tuple[str, click.Context]]:
+    """Every command that is not a group, with its full name and its context, in alphabetical order."""
     yield from _below(root, click.Context(root, info_name="tranche"), "tranche")
 
 
-def _below(group: click.Group, context: click.Context, name: str) -> Iterator[tuple[str, click.Command]]:
+def _below(group: click.Group, context: click.Context, name: str) -> Iterator[tuple[str, click.Context]]:
     for word in sorted(group.list_commands(context)):
         command = group.get_command(context, word)
         assert command is not None, f"{name} {word}"
+        inner = click.Context(command, parent=context, info_name=word)
         if isinstance(command, click.Group):
-            yield from _below(command, click.Context(command, parent=context, info_name=word), f"{name} {word}")
+            yield from _below(command, inner, f"{name} {word}")
         else:
-            yield f"{name} {word}", command
+            yield f"{name} {word}", inner
 
 
-def _command_section(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=name)
-    usage = " ".join(command.collect_usage_pieces(context))
-    lines = [f"### {name}", "", f"`{name} {usage}`", "", _prose(command.help or "")]
+def _command_section(name: str, context: click.Context) -> str:
+    """The usage line has what a command of a group needs before its own name too: `tranche sim inject NAME lost`."""
+    command = context.command
+    usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
+    lines = [f"### {name}", "", f"`{usage}`", "", _prose(command.help or "")]
     options = [
         f"| {', '.join(f'`{each}`' for each in _spellings(option))} | {_option_text(option)} |"
         for option in command.get_params(context)

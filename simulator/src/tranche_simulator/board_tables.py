@@ -81,6 +81,7 @@ GI_SLOTS: Mapping[int, tuple[Mapping[int, tuple[int, int]], Mapping[int, tuple[i
     2: (TWO_SLICE, TWO_SLICE),
 }
 ID_BY_ENUM = {0: 14, 7: 21, 10: 47, 15: 65, 13: 67, 1: 5, 11: 35, 16: 64, 14: 66}  # as on RTX PRO 6000
+NVIDIA = "0x000010DE"  # a subsystem of which only the vendor is known
 RESERVED_SHARE = 0.006  # of the memory, between what H100 and A100 reserve
 
 
@@ -194,6 +195,11 @@ def _slots(units: int) -> str:
     return "{" + ", ".join(orientation(slots) for slots in GI_SLOTS[units]) + "}"
 
 
+def _pci_ids(model: Model) -> str:
+    rows = zip(model["pci_device_ids"], model["pci_subsystem_ids"], model["pci_classes"], strict=True)
+    return "{" + ", ".join(f"{{{device}, {subsystem or NVIDIA}, {code}}}" for device, subsystem, code in rows) + "}"
+
+
 def _initialiser(fields: Mapping[str, object]) -> str:
     return "{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "}"
 
@@ -207,7 +213,8 @@ def _board(model: Model, profiles_symbol: str | None) -> str:
     fields: dict[str, object] = {
         "key": _text(model["key"]),
         "name": _text(product_names(model)[0]),
-        "pci_device_id": model["pci_device_ids"][0],
+        "pci_count": len(model["pci_device_ids"]),
+        "pci": _pci_ids(model),
         "architecture": ARCHITECTURES[model["arch"]],
         "cc_major": major,
         "cc_minor": minor,

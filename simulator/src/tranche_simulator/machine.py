@@ -26,7 +26,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class SimulatedGpu:
     """What one simulated GPU is and shows now.
 
-    `unverified`: some numbers of its board are derived from the family, because no public source shows them.
+    PCI device and subsystem ids are 0xDDDDVVVV, as in NVML. `memory` is in bytes. `unverified`: some numbers of its board are
+    derived from the family, because no public source shows them.
     """
 
     index: int
@@ -34,6 +35,10 @@ class SimulatedGpu:
     name: str
     uuid: str
     bus_id: str
+    pci_device_id: int
+    pci_subsystem_id: int
+    pci_class: int
+    memory: int
     swapped: bool
     numa_node: int
     mig_supported: bool
@@ -228,6 +233,26 @@ class SimulatedMachine:
             "TRANCHE_SIM_STATE": str(self.state.absolute()),
         }
 
+    def capability_files(self) -> Path:
+        """The folder of the files of MIG capabilities, which is made now; the library keeps it right from here on.
+
+        Raises:
+            SimulatorError: the folder cannot be written.
+        """
+        from tranche_simulator.driver_files import machine_capabilities
+
+        folder = self.directory / "capabilities"
+        try:
+            for name, text in machine_capabilities().items():
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    path.write_text(text)
+        except OSError as error:
+            raise SimulatorError(f"cannot write {folder}: {error.strerror}") from error
+        self._call("trancheSimUpdateCapabilityFiles", doing=f"cannot write {folder}")
+        return folder
+
     def preload(self) -> None:
         """Make NVML in this process (and its children) show this machine; before anything initialises NVML."""
         library.preload(self.state.absolute())
@@ -344,6 +369,10 @@ class SimulatedMachine:
             name=struct.name.decode(),
             uuid=struct.uuid.decode(),
             bus_id=struct.bus_id.decode(),
+            pci_device_id=struct.pci_device_id,
+            pci_subsystem_id=struct.pci_subsystem_id,
+            pci_class=struct.pci_class,
+            memory=struct.memory_bytes,
             swapped=bool(struct.swapped),
             numa_node=struct.numa_node,
             mig_supported=bool(struct.mig_supported),

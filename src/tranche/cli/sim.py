@@ -13,6 +13,7 @@ import click
 from tranche.cli.output import print_json, print_table, say
 from tranche.cli.settings import TrancheGroup, output_option
 from tranche.cli.sim_attach import attach
+from tranche.cli.sim_exec import exec_
 from tranche.cli.sim_inject import inject
 from tranche.core.errors import UsageError
 from tranche_simulator import MACHINE_TYPES, SimulatedMachine
@@ -28,6 +29,7 @@ def command() -> None:
 
 
 command.add_command(attach)
+command.add_command(exec_)
 command.add_command(inject)
 
 

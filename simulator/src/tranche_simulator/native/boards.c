@@ -38,3 +38,12 @@ const struct ci_profile *gi_profile_ci(const struct gi_profile *profile, unsigne
     }
     return NULL;
 }
+
+struct pci_ids board_pci_ids(const struct board *board, uint32_t device) {
+    for (unsigned int i = 0; i < board->pci_count; i++) {
+        if (board->pci[i].device == device) {
+            return board->pci[i];
+        }
+    }
+    return (struct pci_ids){.device = device, .subsystem = 0x10DEu, .class_code = 0x030200u};
+}

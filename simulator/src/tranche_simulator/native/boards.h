@@ -8,6 +8,7 @@
 #define BOARD_MAX_STARTS 8u
 #define BOARD_MAX_CI_PROFILES 8u
 #define BOARD_MAX_GI_IDS 15u
+#define BOARD_MAX_PCI_IDS 8u
 
 struct ci_profile {
     const char *name;
@@ -48,10 +49,17 @@ struct gi_slot {
     uint8_t size;
 };
 
+struct pci_ids {
+    uint32_t device; /* 0xDDDDVVVV, as in NVML */
+    uint32_t subsystem;
+    uint32_t class_code;
+};
+
 struct board {
     const char *key;
     const char *name; /* product name as the driver gives it, of the first product */
-    uint32_t pci_device_id;
+    uint16_t pci_count;
+    struct pci_ids pci[BOARD_MAX_PCI_IDS]; /* of its products; the first is the usual one */
     uint32_t architecture;
     uint16_t cc_major;
     uint16_t cc_minor;
@@ -82,6 +90,8 @@ extern const struct board board_table[];
 extern const unsigned int board_table_size;
 
 const struct board *board_find(const char *key);
+/* Those of the product with that device id; of a device id that the catalogue does not know, NVIDIA's vendor and no more. */
+struct pci_ids board_pci_ids(const struct board *board, uint32_t device);
 const struct gi_profile *board_profile_by_id(const struct board *board, unsigned int id);
 const struct gi_profile *board_profile_by_enum(const struct board *board, unsigned int value);
 const struct ci_profile *gi_profile_ci(const struct gi_profile *profile, unsigned int id);

@@ -49,8 +49,13 @@ nvmlReturn_t trancheSimDescribeGpu(trancheSimMachine_t m, unsigned int gpu, tran
     memcpy(description->board, record->board, sizeof description->board);
     memcpy(description->name, record->name, sizeof description->name);
     memcpy(description->uuid, record->uuid, sizeof record->uuid);
+    struct pci_ids pci = board_pci_ids(m->boards[gpu], record->pci_device_id);
+    description->pciDeviceId = pci.device;
+    description->pciSubsystemId = pci.subsystem;
+    description->pciClass = pci.class_code;
     snprintf(description->busId, sizeof description->busId, "%08X:%02X:%02X.0", record->pci_domain, record->pci_bus,
              record->pci_device);
+    description->memoryBytes = (unsigned long long)m->boards[gpu]->memory_mib << 20;
     description->swapped = record->swapped;
     description->numaNode = record->numa_node;
     description->migSupported = m->boards[gpu]->placement_units != 0;

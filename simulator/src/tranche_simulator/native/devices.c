@@ -282,7 +282,7 @@ static nvmlReturn_t pci_info(const struct target *target, nvmlPciInfo_t *pci) {
     pci->bus = record->pci_bus;
     pci->device = record->pci_device;
     pci->pciDeviceId = record->pci_device_id;
-    pci->pciSubSystemId = 0x10DEu;
+    pci->pciSubSystemId = board_pci_ids(target->board, record->pci_device_id).subsystem;
     snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", record->pci_domain & 0xFFFFu,
              record->pci_bus & 0xFFu, record->pci_device & 0xFFu);
     snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", record->pci_domain, record->pci_bus,
@@ -326,6 +326,7 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *p
     }
     nvmlPciInfo_t info;
     pci_info(&target, &info);
+    unsigned int class_code = board_pci_ids(target.board, info.pciDeviceId).class_code;
     *pci = (nvmlPciInfoExt_v1_t){
         .version = pci->version,
         .domain = info.domain,
@@ -333,8 +334,8 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *p
         .device = info.device,
         .pciDeviceId = info.pciDeviceId,
         .pciSubSystemId = info.pciSubSystemId,
-        .baseClass = 0x03,
-        .subClass = 0x02,
+        .baseClass = class_code >> 16,
+        .subClass = (class_code >> 8) & 0xFFu,
     };
     memcpy(pci->busId, info.busId, sizeof pci->busId);
     return NVML_SUCCESS;

@@ -1,3 +1,4 @@
+#include "capability_files.h"
 #include "clients.h"
 #include "geometry.h"
 
@@ -143,6 +144,11 @@ nvmlReturn_t trancheSimReboot(trancheSimMachine_t m) {
     }
     if (result == NVML_SUCCESS) {
         atomic_fetch_add(&m->state->boots, 1);
+        for (unsigned int gpu = 0; gpu < held; gpu++) {
+            struct gpu_state state;
+            gpu_read(m, gpu, &state);
+            capability_files_update(m, gpu, &state);
+        }
     }
     while (held > 0) {
         state_unlock(locks[--held]);

@@ -92,7 +92,7 @@ static nvmlReturn_t describe_gpu(struct machine_state *state, unsigned int gpu, 
     struct gpu_record *record = &state->gpus[gpu];
     snprintf(record->board, sizeof record->board, "%s", board->key);
     snprintf(record->name, sizeof record->name, "%s", spec->name[0] != '\0' ? spec->name : board->name);
-    record->pci_device_id = spec->pciDeviceId != 0 ? spec->pciDeviceId : board->pci_device_id;
+    record->pci_device_id = spec->pciDeviceId != 0 ? spec->pciDeviceId : board->pci[0].device;
     record->pci_domain = spec->pciDomain;
     record->pci_bus = spec->pciBus;
     record->pci_device = spec->pciDevice;

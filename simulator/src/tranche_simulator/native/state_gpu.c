@@ -2,7 +2,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "state.h"
+#include "capability_files.h"
 
 /* What a boot leaves of a GPU: no instance, and the MIG mode only where the board keeps it (Ampere). */
 static void boot(const machine *m, unsigned int gpu, struct gpu_state *state) {
@@ -52,4 +52,5 @@ void gpu_commit(machine *m, unsigned int gpu, const struct gpu_state *next) {
     memcpy(&record->copies[(generation + 1) & 1u], next, sizeof *next);
     atomic_store_explicit(&record->generation, generation + 1, memory_order_release);
     atomic_store(&m->state->changed_at, monotonic_nanoseconds());
+    capability_files_update(m, gpu, next);
 }

@@ -43,6 +43,9 @@ typedef struct {
     char name[TRANCHE_SIM_NAME_SIZE];
     char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
     char busId[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
+    unsigned int pciDeviceId;
+    unsigned int pciSubsystemId;
+    unsigned int pciClass;
     unsigned int swapped;
     unsigned int numaNode;
     unsigned int migSupported;
@@ -53,6 +56,7 @@ typedef struct {
     unsigned int clients;
     unsigned int lost;
     unsigned int stuckMode;
+    unsigned long long memoryBytes; /* of the whole GPU */
     unsigned int unverified; /* 1: some numbers of the board are derived from its family, no source shows them */
     unsigned long long generation; /* rises with every committed change of this GPU */
 } trancheSimGpuDescription_t;
@@ -87,6 +91,8 @@ NVML_API nvmlReturn_t trancheSimSetTimeScale(trancheSimMachine_t machine, double
 
 /* Instances and clients are gone; pending MIG mode applied; MIG mode kept on Ampere only. Atomic for all GPUs. */
 NVML_API nvmlReturn_t trancheSimReboot(trancheSimMachine_t machine);
+/* Puts the folder `capabilities` beside the state file right, if there is one; later changes keep it so. */
+NVML_API nvmlReturn_t trancheSimUpdateCapabilityFiles(trancheSimMachine_t machine);
 /* What `nvidia-smi --gpu-reset` asks of the driver. Needs permission; IN_USE while the GPU has clients. */
 NVML_API nvmlReturn_t trancheSimResetGpu(trancheSimMachine_t machine, unsigned int gpu);
 /* The same for a device handle of an initialised NVML (INVALID_ARGUMENT for a MIG device). */

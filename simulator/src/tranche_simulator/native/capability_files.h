@@ -1,0 +1,13 @@
+/* The files of MIG capabilities, which the driver shows under /proc/driver/nvidia/capabilities. */
+#ifndef TRANCHE_CAPABILITY_FILES_H
+#define TRANCHE_CAPABILITY_FILES_H
+
+#include "state.h"
+
+#define CAPABILITIES_FOLDER "capabilities"
+
+/* Makes the folder `capabilities` beside the state file show the instances of one GPU; does nothing where nobody made that
+ * folder. The caller holds the GPU's lock. Not atomic: a process killed here leaves files that the next change puts right. */
+void capability_files_update(const machine *m, unsigned int gpu, const struct gpu_state *state);
+
+#endif
