@@ -17,16 +17,26 @@ from tranche.core.errors import LedgerUnavailable, PermissionDenied
 class FileLock:
     """An exclusive lock on a file, held from creation until release() or the death of every process that has it open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, wait: bool = True) -> None:
+        """Without `wait`, BlockingIOError while somebody else holds the lock."""
         self.path = path
         self._descriptor: int | None = open_lock_file(path)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            self.release()
+            raise
 
     @property
     def descriptor(self) -> int:
         """The open file that carries the lock, to be passed to a child."""
         assert self._descriptor is not None, f"{self.path} was released"
         return self._descriptor
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its path still leads to it; after its deletion somebody else can have a lock of that name."""
+        return leads_to(self.path, self.descriptor)
 
     def release(self, *, remove: bool = False) -> None:
         """Give the lock back; with `remove` the file goes too, for a lock whose name is never used again."""
@@ -44,6 +54,15 @@ class FileLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Whether the path leads to that open file."""
+    try:
+        found, own = os.stat(path), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
 
 def is_held(path: Path) -> bool:

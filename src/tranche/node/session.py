@@ -27,6 +27,16 @@ class Places:
         """The folder of the locks that are held while a plan works on a GPU."""
         return self.state_dir / "locks" / "gpus"
 
+    @property
+    def agent_lock(self) -> Path:
+        """Held by the one agent that serves the machine; in it the agent's process id."""
+        return self.state_dir / "locks" / "agent"
+
+    @property
+    def manager_name(self) -> Path:
+        """The name of the machine's MIG manager, which outlives its restarts."""
+        return self.state_dir / "mig-manager"
+
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""
         return self.state_dir / "locks" / "sessions" / name

@@ -410,19 +410,6 @@ def test_nvidias_own_manager_on_the_node_is_a_conflict(tmp_path: Path) -> None:
     on_node(tmp_path, test, H100)
 
 
-def test_a_second_manager_with_the_same_state_folder_stands_by(tmp_path: Path) -> None:
-    async def test(node: ManagedNode) -> None:
-        async with node.managed() as first:
-            await until(lambda: first.ready().ready)
-            async with node.managed() as second:
-                await until(lambda: "another agent" in second.ready().why)
-                node.label(mig_config="all-1g.10gb")
-                await node.shows("success")
-                assert len(_claims(node)) == 1
-
-    on_node(tmp_path, test, H100)
-
-
 def test_a_manager_that_is_cut_short_at_any_write_is_made_good_by_the_next(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         key = "nvidia.com/gpu.deploy.dcgm"

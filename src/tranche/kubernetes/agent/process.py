@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.agent.health_server import HealthServer
 from tranche.kubernetes.agent.node_agent import NodeAgent
+from tranche.kubernetes.agent.state_folder import StateFolder
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.component import Component
+from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResources
 from tranche.kubernetes.observation.gpu_events import GpuEvents
@@ -65,8 +67,9 @@ def run_agent(
     """Serve until SIGTERM or SIGINT.
 
     KubeconfigInvalid when no API server is known, PluginConfigInvalid when the device plugin's settings are wrong, UsageError
-    when the health port is taken. Threads that are still at work a moment after the components have ended are left: the
-    process then exits under them, which is safe at any point, as the ledger's journal is written for `kill -9`.
+    when the health port is taken, LedgerUnavailable when the state folder was deleted under it. Threads that are still at work
+    a moment after the components have ended are left: the process then exits under them, which is safe at any point, as the
+    ledger's journal is written for `kill -9`.
     """
     asyncio.run(_serve(host, options, parts, environ))
 
@@ -103,7 +106,9 @@ async def _serve(
         gpu_events=gpu_events,
         host=host,
     )
+    state_folder = StateFolder(host.places)
     components: list[Component] = [
+        state_folder,
         node_watch,
         inventory,
         gpu_events,
@@ -111,27 +116,45 @@ async def _serve(
         *(build(services, plugin_config) for build in parts),
     ]
     node_agent = NodeAgent(components, clock=time.monotonic)
-    health = HealthServer(node_agent.readiness)
+
+    def readiness() -> Mapping[str, Readiness]:
+        return node_agent.readiness() if serving.is_set() else {state_folder.name: state_folder.ready()}
+
+    serving = asyncio.Event()
+    health = HealthServer(readiness)
     await health.start(options.health_host, options.health_port)
     _log.info("serving", extra={"node": options.node_name, "api_server": server.url, "health_port": health.port})
-    running = asyncio.create_task(node_agent.run())
+    running = asyncio.create_task(_serve_alone(state_folder, serving, node_agent))
+    ends = [asyncio.create_task(event.wait()) for event in (stopped, state_folder.lost)]
     try:
-        await stopped.wait()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         _log.info("ending", extra={"node": options.node_name})
     finally:
         health.stop()
         inventory.keep_marks()
-        running.cancel()
+        for task in (running, *ends):
+            task.cancel()
         await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
-        _end_threads(threads)
+        _end_threads(threads, 1 if state_folder.lost.is_set() else 0)
     await connection.close()
+    if state_folder.lost.is_set():
+        raise LedgerUnavailable(
+            state_folder.ready().why, hint="start the agent again: it finds out anew who holds what"
+        )
 
 
-def _end_threads(threads: ThreadPoolExecutor) -> None:
+async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_agent: NodeAgent) -> None:
+    """Nothing is served before the folder is this agent's: another one may be at work, whose marks this one does not know."""
+    await state_folder.take()
+    serving.set()
+    await node_agent.run()
+
+
+def _end_threads(threads: ThreadPoolExecutor, code: int) -> None:
     waiting = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True}, daemon=True)
     waiting.start()
     waiting.join(_THREADS_END_SECONDS)
     if waiting.is_alive():
         _log.warning("ending in the middle of a call to the driver or of a plan: the next start takes it up")
         logging.shutdown()
-        os._exit(0)
+        os._exit(code)

@@ -41,7 +41,7 @@ from tranche.kubernetes.mig_manager.decision import (
     work_plan,
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.mig_manager.identity import ManagerIdentity
+from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_machine
 from tranche.kubernetes.mig_manager.moment import Moment
@@ -120,22 +120,16 @@ class MigManager:
 
     async def run(self) -> None:
         """Manage the node's layout until cancelled."""
-        identity = ManagerIdentity(self._services.host.places.state_dir)
-        while not identity.acquire():
-            self._trouble = "another agent with the same state folder manages this node's layout"
-            await asyncio.sleep(_LONGEST_PAUSE_SECONDS / 2)
+        me = manager_name(self._services.host.places.manager_name)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(self._services.node.changes()))
                 group.create_task(self._listen(self._services.inventory.latest.changes()))
                 group.create_task(self._follow_layouts())
-                group.create_task(self._rounds(identity.name))
+                group.create_task(self._rounds(me))
         finally:
-            try:
-                self._services.inventory.condemn(frozenset())
-                await self._withdraw(identity.name)
-            finally:
-                identity.release()
+            self._services.inventory.condemn(frozenset())
+            await self._withdraw(me)
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
         async for _ in news:

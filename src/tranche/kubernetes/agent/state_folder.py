@@ -1,0 +1,97 @@
+"""One agent for each state folder: whoever comes second serves nothing, says why, and takes over when the first has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.component import Readiness
+from tranche.node.locks import FileLock, leads_to
+from tranche.node.session import Places
+
+_PERIOD_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class StateFolder:
+    """A component: has the folder for this agent alone, and sees whether it is still there and can be written.
+
+    To be made while the ledger that the agent works with is open.
+    """
+
+    name = "state-folder"
+
+    def __init__(self, places: Places, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self.lost = asyncio.Event()
+        """Set when the folder was deleted or replaced: what this process has open there, nobody else sees any more."""
+        self._places = places
+        self._sleep = sleep
+        self._lock: FileLock | None = None
+        # Open, so that no other file can come to have the same number.
+        self._ledger = os.open(places.ledger, os.O_PATH | os.O_CLOEXEC)
+        self._trouble = "the state folder was not taken yet"
+
+    def ready(self) -> Readiness:
+        """Ready while this agent alone has the folder, and can write there."""
+        return Readiness(not self._trouble, self._trouble)
+
+    async def take(self) -> None:
+        """Return as soon as the folder is this agent's. It is let go when the process ends, however it ends."""
+        logged = ""
+        while (lock := self._try_to_lock()) is None:
+            if self._trouble != logged:
+                _log.warning("waiting for the state folder", extra={"error": self._trouble})
+                logged = self._trouble
+            await self._sleep(_PERIOD_SECONDS)
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, b"%d\n" % os.getpid(), 0)
+        self._lock, self._trouble = lock, ""
+
+    async def run(self) -> None:
+        """Watch the folder, once it was taken, until cancelled."""
+        while True:
+            await self._sleep(_PERIOD_SECONDS)
+            if self._lock is None:
+                continue
+            if not (self._lock.in_place and leads_to(self._places.ledger, self._ledger)):
+                self._trouble = f"the state folder {self._places.state_dir} was deleted or replaced while the agent ran"
+                self.lost.set()
+                return
+            self._trouble = self._why_not_writable()
+
+    def _try_to_lock(self) -> FileLock | None:
+        """The lock, or None; the trouble then says why not."""
+        try:
+            lock = FileLock(self._places.agent_lock, wait=False)
+        except BlockingIOError:
+            self._trouble = (
+                f"another agent{self._named()} serves this machine from the state folder {self._places.state_dir}; "
+                "this one serves nothing until that one has ended"
+            )
+            return None
+        except TrancheError as error:
+            self._trouble = str(error)
+            return None
+        if lock.in_place:
+            return lock
+        lock.release()  # deleted between its opening and its locking
+        return None
+
+    def _named(self) -> str:
+        try:
+            return f" (process {int(self._places.agent_lock.read_text())})"
+        except (OSError, ValueError):
+            return ""
+
+    def _why_not_writable(self) -> str:
+        probe = self._places.state_dir / "locks" / ".probe"
+        try:
+            probe.write_bytes(b"x")
+            probe.unlink()
+        except OSError as error:
+            return f"the state folder {self._places.state_dir} cannot be written: {error.strerror}"
+        return ""
