@@ -18,6 +18,7 @@ from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.local.run import run
 from tranche.node.host import Held
+from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.steps import Step
@@ -71,6 +72,7 @@ def command(
                 adopt_foreign_destroy=adopt_foreign == "destroy",
                 waiting=voice.waiting,
                 granted=voice.granted,
+                left=voice.left,
                 progress=voice.step,
                 kept=lambda error: warn(f"the share is given back by the next tranche command, not now: {error}"),
             )
@@ -84,6 +86,9 @@ class _Silence:
         """Nothing."""
 
     def granted(self, held: Held) -> None:
+        """Nothing."""
+
+    def left(self, remains: Remains) -> None:
         """Nothing."""
 
     def step(self, gpu: GpuState, step: Step) -> None:
@@ -107,6 +112,11 @@ class _Voice(_Silence):
         allocation = held.allocation
         what = ", ".join(_describe(grant) for grant in allocation.grants)
         self._say(f"allocation {allocation.id}: {what} ({allocation.grants[0].isolation} isolation)")
+
+    def left(self, remains: Remains) -> None:
+        """Say who has the share when the command has ended."""
+        ends = "they end" if len(remains.processes) > 1 else "it ends"
+        self._say(f"the command has ended; its share stays with {remains} until {ends}")
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """Say what is being done to a GPU."""

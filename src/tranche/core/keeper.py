@@ -125,16 +125,18 @@ def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Life:
 class ProcessEvidence:
     """What the machine shows of one process keeper.
 
-    `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `marked` are
-    processes that carry the allocation's id in their environment.
+    `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `inherited`
+    are processes that carry the allocation's id in their environment; `hidden` may, and cannot be looked at.
     """
 
     locked: bool
-    runs: bool
-    marked: Collection[int] = ()
+    runs: bool = False
+    inherited: Collection[int] = ()
+    hidden: Collection[int] = ()
 
 
 def judge_process(evidence: ProcessEvidence) -> Life:
     """Whether anything of the process and its descendants is left."""
-    alive = evidence.locked or evidence.runs or bool(evidence.marked)
-    return Life.ALIVE if alive else Life.GONE
+    if evidence.locked or evidence.runs or evidence.inherited:
+        return Life.ALIVE
+    return Life.UNKNOWN if evidence.hidden else Life.GONE

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, NoRoom, TrancheError, VerificationFailed, WaitTimeout
+from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.local.doorbell import Doorbell, ring
 from tranche.node import records
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host, Ticket
+from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Decision, Waiting
 from tranche.planning.queue import Waiter, may_start, startable
@@ -74,6 +76,13 @@ class Queue:
         """Give a share back and ring whoever can use it."""
         self._host.release(allocation_id, why=why)
         self.ring_next()
+
+    def give_back(self, held: Held, *, why: str) -> Remains:
+        """Give a share back whose command has ended, and ring whoever can use it; what is left of the command keeps it."""
+        remains = self._host.give_back(held, why=why)
+        if remains.life is Life.GONE:
+            self.ring_next()
+        return remains
 
     def ring_next(self) -> None:
         """Ring the first waiter that may start now, with one look at the machine.

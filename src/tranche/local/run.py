@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
 import shlex
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import FrameType
 
-from tranche.core.errors import AllocationUnknown, TrancheError
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.local.queue import Queue
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host
+from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
+from tranche.node.processes import Process
 from tranche.planning.allocate import Waiting
 
+_AFTERMATH_SECONDS = 0.25
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,10 +46,12 @@ def run(
     waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
     granted: Callable[[Held], None] = lambda held: None,
     progress: Progress = no_progress,
+    left: Callable[[Remains], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
+    What the command started may outlive it: `left` is told what of it keeps the share, which comes back when that ends.
     That code is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next
     `tranche` takes the share from this dead process.
     """
@@ -68,10 +76,10 @@ def run(
             granted(held)
             code = run_workload(path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid))
         except BaseException:
-            _give_back(queue, held, why="the command could not be run")
+            _give_back(queue, held, left, why="the command could not be run")
             raise
         try:
-            _give_back(queue, held, why=f"the command ended with exit code {code}")
+            _give_back(queue, held, left, why=f"the command ended with exit code {code}")
         except (TrancheError, OSError) as error:
             kept(error)
         return code
@@ -87,14 +95,30 @@ def _as_text(command: Sequence[str]) -> str:
     return os.fsencode(shlex.join(command)).decode(errors="replace")
 
 
-def _give_back(queue: Queue, held: Held, *, why: str) -> None:
+def _give_back(queue: Queue, held: Held, left: Callable[[Remains], None], *, why: str) -> None:
     # How this ends is decided by now: a signal must not leave the share to whoever looks next.
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # Somebody may have taken the share back meanwhile, with `tranche release`.
-    with contextlib.suppress(AllocationUnknown):
-        queue.release(held.allocation.id, why=why)
-    held.lock.release(remove=True)
+    # What the command started often ends a moment after it, and is not worth a word.
+    deadline = time.monotonic() + _AFTERMATH_SECONDS
+    while (remains := queue.give_back(held, why=why)).life is not Life.GONE and time.monotonic() < deadline:
+        _await_end(remains.processes, deadline)
+    if remains.life is not Life.GONE:
+        left(remains)
+
+
+def _await_end(processes: Sequence[Process], deadline: float) -> None:
+    """Return when one of the processes has ended, or at the deadline."""
+    with ExitStack() as stack:
+        poll = select.poll()
+        for each in processes:
+            try:
+                descriptor = os.pidfd_open(each.pid)
+            except ProcessLookupError:
+                return
+            stack.callback(os.close, descriptor)
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

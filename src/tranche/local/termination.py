@@ -17,6 +17,7 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import register
 from tranche.node.host import Host
+from tranche.node.keeping import remains_of
 from tranche.node.locks import is_held
 from tranche.node.session import process_lives
 
@@ -53,13 +54,14 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
         )
     lock = host.places.allocation(allocation_id)
     keeper = allocation.keeper
-    pids = [keeper.pid] if process_lives(keeper.pid, keeper.started) else holders_of(lock)
-    if not terminate and (pids or is_held(lock)):
+    remains = remains_of(host.places, allocation_id, since=keeper.started)
+    pids = [keeper.pid] if process_lives(keeper.pid, keeper.started) else [each.pid for each in remains.certain]
+    if not terminate and (pids or remains.locked):
         raise _busy(allocation, pids)
     sent = _end_all(pids, grace)
     _await_owner(lock)
     # What the workload started may have outlived it, and keeps the share for as long as it lives.
-    left = holders_of(lock)
+    left = [each.pid for each in remains_of(host.places, allocation_id, since=keeper.started).certain]
     sent = _end_all(left, grace) or sent
     if is_held(lock):
         raise _busy(allocation, [])
@@ -67,19 +69,6 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
     with suppress(AllocationUnknown):
         Queue(host).release(allocation_id, why="taken back with tranche release")
     return Ended(allocation_id, (*pids, *left), sent)
-
-
-def holders_of(lock: Path) -> list[int]:
-    """The processes that have the lock's file open, as far as this user may see: root sees all."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        # A process may end meanwhile, or be another user's.
-        with suppress(OSError):
-            if any(os.readlink(descriptor) == str(lock.absolute()) for descriptor in os.scandir(f"{entry.path}/fd")):
-                found.append(int(entry.name))
-    return sorted(found)
 
 
 def cancel_waiter(host: Host, waiter_id: str) -> int | None:

@@ -15,6 +15,7 @@ from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
 from tranche.node.host import Held
+from tranche.node.processes import MARK
 
 
 def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[str, str]:
@@ -37,7 +38,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[st
     return {
         "CUDA_VISIBLE_DEVICES": joined,
         "NVIDIA_VISIBLE_DEVICES": joined,
-        "TRANCHE_ALLOCATION": held.allocation.id,
+        MARK: held.allocation.id,
     }
 
 

@@ -22,6 +22,7 @@ from tranche.hardware.driver import Driver
 from tranche.node import journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.executor import Executor, Progress, no_progress
+from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.recovery import Recovery
@@ -266,6 +267,13 @@ class Host:
             records.add_event(db, self._clock(), "Released", why, allocation_id=allocation_id)
         self._boundary()
         self.places.allocation(allocation_id).unlink(missing_ok=True)
+
+    def give_back(self, held: Held, *, why: str) -> Remains:
+        """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives."""
+        held.lock.release()
+        remains = self._recovery.settle_share(held.allocation.id, why=why)
+        self._boundary()
+        return remains
 
     def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress) -> None:
         with self.ledger.read() as db:

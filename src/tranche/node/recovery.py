@@ -11,9 +11,10 @@ import sqlite3
 from collections.abc import Callable
 
 from tranche.core.allocation import Allocation, NodeView
-from tranche.core.keeper import ClaimKeeper, Life, PodKeeper, ProcessEvidence, ProcessKeeper, judge_process
+from tranche.core.keeper import ClaimKeeper, Life, PodKeeper, ProcessKeeper
 from tranche.node import journal, records, register
 from tranche.node.executor import Executor
+from tranche.node.keeping import Remains, remains_of
 from tranche.node.ledger import Ledger
 from tranche.node.locks import is_held
 from tranche.node.session import Places, process_lives
@@ -43,11 +44,7 @@ class Recovery:
         with self._ledger.read() as db:
             allocations, waiters = self._dead_allocations(db), self._dead_waiters(db)
         for allocation_id in allocations:
-            with self._ledger.write() as db:
-                if register.remove_allocation(db, allocation_id):
-                    message = "its process is gone"
-                    records.add_event(db, self._clock(), "Released", message, allocation_id=allocation_id)
-            self._places.allocation(allocation_id).unlink(missing_ok=True)
+            self.settle_share(allocation_id, why="its process is gone")
         for waiter_id in waiters:
             with self._ledger.write() as db:
                 records.remove_waiter(db, waiter_id)
@@ -71,6 +68,25 @@ class Recovery:
         with self._ledger.write() as db:
             records.disown_instances(db, gone)
         return dataclasses.replace(view, owned=view.owned - gone)
+
+    def settle_share(self, allocation_id: str, *, why: str) -> Remains:
+        """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded."""
+        with self._ledger.read() as db:
+            allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
+        if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
+            return Remains()
+        remains = remains_of(self._places, allocation_id, since=allocation.keeper.started)
+        gone, heir = remains.life is Life.GONE, remains.heir
+        with self._ledger.write() as db:
+            if gone and register.remove_allocation(db, allocation_id):
+                records.add_event(db, self._clock(), "Released", why, allocation_id=allocation_id)
+            elif heir is not None and heir.keeper != allocation.keeper:
+                register.set_keeper(db, allocation_id, heir.keeper)
+                message = f"its command has ended; pid {heir.pid}, which came of it, keeps it"
+                records.add_event(db, self._clock(), "Kept", message, allocation_id=allocation_id)
+        if gone:
+            self._places.allocation(allocation_id).unlink(missing_ok=True)
+        return remains
 
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: a declared change that was complete is done, everything else is undone."""
@@ -96,22 +112,24 @@ class Recovery:
         ]
 
     def _dead_allocations(self, db: sqlite3.Connection) -> list[str]:
-        """Allocations whose keeper is gone; those of running plans are cleared with their plan."""
+        """Allocations whose command has ended; something that it started may keep them all the same.
+
+        Those of running plans are cleared with their plan.
+        """
         planned = {plan.allocation_id for plan in journal.running_plans(db, self._executor.repertoire.kinds)}
         return [
             allocation.id
             for allocation in register.allocations(db)
-            if allocation.id not in planned and self._life(allocation) is Life.GONE
+            if allocation.id not in planned and self._ended(allocation)
         ]
 
-    def _life(self, allocation: Allocation) -> Life:
-        """Whether an allocation's keeper lives. Pods and claims are judged by those who can ask about them."""
+    def _ended(self, allocation: Allocation) -> bool:
+        """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them."""
         match allocation.keeper:
             case ProcessKeeper(pid, started):
-                locked = is_held(self._places.allocation(allocation.id))
-                return judge_process(ProcessEvidence(locked, process_lives(pid, started)))
+                return not is_held(self._places.allocation(allocation.id)) and not process_lives(pid, started)
             case PodKeeper() | ClaimKeeper():
-                return Life.UNKNOWN
+                return False
 
     def _dead_waiters(self, db: sqlite3.Connection) -> list[str]:
         return [waiter.id for waiter in records.waiters(db) if not is_held(self._places.waiter(waiter.id))]

@@ -1,0 +1,132 @@
+"""What is left of a share's processes, as /proc shows it: who inherited the share, and who may have and cannot be looked at.
+
+A child that closes the files it inherits, as Python's subprocess does, no longer holds the share's lock, and one that forks twice
+is nobody's child. Both keep their environment, which names the share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.keeper import ProcessKeeper
+
+MARK = "TRANCHE_ALLOCATION"
+"""The variable that names a workload's share."""
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process as everybody may see it: parent, real user, and start in clock ticks since boot."""
+
+    pid: int
+    parent: int
+    uid: int
+    started: int
+
+    @property
+    def keeper(self) -> ProcessKeeper:
+        """The process as the keeper of a share."""
+        return ProcessKeeper(self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What was found of a share. `inherited` carry its name; `hidden` may, but their environment cannot be read."""
+
+    inherited: tuple[Process, ...] = ()
+    hidden: tuple[Process, ...] = ()
+
+
+NO_TRACES = Traces()
+
+
+def find_traces(allocation_id: str, *, uid: int, since: int, proc: Path = PROC) -> Traces:
+    """The traces of a share whose command user `uid` started at `since`, in clock ticks since boot.
+
+    One look goes from process to process and may miss a fork, so nothing counts as found only after a second look.
+    """
+    found = _look(allocation_id, uid, since, proc)
+    return found if found.inherited else _look(allocation_id, uid, since, proc)
+
+
+def process_at(pid: int, proc: Path = PROC) -> Process | None:
+    """The living process of that pid; None when there is none, or only a zombie."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text()
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return None
+    # The command's name, in parentheses, may hold spaces and parentheses itself.
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        return None
+    uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
+    return Process(pid, int(fields[1]), int(uid), int(fields[19]))
+
+
+def holders_of(lock: Path) -> list[int]:
+    """The other processes that have the lock's file open, as far as this user may see: root sees all."""
+    found = []
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        # A process may end meanwhile, or be another user's.
+        with suppress(OSError):
+            if any(os.readlink(descriptor) == str(lock.absolute()) for descriptor in os.scandir(f"{entry.path}/fd")):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def may_have_inherited(
+    candidates: Iterable[Process], parent_of: Callable[[int], Process | None], *, uid: int, since: int
+) -> tuple[Process, ...]:
+    """Those of the processes that a share of user `uid`, whose command started at `since`, may have started.
+
+    What started earlier cannot have inherited it. Another user's process cannot either, unless a setuid program stands between:
+    such a program is not looked for. An orphan of the share has a parent that was there before it: init, or who stands in. Of a
+    command whose start was not recorded (0), which was killed in that moment, nobody is suspected.
+    """
+    if since == 0:
+        return ()
+    suspects: dict[int, Process] = {}
+    for each in sorted(candidates, key=lambda process: process.started):
+        if each.uid != uid or each.started < since:
+            continue
+        parent = parent_of(each.parent)
+        # The first process of a PID namespace has no parent.
+        if parent is not None and (parent.started < since or parent.pid in suspects):
+            suspects[each.pid] = each
+    return tuple(suspects.values())
+
+
+def _look(allocation_id: str, uid: int, since: int, proc: Path) -> Traces:
+    mark = f"{MARK}={allocation_id}".encode()
+    inherited: list[Process] = []
+    unreadable: dict[int, Process] = {}
+    for entry in os.scandir(proc):
+        if not entry.name.isdigit():
+            continue
+        # A process may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            try:
+                marked = mark in Path(entry.path, "environ").read_bytes().split(b"\0")
+            except PermissionError:
+                if int(entry.name) != os.getpid() and (process := process_at(int(entry.name), proc)) is not None:
+                    unreadable[process.pid] = process
+                continue
+            if marked and (process := process_at(int(entry.name), proc)) is not None:
+                inherited.append(process)
+    inherited.sort(key=lambda process: process.started)
+    return Traces(tuple(inherited), _hidden(unreadable, proc, uid, since))
+
+
+def _hidden(unreadable: Mapping[int, Process], proc: Path, uid: int, since: int) -> tuple[Process, ...]:
+    return may_have_inherited(
+        unreadable.values(), lambda pid: unreadable.get(pid) or process_at(pid, proc), uid=uid, since=since
+    )
