@@ -319,11 +319,17 @@ def test_gpus_without_mig() -> None:
         plan_layout(view, layout(devices=(0,)))
 
 
-def test_a_lost_gpu_is_an_error_only_when_it_is_named() -> None:
+def test_a_lost_gpu_keeps_a_layout_from_being_complete_only_when_it_is_named() -> None:
     view = view_of(replace(gpu_on(H100), lost=True), gpu_on(H100, 1))
-    with pytest.raises(HardwareError, match=r"GPU 0 .* is lost"):
-        plan_layout(view, layout())
-    assert plan_layout(view, layout("1g.10gb", devices=(1,))).plan.steps
+    with_the_lost_one = plan_layout(view, layout("1g.10gb"))
+    assert with_the_lost_one.plan.gpu_uuids == (view.node.gpus[1].uuid,)
+    with pytest.raises(HardwareError, match=r"GPU 0 \(GPU-.*\) is lost"):
+        with_the_lost_one.refuse_if_lost()
+    without_it = plan_layout(view, layout("1g.10gb", devices=(1,)))
+    assert without_it.plan.steps
+    without_it.refuse_if_lost()
+    with pytest.raises(HardwareError, match=r"GPU 0 \(GPU-.*\) is lost"):
+        plan_layout(view, layout("1g.10gb", devices=(0,)))
 
 
 @pytest.mark.parametrize(

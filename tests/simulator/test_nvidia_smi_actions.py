@@ -250,3 +250,15 @@ def test_an_injected_refusal_reads_as_the_driver_would_say_it(a100: Smi) -> None
 def test_bad_arguments(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
     answer = make_smi(tmp_path, "A30-24GB")(*arguments)
     assert (answer.code, answer.text) == (USAGE, sentence + "\n")
+
+
+def test_a_lost_gpu_ends_what_concerns_it_and_spares_what_names_others(tmp_path: Path) -> None:
+    smi = make_smi(tmp_path, "A100-40GB", "A100-40GB")
+    first, _ = bus_ids(smi)
+    smi.machine.inject_lost(1)
+    for arguments in ((), ("-L",), ("-r",), ("-L", "-i", "1"), ("-r", "-i", "0,1")):
+        answer = smi(*arguments)
+        assert answer.code == 15, arguments
+        assert "GPU is lost" in answer.lines[0]
+    smi.succeed("-mig", "1", "-i", "0")
+    assert smi.succeed("-r", "-i", first).splitlines()[0] == f"GPU {first} was successfully reset."

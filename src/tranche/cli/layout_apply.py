@@ -136,6 +136,7 @@ def apply(
             decision = _carry_out(host, decide, runner, wanted, mode_only=mode_only)
             if output == "json":
                 print_json("LayoutApplied", **decision_data(decision))
+            decision.refuse_if_lost()
     if not dry_run:
         say("MIG configuration applied successfully")
 
@@ -185,6 +186,7 @@ def restore(
         decision = _carry_out(host, decide, runner, wanted, mode_only=mode_only)
         if output == "json":
             print_json("LayoutRestored", **decision_data(decision))
+        decision.refuse_if_lost()
     say("MIG configuration restored successfully")
 
 
@@ -204,9 +206,10 @@ def _show(host: Host, decide: Decide, output: str) -> None:
     if output == "json":
         decision.refuse_if_blocked()
         print_json("Plan", **{k: v for k, v in plan_to_dict(decision.plan).items() if k not in ("apiVersion", "kind")})
-        return
-    print_plan(decision.plan, view.node)
+    elif decision.plan.steps or not decision.lost:
+        print_plan(decision.plan, view.node)
     decision.refuse_if_blocked()
+    decision.refuse_if_lost("the plan is for the other GPUs")
 
 
 def _carry_out(host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool) -> LayoutDecision:

@@ -50,6 +50,7 @@ def decision_data(decision: LayoutDecision) -> dict[str, Any]:
             for change in decision.changes
         ],
         "warnings": list(decision.warnings),
+        **({"lost": list(decision.lost)} if decision.lost else {}),
     }
 
 
@@ -57,6 +58,8 @@ def sum_up(decision: LayoutDecision) -> str:
     """One line on what a change did: `destroyed 1 instance, created 2 instances, kept 3 instances`."""
     words = _step_counts(decision.plan.steps)
     kept = sum(len(change.cut.kept) for change in decision.changes)
+    if not words and decision.lost:
+        return "nothing to do: the GPUs that can be reached are as declared"
     if not words:
         return "nothing to do: the GPUs are as declared"
     return ", ".join([*words, *([f"kept {_count(kept, 'instance')}"] if kept else [])])

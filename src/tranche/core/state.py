@@ -131,6 +131,11 @@ class GpuState:
         return f"GPU {self.index}"
 
     @property
+    def full_name(self) -> str:
+        """The label and the UUID: `GPU 3 (GPU-...)`. A driver that has lost a GPU may not know its UUID."""
+        return self.label if self.lost and not self.uuid.startswith("GPU-") else f"{self.label} ({self.uuid})"
+
+    @property
     def mig_capable(self) -> bool:
         """Whether the GPU can be cut."""
         return self.mode is not MigMode.UNSUPPORTED

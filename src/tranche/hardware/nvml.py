@@ -23,6 +23,15 @@ from tranche.hardware.nvml_profiles import Geometry, read_geometry
 
 _ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper"}
 _RESET_SECONDS = 120.0
+# What NVML says of one GPU that cannot be reached while the others can: nvml.h names the first four for
+# nvmlDeviceGetHandleByIndex, and a GPU that fell off the bus often answers with an unknown error.
+_ONE_GPU_FAILED = (
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER,
+    pynvml.NVML_ERROR_IRQ_ISSUE,
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_RESET_REQUIRED,
+)
 
 
 class NvmlDriver:
@@ -141,7 +150,7 @@ class NvmlDriver:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             return self._read(handle, index)
         except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+            if error.value not in _ONE_GPU_FAILED:
                 raise
             return _lost(handle, index)
 
@@ -233,7 +242,7 @@ def _hex_id(value: int) -> str:
 
 
 def _lost(handle: Any, index: int) -> GpuState:
-    """A GPU that fell off the bus: still listed, usable for nothing."""
+    """A GPU that the driver cannot reach: still listed, usable for nothing."""
     uuid = f"lost-{index}"
     if handle is not None:
         with suppress(pynvml.NVMLError):

@@ -7,6 +7,7 @@ they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
@@ -43,11 +44,15 @@ class GpuChange:
 
 @dataclass(frozen=True, slots=True)
 class LayoutDecision:
-    """What it takes to get a layout: one change per GPU that the layout names, empty ones included."""
+    """What it takes to get a layout: one change per GPU that the layout names, empty ones included.
+
+    `lost` names the GPUs that ought to change and that the driver cannot reach: they keep the layout from being complete.
+    """
 
     purpose: str
     changes: tuple[GpuChange, ...]
     warnings: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -84,17 +89,27 @@ class LayoutDecision:
         if self.blockers:
             raise busy_error(self.purpose, self.blockers)
 
+    def refuse_if_lost(self, others: str = "all other GPUs are as declared") -> None:
+        """HardwareError, with every lost GPU named and what is true of the others, when the layout cannot be complete."""
+        if self.lost:
+            raise lost_error(self.purpose, self.lost, others if self.changes else "")
+
 
 def plan_layout(view: NodeView, layout: Layout, *, mode_only: bool = False, skip_reset: bool = False) -> LayoutDecision:
     """What it takes to have the layout.
 
     Raises MigNotSupported (a GPU that cannot be cut is named by index), ProfileUnknown (no GPU here offers the profile),
-    LayoutImpossible (a GPU cannot have the slices together) and HardwareError (a GPU is lost), before anything is decided.
+    LayoutImpossible (a GPU cannot have the slices together) and HardwareError (every GPU that it names is lost), before anything
+    is decided.
     """
     purpose = f"layout {layout.name}"
     changes = []
+    lost = []
     for gpu in view.node:
         spec = layout.spec_for(gpu)
+        if spec is not None and gpu.lost:
+            lost.append(gpu.full_name)
+            continue
         if spec is None or not _applies(spec, gpu, purpose):
             continue
         if not mode_only:
@@ -102,7 +117,20 @@ def plan_layout(view: NodeView, layout: Layout, *, mode_only: bool = False, skip
             _check_number(gpu, spec, purpose)
             check_possible(gpu, spec.slice_list, purpose)
         changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset))
-    return LayoutDecision(purpose, tuple(changes), layout.warnings(view.node))
+    decision = LayoutDecision(purpose, tuple(changes), layout.warnings(view.node), tuple(lost))
+    if not changes:
+        decision.refuse_if_lost()
+    return decision
+
+
+def lost_error(purpose: str, lost: Sequence[str], others: str) -> HardwareError:
+    """What to say of GPUs that the driver cannot reach; `others` is what is true of the other GPUs, empty without any."""
+    are, reach = ("is", "it") if len(lost) == 1 else ("are", "them")
+    rest = f"; {others}" if others else ""
+    return HardwareError(
+        f"{purpose}: {', '.join(lost)} {are} lost: the driver cannot reach {reach}{rest}",
+        hint="reset the GPU or restart the machine, or leave the GPU out of the layout",
+    )
 
 
 def change_mode(users: GpuUsers, enabled: bool, *, skip_reset: bool) -> GpuChange:
@@ -141,11 +169,6 @@ def _change(view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool,
 
 
 def _applies(spec: LayoutSpec, gpu: GpuState, purpose: str) -> bool:
-    if gpu.lost:
-        raise HardwareError(
-            f"{purpose}: {gpu.label} ({gpu.uuid}) is lost: the driver cannot reach it",
-            hint="reset the GPU or restart the machine, or leave the GPU out of the layout",
-        )
     if gpu.mig_capable:
         return True
     if spec.skips_gpus_without_mig:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from tranche.core.allocation import NodeView
 from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_name, gpu_instance_profile
-from tranche.core.errors import CheckpointInvalid, HardwareError
+from tranche.core.errors import CheckpointInvalid
 from tranche.core.grid import Occupant, fits
 from tranche.core.state import GpuInstance, GpuState
 from tranche.planning.gpu_users import GpuUsers, User, gpu_users
@@ -23,16 +23,21 @@ def plan_restore(
     """What it takes to have the checkpoint's modes and instances, each at its recorded placement.
 
     Raises CheckpointInvalid when it names a GPU that is not here, a profile that the GPU lacks, or instances that cannot be
-    together. GPUs that it does not name stay as they are.
+    together; HardwareError when every GPU that it names is lost. GPUs that it does not name stay as they are.
     """
     present = {gpu.uuid: gpu for gpu in view.node}
+    nameless = [gpu for gpu in view.node if gpu.lost and not gpu.uuid.startswith("GPU-")]
     changes = []
+    lost = []
     for recorded in checkpoint.gpus:
         gpu = present.get(recorded.uuid)
+        if gpu is None and nameless:
+            gpu = nameless.pop(0)
         if gpu is None:
             raise CheckpointInvalid(f"the checkpoint names {recorded.uuid}, which is not on this machine")
         if gpu.lost:
-            raise HardwareError(f"{gpu.label} ({gpu.uuid}) is lost: the driver cannot reach it")
+            lost.append(gpu.full_name)
+            continue
         if not gpu.mig_capable:
             raise CheckpointInvalid(f"the checkpoint has MIG instances for {gpu.label} ({gpu.name}), which has no MIG")
         wanted = recorded_instances(gpu, recorded)
@@ -42,7 +47,10 @@ def plan_restore(
             cut, blockers = _put_back(users.emptied if change.mode_steps else users, wanted)
             change = GpuChange(gpu, change.mode_steps, cut, blockers)
         changes.append(change)
-    return LayoutDecision(_PURPOSE, tuple(changes))
+    decision = LayoutDecision(_PURPOSE, tuple(changes), lost=tuple(lost))
+    if not changes:
+        decision.refuse_if_lost()
+    return decision
 
 
 def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[Occupant, Contents]:

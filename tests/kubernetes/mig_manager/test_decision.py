@@ -115,6 +115,27 @@ def test_a_machine_without_mig_has_all_disabled_and_cannot_have_more() -> None:
         assert shown(world) == state
 
 
+def test_a_lost_gpu_leaves_the_node_failed_with_the_others_cut_and_heals_when_it_is_back() -> None:
+    world = World(a100s())
+    whole = world.view
+    lost = replace(
+        whole.node.gpus[1], lost=True, mode=MigMode.UNSUPPORTED, pending_mode=MigMode.UNSUPPORTED, profiles=()
+    )
+    world.view = replace(whole, node=replace(whole.node, gpus=(whole.node.gpus[0], lost)))
+    world.wish("all-1g.5gb")
+    decision = world.settle()
+    assert shown(world) == ("failed", "HardwareError")
+    assert decision.report is not None
+    assert "GPU 1" in decision.report.message
+    assert "all other GPUs are as declared" in decision.report.message
+    assert profiles(world, 0) == ["1g.5gb"] * 7
+    assert world.labels.keys().isdisjoint(OPERANDS), "operands run again"
+    world.view = replace(world.view, node=replace(world.view.node, gpus=(world.view.node.gpus[0], whole.node.gpus[1])))
+    world.settle()
+    assert shown(world) == ("success", None)
+    assert profiles(world, 1) == ["1g.5gb"] * 7
+
+
 def test_an_edited_config_map_is_applied() -> None:
     world = World(a100s(1), config_map=TWO_HALVES)
     cut(world, "halves")

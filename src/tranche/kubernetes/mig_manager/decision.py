@@ -39,7 +39,7 @@ from tranche.kubernetes.mig_manager.retry import (
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wished_layout
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
-from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.reconfigure import LayoutDecision, lost_error, plan_layout
 from tranche.planning.steps import TakesGpu, TakesInstance, TakesRoom
 
 _LOOK_AT_OPERANDS_SECONDS = 1.0
@@ -125,6 +125,9 @@ def decide(situation: Situation) -> NodeDecision:
         change = plan_layout(situation.view, layout)
     except TrancheError as error:
         return _at_rest(situation, _failure(error.reason, _sentence(error)))
+    if change.plan.empty and not change.blockers and change.lost:
+        lost = lost_error(change.purpose, change.lost, "all other GPUs are as declared")
+        return _at_rest(situation, _failure(lost.reason, _sentence(lost)), forget=True)
     if change.plan.empty and not change.blockers:
         message = "; ".join((f"the GPUs have the layout '{name}'", *change.warnings))
         return _at_rest(situation, Report(MigState.SUCCESS, Why.APPLIED, message), forget=True)

@@ -17,7 +17,16 @@ static nvmlReturn_t read_gpu(unsigned index, SmiGpu *gpu) {
     return NVML_SUCCESS;
 }
 
-int smi_all_gpus(SmiGpuList *list) {
+static bool is_named(const SmiGpu *gpu, const char *id);
+
+static bool is_among(const SmiGpu *gpu, const SmiList *wanted) {
+    for (unsigned w = 0; w < wanted->count; w++)
+        if (is_named(gpu, wanted->items[w])) return true;
+    return false;
+}
+
+/* A GPU that cannot be read ends the program, unless others are asked for. That -i spares the others is inferred. */
+static int read_gpus(SmiGpuList *list, const SmiList *wanted) {
     list->count = 0;
     unsigned count = 0;
     nvmlReturn_t result = nvmlDeviceGetCount_v2(&count);
@@ -32,6 +41,7 @@ int smi_all_gpus(SmiGpuList *list) {
             list->count++;
             continue;
         }
+        if (wanted && !is_among(gpu, wanted)) continue;
         printf("Unable to determine the device handle for GPU%u: %s: %s%s\n", index, gpu->pci.busId,
                nvmlErrorString(result),
                result == NVML_ERROR_GPU_IS_LOST ? ".  Reboot the system to recover this GPU" : "");
@@ -39,6 +49,8 @@ int smi_all_gpus(SmiGpuList *list) {
     }
     return 0;
 }
+
+int smi_all_gpus(SmiGpuList *list) { return read_gpus(list, NULL); }
 
 /* "00000000:10:1C.0", "0000:10:1c.0" and "10:1C.0" are one address. */
 static bool same_address(const char *text, const nvmlPciInfo_t *pci) {
@@ -63,17 +75,15 @@ static int not_found(void) {
 }
 
 int smi_chosen_gpus(SmiGpuList *list, const char *ids) {
-    int code = smi_all_gpus(list);
+    SmiList wanted;
+    bool chosen = ids && smi_split(&wanted, ids);
+    int code = read_gpus(list, chosen ? &wanted : NULL);
     if (code) return code;
     if (!ids) return list->count ? 0 : not_found();
-    SmiList wanted;
-    if (!smi_split(&wanted, ids)) return not_found();
+    if (!chosen) return not_found();
     unsigned kept = 0;
-    for (unsigned i = 0; i < list->count; i++) {
-        bool named = false;
-        for (unsigned w = 0; w < wanted.count && !named; w++) named = is_named(&list->gpus[i], wanted.items[w]);
-        if (named) list->gpus[kept++] = list->gpus[i];
-    }
+    for (unsigned i = 0; i < list->count; i++)
+        if (is_among(&list->gpus[i], &wanted)) list->gpus[kept++] = list->gpus[i];
     for (unsigned w = 0; w < wanted.count; w++) {
         bool matched = false;
         for (unsigned i = 0; i < kept && !matched; i++) matched = is_named(&list->gpus[i], wanted.items[w]);
