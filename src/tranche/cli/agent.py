@@ -59,6 +59,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         policy=InUsePolicy(values["in_use"]),
         with_reboot=values["with_reboot"],
         host_root=values["host_root"],
+        operator_namespaces=frozenset(values["operator_namespace"]),
     )
     built: dict[str, Part] = {
         "device-plugin": partial(parts.device_plugin, cdi_folder=values["cdi_folder"]),

@@ -93,6 +93,15 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             show_default=True,
             help="Where the host's root is mounted, for --with-reboot.",
         ),
+        click.Option(
+            ["--operator-namespace"],
+            metavar="NAME",
+            multiple=True,
+            envvar="OPERATOR_NAMESPACES",
+            default=("gpu-operator", "kube-system"),
+            help="Where pods may be NVIDIA's MIG manager or operands, beside the agent's own namespace; repeatable. "
+            "Else: gpu-operator, kube-system.",
+        ),
     ),
     "feature-labels": (),
 }

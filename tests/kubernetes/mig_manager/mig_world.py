@@ -108,6 +108,7 @@ class World:
             self.with_reboot,
             self.rivals,
             dict(self.answers),
+            frozenset({"gpu-operator"}),
         )
 
     @property

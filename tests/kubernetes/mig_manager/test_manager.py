@@ -410,6 +410,20 @@ def test_nvidias_own_manager_on_the_node_is_a_conflict(tmp_path: Path) -> None:
     on_node(tmp_path, test, H100)
 
 
+def test_pods_of_a_tenant_stop_nothing_whatever_they_call_themselves(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        operand = "nvidia.com/gpu.deploy.dcgm"
+        node.pod("a", labels={"app": "nvidia-mig-manager"}, namespace="tenant")
+        node.pod("b", labels={"app": "nvidia-dcgm"}, namespace="tenant")
+        node.set_labels({operand: "true"})
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("success")
+            assert node.labels[operand] == "true"
+
+    on_node(tmp_path, test, H100)
+
+
 def test_a_manager_that_is_cut_short_at_any_write_is_made_good_by_the_next(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         key = "nvidia.com/gpu.deploy.dcgm"

@@ -138,8 +138,9 @@ def test_only_pods_of_paused_operands_are_waited_for() -> None:
         KubePod(PodRef("d", "job"), labels={}),
     ]
     labels = {"nvidia.com/gpu.deploy.device-plugin": PAUSED, "nvidia.com/gpu.deploy.dcgm": "false"}
-    assert [pod.ref.name for pod in still_running(labels, pods)] == ["plugin"]
-    assert [pod.ref.name for pod in other_managers(pods)] == ["manager"]
+    assert [pod.ref.name for pod in still_running(labels, pods, {"g"})] == ["plugin"]
+    assert [pod.ref.name for pod in other_managers(pods, {"g"})] == ["manager"]
+    assert other_managers(pods, {"d"}) == still_running(labels, pods, {"d"}) == ()
 
 
 @given(node_views(max_gpus=3), st.data())
@@ -172,8 +173,12 @@ def test_pods_of_a_daemon_set_that_selects_a_paused_label_are_waited_for() -> No
         KubePod(PodRef("c", "job"), owner_kind="Job", node_selector={client: "true"}),
         KubePod(PodRef("d", "elsewhere"), owner_kind="DaemonSet", node_selector={"disk": "ssd"}),
     ]
-    assert [pod.ref.name for pod in still_running({client: PAUSED, plugin: "true"}, pods)] == ["monitor"]
-    assert [pod.ref.name for pod in still_running({client: "true", plugin: PAUSED}, pods)] == ["charted-plugin"]
+    trusted = {"a", "b", "c", "d"}
+    assert [pod.ref.name for pod in still_running({client: PAUSED, plugin: "true"}, pods, trusted)] == ["monitor"]
+    assert [pod.ref.name for pod in still_running({client: "true", plugin: PAUSED}, pods, trusted)] == [
+        "charted-plugin"
+    ]
+    assert still_running({client: PAUSED, plugin: PAUSED}, pods, {"gpu-operator"}) == ()
 
 
 def test_a_change_of_mode_condemns_the_gpu_and_all_on_it_and_a_cut_only_what_goes() -> None:

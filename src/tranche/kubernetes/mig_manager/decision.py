@@ -61,7 +61,8 @@ class Situation:
     """All that a decision depends on.
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
-    the API server said when it refused an eviction. `unseen` says why layouts or GPUs could not be read; the view is then empty.
+    the API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
+    layouts or GPUs could not be read; the view is then empty.
     """
 
     node: KubeNode
@@ -73,6 +74,7 @@ class Situation:
     with_reboot: bool = False
     rivals: tuple[str, ...] = ()
     eviction_answers: Mapping[PodRef, str] = field(default_factory=dict)
+    trusted: frozenset[str] = frozenset()
     unseen: TrancheError | None = None
 
     @property
@@ -229,7 +231,7 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
     """Pause the operands, wait for their end, cut."""
     paused = operands.pause(situation.node)
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
-    running = operands.still_running(labels, situation.pods)
+    running = operands.still_running(labels, situation.pods, situation.trusted)
     paused_for = operands.paused_for(situation.node, situation.now)
     if running and paused_for is not None and paused_for > operands.PATIENCE_SECONDS:
         named = ", ".join(str(pod.ref) for pod in running)

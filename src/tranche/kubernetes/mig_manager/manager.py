@@ -69,12 +69,14 @@ class MigSettings:
 
     `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `with_reboot` allows a restart
     of the machine for a MIG mode that does not change otherwise; `host_root` is where the host's root is mounted for that.
+    `operator_namespaces` are those, beside the agent's own, whose pods are believed to be NVIDIA's manager and operands.
     """
 
     config_map: str = ""
     policy: InUsePolicy = InUsePolicy.WAIT
     with_reboot: bool = False
     host_root: Path = field(default=Path("/host"))
+    operator_namespaces: frozenset[str] = frozenset({"gpu-operator", "kube-system"})
 
 
 class MigManager:
@@ -113,6 +115,10 @@ class MigManager:
         if not self._trouble and not self._source.synced:
             return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
         return Readiness(not self._trouble, self._trouble)
+
+    @property
+    def _trusted(self) -> frozenset[str]:
+        return self._settings.operator_namespaces | {self._services.namespace}
 
     @property
     def _config_map(self) -> str:
@@ -201,7 +207,7 @@ class MigManager:
     async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> Situation:
         pods = await self._services.api.list_pods_on_node(self._services.node_name)
         rivals = [f"the manager {name}" for name in claims]
-        rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods)]
+        rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods, self._trusted)]
         unseen = await self._why_unseen()
         view = self._services.inventory.latest.value.view_with_pods if unseen is None else NodeView(NodeState(()))
         present = {pod.ref for pod in pods}
@@ -216,6 +222,7 @@ class MigManager:
             with_reboot=self._settings.with_reboot,
             rivals=tuple(rivals),
             eviction_answers=dict(self._eviction_answers),
+            trusted=self._trusted,
             unseen=unseen,
         )
 

@@ -3,11 +3,14 @@
 NVIDIA's MIG manager sets `nvidia.com/gpu.deploy.*` to `paused-for-mig-change` during a change, and to `true` after it. So does
 this one, with two differences: a label that is not there stays away, and no end of a change, however it comes about, leaves a
 label paused. An annotation says since when the labels are paused, and that it was this manager who paused them.
+
+What a pod says of itself anybody can write who may make pods in some namespace. So a pod counts as an operand, or as NVIDIA's
+manager, only in a namespace that the agent was told to trust.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tranche.kubernetes.api.objects import KubeNode, KubePod
 from tranche.kubernetes.mig_manager.moment import Moment, parse_moment
@@ -52,8 +55,8 @@ def paused_for(node: KubeNode, now: Moment) -> float | None:
     return None if text is None else parse_moment(text).until(now)
 
 
-def still_running(labels: Mapping[str, str], pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
-    """The pods of paused operands that have not ended yet.
+def still_running(labels: Mapping[str, str], pods: Iterable[KubePod], trusted: Collection[str]) -> tuple[KubePod, ...]:
+    """The pods of paused operands in the trusted namespaces that have not ended yet.
 
     By their `app` label, or as pods of any DaemonSet whose node selector names a paused label: so do clients of GPUs, under
     `nvidia.com/gpu.deploy.client`, and device plugins that were not installed by the GPU Operator.
@@ -64,10 +67,15 @@ def still_running(labels: Mapping[str, str], pods: Iterable[KubePod]) -> tuple[K
         pod
         for pod in pods
         if not pod.finished
+        and pod.ref.namespace in trusted
         and (pod.labels.get("app") in apps or (pod.owner_kind == "DaemonSet" and paused & pod.node_selector.keys()))
     )
 
 
-def other_managers(pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
-    """The pods of NVIDIA's own MIG manager on the node."""
-    return tuple(pod for pod in pods if not pod.finished and pod.labels.get("app") == _MANAGER_APP)
+def other_managers(pods: Iterable[KubePod], trusted: Collection[str]) -> tuple[KubePod, ...]:
+    """The pods of NVIDIA's own MIG manager on the node, in the trusted namespaces."""
+    return tuple(
+        pod
+        for pod in pods
+        if not pod.finished and pod.ref.namespace in trusted and pod.labels.get("app") == _MANAGER_APP
+    )
