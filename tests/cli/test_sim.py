@@ -245,3 +245,18 @@ def test_attach_to_nothing_is_refused(cli: Cli, arguments: tuple[str, ...], vari
     done = cli("sim", "attach", *arguments, "--", "true", **variables)
     assert done.returncode not in (0, 1)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("state", [b"", b"junk", b"TRNCHSIM" + bytes(100)])
+def test_a_machine_that_cannot_be_read_hides_no_other(cli: Cli, tmp_path: Path, state: bytes) -> None:
+    for name in ("a", "b", "c"):
+        cli.succeed("sim", "create", name, "--gpu", "T4")
+    (tmp_path / "machines" / "b" / "state").write_bytes(state)
+    table, listed = cli("sim", "list"), cli("sim", "list", "-o", "json")
+    assert [line.split()[0] for line in table.stdout.splitlines()] == ["NAME", "a", "c"]
+    assert [item["name"] for item in json.loads(listed.stdout)["items"]] == ["a", "c"]
+    for done in (table, listed):
+        assert done.returncode == 0
+        assert "b is left out: " in done.stderr
+    cli.succeed("sim", "destroy", "b")
+    assert cli("sim", "list").stderr == ""

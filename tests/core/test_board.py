@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_by_pci_id, catalogue
+from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_by_pci_id, board_of, catalogue
 from tranche.core.grid import placements
 from tranche.core.profile import ProfileName, parse_profile
-from tranche.core.quantity import MIB
+from tranche.core.quantity import GIB, MIB
 
 BOARDS = pytest.mark.parametrize("board", catalogue(), ids=lambda board: board.key)
 SEVEN_SLICE_BOARDS = tuple(board for board in catalogue() if board.compute_slices == 7)
@@ -253,3 +253,22 @@ def _strings(data: Any) -> list[str]:
         return [data]
     children = data.values() if isinstance(data, dict) else data if isinstance(data, list) else []
     return [text for child in children for text in _strings(child)]
+
+
+@BOARDS
+def test_a_board_is_known_by_its_id_and_its_memory(board: Board) -> None:
+    memory = 100 * GIB if board.memory is None else board.memory
+    for pci_id in board.pci_device_ids:
+        assert board_of(pci_id, "a product that nobody knows", memory) == board
+        assert board_of(pci_id, board.products[0], memory * 19 // 20) == board
+
+
+def test_a_board_with_anothers_id_is_known_by_its_name_and_its_memory() -> None:
+    gb200, gb300 = board_by_key("GB200"), board_by_key("GB300")
+    assert gb200 is not None
+    assert gb300 is not None
+    assert gb300.memory is not None
+    (pci_id,) = gb200.pci_device_ids
+    assert board_of(pci_id, "NVIDIA GB300", gb300.memory) == gb300
+    assert board_of(pci_id, "NVIDIA GB400", gb300.memory) is None
+    assert board_of("0xFFFF10DE", "NVIDIA GB300", gb300.memory) is None, "an id that nobody knows"

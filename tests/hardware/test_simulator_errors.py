@@ -16,11 +16,15 @@ def kinds(cls: type[simulator.SimulatorError]) -> list[type[simulator.SimulatorE
     return [cls, *(kind for child in cls.__subclasses__() for kind in kinds(child))]
 
 
+ERRORS: dict[type[simulator.SimulatorError], simulator.SimulatorError] = {
+    simulator.MachineExists: simulator.MachineExists("what happened", name="m"),
+    simulator.MachineUnknown: simulator.MachineUnknown("what happened", name="m", known=("n",)),
+}
+
+
 @pytest.mark.parametrize("cls", kinds(simulator.SimulatorError), ids=lambda cls: cls.__name__)
 def test_every_kind_has_a_class_of_tranches(cls: type[simulator.SimulatorError]) -> None:
-    error = (
-        cls("what happened", name="m") if cls is simulator.MachineExists else cls("what happened", hint="what to do")
-    )
+    error = ERRORS[cls] if cls in ERRORS else cls("what happened", hint="what to do")
     with pytest.raises(TrancheError) as raised, simulator_errors():
         raise error
     assert raised.value.message == "what happened"

@@ -90,15 +90,16 @@ def test_an_error_as_json(b: Bench) -> None:
 
 
 def test_warnings_for_what_matches_nothing(b: Bench) -> None:
-    text = entry('device-filter: ["0x20B210DE", A100, "0x233010DE"], devices: [0, 4], mig-enabled: false')
+    text = entry('device-filter: ["0x20B210DE", "0xFFFF10DE", A100, "0x233010DE"], devices: [0, 4], mig-enabled: false')
     outcome = b.layout("apply", "-f", "-", stdin=text)
     assert outcome.code == 0
     for words in (
-        "device-filter '0x20B210DE' matches no GPU of this machine",
+        "device-filter '0xFFFF10DE' matches no GPU of this machine",
         "device-filter 'A100' is not a PCI id and matches no GPU",
         "device index 4 matches no GPU: this machine has 1",
     ):
         assert outcome.stderr.count(words) == 1
+    assert "0x20B210DE" not in outcome.stderr, "a board that the catalogue knows, in a file for several"
 
 
 def test_valid_config_looks_at_the_file_only(b: Bench) -> None:

@@ -19,7 +19,8 @@ from tests.strategies import (
     view_of,
 )
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
-from tranche.core.board import Board, board_by_key
+from tranche.core.board import Board, board_by_key, catalogue
+from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import GpuBusy, HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
 from tranche.core.grid import Occupant, Placement
 from tranche.core.layout import Layout, LayoutSpec
@@ -362,15 +363,28 @@ def test_a_profile_that_nobody_offers_is_unknown_and_one_that_another_gpu_offers
 
 
 def test_filters_and_indexes_that_match_nothing_are_warned_of() -> None:
-    from tranche.core.device_filter import parse_device_filter
-
-    strange = tuple(map(parse_device_filter, ["0x20B210DE", "A100", "0x233010DE"]))
+    strange = tuple(map(parse_device_filter, ["0x20B210DE", "0xFFFF10DE", "A100", "0x233010DE"]))
     spec = LayoutSpec(True, (), (0, 5), strange)
     decision = plan_layout(view_of(gpu_on(H100)), Layout("x", (spec,)))
     assert decision.warnings == (
-        "layout 'x', entry 1: device-filter '0x20B210DE' matches no GPU of this machine",
+        "layout 'x', entry 1: device-filter '0xFFFF10DE' matches no GPU of this machine",
         "layout 'x', entry 1: device-filter 'A100' is not a PCI id and matches no GPU",
         "layout 'x', entry 1: device index 5 matches no GPU: this machine has 1",
+    )
+
+
+def test_a_layout_written_for_many_boards_is_no_mistake_where_one_of_them_is() -> None:
+    specs = tuple(
+        LayoutSpec(True, (), None, (parse_device_filter(pci_id),)) for b in catalogue() for pci_id in b.pci_device_ids
+    )
+    assert plan_layout(view_of(gpu_on(H100)), Layout("all", specs)).warnings == ()
+    others = tuple(spec for spec in specs if not spec.matches(gpu_on(H100)))
+    assert plan_layout(view_of(gpu_on(H100)), Layout("others", others)).warnings == (
+        f"layout 'others': none of its {len(others)} entries matches a GPU of this machine",
+    )
+    (one,) = (spec for spec in others if spec.filters[0].text == "0x20B210DE")
+    assert plan_layout(view_of(gpu_on(H100)), Layout("one", (one,))).warnings == (
+        "layout 'one', entry 1: device-filter '0x20B210DE' matches no GPU of this machine",
     )
 
 

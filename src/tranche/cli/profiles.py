@@ -14,7 +14,7 @@ from tranche.cli.output import print_json, print_table, say
 from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
 from tranche.cli.runtime import open_driver
 from tranche.cli.settings import Settings, TrancheCommand, output_option
-from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_by_pci_id, catalogue
+from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_of, catalogue
 from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, UsageError
 from tranche.core.grid import remaining_capacity
 from tranche.core.quantity import format_memory
@@ -75,7 +75,7 @@ class _Sheet:
         free = None
         if gpu.mig_enabled and not alike:
             free = {p.enum: remaining_capacity(p, gpu.occupants) for p in gpu.profiles}
-        board = board_by_pci_id(gpu.pci_device_id)
+        board = board_of(gpu.pci_device_id, gpu.name, gpu.memory)
         profiles = _sorted(gpu.profiles)
         return cls(board, (gpu.name,), gpu.memory, profiles, gpu.profiles_source, tuple(alike) or (gpu.index,), free)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from tranche.cli.output import print_json, print_table, say
+from tranche.cli.output import print_json, print_table, say, warn
 from tranche.cli.settings import TrancheGroup, output_option
 from tranche.cli.sim_attach import attach
 from tranche.cli.sim_exec import exec_
 from tranche.cli.sim_inject import inject
 from tranche.core.errors import UsageError
-from tranche_simulator import MACHINE_TYPES, SimulatedMachine
+from tranche_simulator import MACHINE_TYPES, SimulatedMachine, SimulatorError
 
 
 @click.group("sim", cls=TrancheGroup)
@@ -70,7 +70,7 @@ def destroy(name: str) -> None:
 @output_option()
 def list_machines(output: str) -> None:
     """List the machines."""
-    machines = SimulatedMachine.list()
+    machines = list(_readable())
     if output == "json":
         print_json("SimulatedMachineList", items=[_describe(machine) for machine in machines])
         return
@@ -97,6 +97,17 @@ def reboot(name: str) -> None:
     """Reboot a machine: instances and clients are gone, pending MIG modes are current."""
     SimulatedMachine.open(name).reboot()
     say(f"rebooted {name}")
+
+
+def _readable() -> Iterator[SimulatedMachine]:
+    """The machines whose state can be read; of each other one a warning, since the rest are not its fault."""
+    for machine in SimulatedMachine.list():
+        try:
+            machine.gpus()
+        except SimulatorError as error:
+            warn(f"{machine.name} is left out: {error.message}")
+        else:
+            yield machine
 
 
 def _row(machine: SimulatedMachine) -> tuple[object, ...]:

@@ -109,6 +109,25 @@ def board_by_pci_id(pci_device_id: str) -> Board | None:
     return _first(lambda model: pci_device_id in model["pci_device_ids"])
 
 
+def board_of(pci_device_id: str, name: str, memory: int) -> Board | None:
+    """The board of a GPU that a driver describes; `memory` in bytes, `name` as the driver gives it.
+
+    A PCI id alone does not say it: boards of one id have been sold with different memory. A board whose memory is known to be
+    another is not the one; then the product's name decides, and without a name that fits the board is unknown.
+    """
+    board = board_by_pci_id(pci_device_id)
+    if board is None or _has_memory(board, memory):
+        return board
+    wanted = name.removeprefix("NVIDIA ")
+    named = (each for each in catalogue() if wanted in {product.removeprefix("NVIDIA ") for product in each.products})
+    return next((each for each in named if _has_memory(each, memory)), None)
+
+
+def _has_memory(board: Board, memory: int) -> bool:
+    """Within a tenth: error correction and reserved memory make drivers report different totals of one board."""
+    return board.memory is None or abs(board.memory - memory) <= board.memory // 10
+
+
 @cache
 def _board_at(index: int) -> Board:
     """Boards are made when they are asked for: a command meets one or two of them."""

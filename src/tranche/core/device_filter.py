@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tranche.core.board import board_by_pci_id
+
 _NUMBER = re.compile(r"0x[0-9a-f_]+|0b[01_]+|0o?[0-7_]*|[1-9][0-9_]*", re.ASCII | re.IGNORECASE)
 _LARGEST = 2**32 - 1
 
@@ -25,6 +27,11 @@ class DeviceFilter:
     def malformed(self) -> bool:
         """Whether the entry cannot be read, and so matches no GPU."""
         return self.device is None
+
+    @property
+    def names_a_board(self) -> bool:
+        """Whether the catalogue has a board with this device id."""
+        return self.device is not None and board_by_pci_id(f"0x{self.device:08X}") is not None
 
     def matches(self, pci_device_id: str, pci_subsystem_id: str) -> bool:
         """Whether a GPU with these ids (`0xDDDDVVVV`; the subsystem may be empty when unknown) is meant."""

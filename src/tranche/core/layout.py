@@ -67,12 +67,20 @@ class Layout:
         return next((spec for spec in reversed(self.specs) if spec.matches(gpu)), None)
 
     def warnings(self, node: NodeState) -> tuple[str, ...]:
-        """What is probably a mistake: malformed filters, and filters or indexes that match no GPU of the machine."""
+        """What is probably a mistake: malformed filters, and filters or indexes that match no GPU of the machine.
+
+        Layouts are written for many boards: a filter of a board that the catalogue knows is no mistake where the layout says
+        something about a GPU of this machine. A layout of several entries that says nothing about any is one warning.
+        """
+        speaks = any(spec.matches(gpu) for spec in self.specs for gpu in node)
+        silent = not speaks and len(self.specs) > 1
         found = [
             f"layout '{self.name}', entry {number}: {text}"
             for number, spec in enumerate(self.specs, start=1)
-            for text in _spec_warnings(spec, node)
+            for text in _spec_warnings(spec, node, other_boards=speaks or silent)
         ]
+        if silent:
+            found.append(f"layout '{self.name}': none of its {len(self.specs)} entries matches a GPU of this machine")
         return tuple(dict.fromkeys(found))
 
 
@@ -114,11 +122,14 @@ def describe_slices(counts: Mapping[ProfileName, int]) -> str:
     return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), reverse=True))
 
 
-def _spec_warnings(spec: LayoutSpec, node: NodeState) -> list[str]:
+def _spec_warnings(spec: LayoutSpec, node: NodeState, *, other_boards: bool) -> list[str]:
+    """With `other_boards`, filters of boards that are known and not here are left out."""
     warnings = []
     for device_filter in spec.filters:
         if device_filter.malformed:
             warnings.append(f"device-filter '{device_filter.text}' is not a PCI id and matches no GPU")
+        elif other_boards and device_filter.names_a_board:
+            continue
         elif not any(device_filter.matches(gpu.pci_device_id, gpu.pci_subsystem_id) for gpu in node):
             warnings.append(f"device-filter '{device_filter.text}' matches no GPU of this machine")
     if spec.devices is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from tranche.core.board import board_by_pci_id
+from tranche.core.board import Board, board_of
 from tranche.core.errors import GpuNotFound, HardwareError, LayoutImpossible
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
@@ -160,6 +160,8 @@ class NvmlDriver:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         current, pending = _read_mode(handle)
         device_id = _hex_id(pci.pciDeviceId)
+        name = pynvml.nvmlDeviceGetName(handle)
+        architecture = _architecture(handle, board_of(device_id, name, memory.total))
         geometry = Geometry((), 0, "driver")
         if current is not MigMode.UNSUPPORTED:
             geometry = self._geometry(handle, uuid, device_id, memory.total, current)
@@ -171,16 +173,16 @@ class NvmlDriver:
         return GpuState(
             index=index,
             uuid=uuid,
-            name=pynvml.nvmlDeviceGetName(handle),
+            name=name,
             pci_bus_id=pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
             pci_device_id=device_id,
             pci_subsystem_id=_hex_id(pci.pciSubSystemId),
-            architecture=_architecture(handle, device_id),
+            architecture=architecture,
             memory=memory.total,
             memory_free=memory.free,
             mode=current,
             pending_mode=pending,
-            mode_change_needs_reset=_architecture(handle, device_id) == "Ampere",
+            mode_change_needs_reset=architecture == "Ampere",
             memory_slices=geometry.memory_slices,
             profiles=geometry.profiles,
             profiles_source=geometry.source,
@@ -196,7 +198,7 @@ class NvmlDriver:
         key = (uuid, mode)
         with self._lock:
             if key not in self._geometries:
-                self._geometries[key] = read_geometry(handle, device_id, memory)
+                self._geometries[key] = read_geometry(handle, device_id, pynvml.nvmlDeviceGetName(handle), memory)
             return self._geometries[key]
 
 
@@ -214,9 +216,8 @@ def _mode(value: int) -> MigMode:
     return MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else MigMode.DISABLED
 
 
-def _architecture(handle: Any, device_id: str) -> str:
+def _architecture(handle: Any, board: Board | None) -> str:
     value = _optional(pynvml.nvmlDeviceGetArchitecture, handle)
-    board = board_by_pci_id(device_id)
     if value in _ARCHITECTURES:
         return _ARCHITECTURES[value]
     return board.architecture if board is not None else "Blackwell" if value == 10 else "unknown"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from tranche.core.board import Board, ComputeInstanceProfile, GpuInstanceProfile, board_by_pci_id
+from tranche.core.board import Board, ComputeInstanceProfile, GpuInstanceProfile, board_of
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import GIB, MIB
@@ -28,13 +28,13 @@ class Geometry:
     source: str
 
 
-def read_geometry(handle: Any, pci_device_id: str, memory: int) -> Geometry:
+def read_geometry(handle: Any, pci_device_id: str, name: str, memory: int) -> Geometry:
     """Ask the driver for every profile and its placements.
 
     On Ampere with MIG off the driver answers neither; on other boards the queries work with MIG off too (captures of p5 and p6
     nodes were taken that way).
     """
-    board = board_by_pci_id(pci_device_id)
+    board = board_of(pci_device_id, name, memory)
     profiles = [p for enum in _PROFILE_ENUMS if (p := _read_profile(handle, enum, board, memory)) is not None]
     if profiles:
         units = max(p.size + max(p.starts, default=0) for p in profiles)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tranche.core.allocation import NodeView, Phase
-from tranche.core.board import board_by_pci_id
+from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState, NodeState
@@ -161,7 +161,7 @@ def _mig_finding(gpu: GpuState) -> Finding:
 
 
 def _catalogue_findings(gpu: GpuState) -> Iterator[Finding]:
-    board = board_by_pci_id(gpu.pci_device_id)
+    board = board_of(gpu.pci_device_id, gpu.name, gpu.memory)
     if board is None:
         text = f"{gpu.name} ({gpu.pci_device_id}) is not in the catalogue"
         hint = "it works by the driver's answers; please report what `tranche profiles -o json` prints"

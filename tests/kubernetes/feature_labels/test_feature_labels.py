@@ -204,3 +204,19 @@ def test_the_reference_page_has_every_key() -> None:
     written = {key for strategy in MigStrategy for key in feature_labels(a100s("all-1g.5gb"), strategy, FACTS)}
     whole = {key for key in written if "/mig-" not in key}
     assert whole | {"nvidia.com/gfd.timestamp"} == {key for key in said if is_feature_label(key)}
+
+
+@pytest.mark.parametrize("strategy", [MigStrategy.SINGLE, MigStrategy.MIXED])
+@pytest.mark.parametrize("name", ["1g.24gb", "1g.24gb+gfx", "2g.48gb-me"])
+def test_a_long_product_name_loses_its_end_and_the_profile_nothing(strategy: MigStrategy, name: str) -> None:
+    model = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+    empty = gpu("RTX-PRO-6000-96GB", 0)
+    layout = f"all-{name.replace('+', '.')}"
+    pieces = (replace(each, name=model) for each in cut(view_of(empty), layout))
+    labels = feature_labels(node(*pieces), strategy, FACTS)
+    profile = name.replace("+", ".")
+    key = "nvidia.com/gpu" if strategy is MigStrategy.SINGLE else f"nvidia.com/mig-{profile}"
+    product = labels[f"{key}.product"]
+    assert product.endswith(f"-MIG-{profile}")
+    assert model.replace(" ", "-").startswith(product.removesuffix(f"-MIG-{profile}"))
+    assert len(product) <= 63

@@ -35,6 +35,7 @@ _OWN = frozenset(
 )
 _SLICE_PARTS = "|".join(re.escape(part) for part in _GPU_PARTS)
 _OWN_SLICE = re.compile(rf"{re.escape(DOMAIN)}/mig-(?:\d+c\.)?\d+g\.\d+gb[^/]*\.(?:{_SLICE_PARTS})")
+_LONGEST_VALUE = 63
 _NOT_IN_A_LABEL = re.compile(r"[^A-Za-z0-9_. -]")
 _MODES = {"0x030000": "graphics", "0x030200": "compute"}
 _FAMILIES = {
@@ -118,7 +119,8 @@ def _versions(node: NodeState) -> dict[str, str]:
 def _whole(gpus: list[GpuState]) -> dict[str, str]:
     """The first model's GPUs, cut or not; `replicas` is 0 when all of them are cut, since none is for sale whole."""
     model = [gpu for gpu in gpus if gpu.name == gpus[0].name]
-    labels = _resource(GPU_RESOURCE, gpus[0].name, len(model), int(any(not gpu.mig_enabled for gpu in model)), "none")
+    for_sale = int(any(not gpu.mig_enabled for gpu in model))
+    labels = _resource(GPU_RESOURCE, _label_text(gpus[0].name), len(model), for_sale, "none")
     labels[f"{GPU_RESOURCE}.memory"] = str(gpus[0].memory // MIB)
     if gpus[0].compute_capability is not None:
         major, minor = gpus[0].compute_capability
@@ -131,7 +133,7 @@ def _whole(gpus: list[GpuState]) -> dict[str, str]:
 def _single(node: NodeState, gpus: list[GpuState]) -> dict[str, str]:
     cut = [gpu for gpu in gpus if gpu.mig_enabled]
     if single_problem(node):
-        labels = _resource(GPU_RESOURCE, f"{cut[0].name} MIG INVALID", 0, 0, "")
+        labels = _resource(GPU_RESOURCE, _product_text(cut[0].name, "MIG INVALID"), 0, 0, "")
         return {**labels, f"{GPU_RESOURCE}.memory": "0"}
     pieces = [device for gpu in cut for device in slices_of(gpu)]
     return _slice_labels(GPU_RESOURCE, cut[0], pieces[0].instance, pieces[0].piece, len(pieces))
@@ -156,7 +158,7 @@ def _slice_labels(
     assert instance is not None
     assert piece is not None
     name = piece.name.resource_name.removeprefix("mig-")
-    labels = _resource(resource, f"{gpu.name} MIG {name}", count, 1, "none")
+    labels = _resource(resource, _product_text(gpu.name, f"MIG {name}"), count, 1, "none")
     offered = gpu.profile(piece.name)
     inside = next((ci for ci in offered.compute_profiles if ci.name == piece.name), None) if offered else None
     numbers = {
@@ -175,7 +177,7 @@ def _slice_labels(
 
 def _resource(resource: str, product: str, count: int, replicas: int, sharing: str) -> dict[str, str]:
     return {
-        f"{resource}.product": _label_text(product),
+        f"{resource}.product": product,
         f"{resource}.count": str(count),
         f"{resource}.replicas": str(replicas),
         f"{resource}.sharing-strategy": sharing,
@@ -199,7 +201,13 @@ def _family(major: int, minor: int) -> str:
 
 def _label_text(text: str) -> str:
     """Text that a label's value may hold: other characters go, runs of spaces become a hyphen."""
-    return "-".join(_NOT_IN_A_LABEL.sub("", text).split())[:63].strip("-_.")
+    return "-".join(_NOT_IN_A_LABEL.sub("", text).split())[:_LONGEST_VALUE].strip("-_.")
+
+
+def _product_text(model: str, suffix: str) -> str:
+    """A product with what its slice is; where both are too long together, the model loses its end, and the slice nothing."""
+    end = f"-{_label_text(suffix)}"
+    return _label_text(model)[: _LONGEST_VALUE - len(end)].strip("-_.") + end
 
 
 def _bool(value: bool) -> str:
