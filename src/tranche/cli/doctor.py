@@ -41,7 +41,8 @@ _COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 def command(settings: Settings, /, output: str) -> None:
     """Check the driver, MIG, permissions, the state folder, the ledger, and the catalogue against the driver.
 
-    Nothing is changed. The exit code is 1 when a check failed, else 0; warnings do not count.
+    Nothing is changed: what is tried in the state folder is taken back. The exit code is 1 when a check failed, else 0;
+    warnings do not count.
     """
     findings = _findings(settings)
     failures = [each for each in findings if each.status is Status.FAIL]
@@ -68,7 +69,7 @@ def _findings(settings: Settings) -> list[Finding]:
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")
     found.append(check_permission(Path(simulated) if simulated else None))
-    return [*found, check_state_folder(places.state_dir), ledger]
+    return [*found, check_state_folder(places), ledger]
 
 
 def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]:

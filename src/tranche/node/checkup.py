@@ -1,10 +1,11 @@
 """Is this machine fit for sharing its GPUs? One finding for each thing that was looked at, with what to do about it.
 
-Nothing is changed and nothing is made: a ledger that is not there yet stays so.
+Nothing is changed: what is tried in the state folder is taken back, and a ledger that is not there yet stays so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,9 +17,12 @@ from tranche.core.allocation import NodeView, Phase
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
+from tranche.core.request import Request, WholeGpus
 from tranche.core.state import GpuState, NodeState
+from tranche.node import records
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
+from tranche.node.state_folder import try_file, try_state_folder
 
 
 class Status(StrEnum):
@@ -82,40 +86,42 @@ def check_reset_command(command: str, node: NodeState | None) -> Finding:
     return Finding("nvidia-smi", Status.WARN, text, "install the driver's utilities package")
 
 
-def check_state_folder(folder: Path) -> Finding:
-    """Whether the state folder can be written, or made."""
-    if os.path.lexists(folder) and not os.path.isdir(folder):
-        return Finding("state-folder", Status.FAIL, f"{folder} is not a folder", "choose another with --state-dir")
-    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding(
-            "state-folder",
-            Status.FAIL,
-            f"the state folder {folder} cannot be written",
-            "run as root, or choose another folder with --state-dir",
-        )
-    text = (
-        f"the state folder {folder} can be written" if nearest == folder else f"the state folder {folder} can be made"
-    )
-    return Finding("state-folder", Status.PASS, text)
+def check_state_folder(places: Places) -> Finding:
+    """Whether files can be made, locked and filled wherever a command does so."""
+    try:
+        return Finding("state-folder", Status.PASS, try_state_folder(places))
+    except TrancheError as error:
+        return failed("state-folder", error)
 
 
 def check_ledger(places: Places) -> Finding:
-    """Whether the ledger opens and is whole."""
+    """Whether the ledger opens, is whole, and takes a request; what is written is taken back."""
     if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
         text = f"no permission to look into the state folder {places.state_dir}"
         return Finding("ledger", Status.FAIL, text, "run as root, or choose another folder with --state-dir")
-    if not os.path.exists(places.ledger):
-        return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")
     try:
+        if not try_file(places.ledger):
+            return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")
         ledger = Ledger(places.ledger)
         try:
             ledger.check()
+            _rehearse(ledger)
         finally:
             ledger.close()
     except TrancheError as error:
         return failed("ledger", error)
     return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is whole")
+
+
+class _TakenBack(Exception):
+    """Ends the rehearsal's transaction."""
+
+
+def _rehearse(ledger: Ledger) -> None:
+    with contextlib.suppress(_TakenBack), ledger.write() as db:
+        records.add_waiter(db, "doctor", Request(WholeGpus(1)), created=0.0, command="", pid=0)
+        records.add_event(db, 0.0, "Granted", "")
+        raise _TakenBack
 
 
 def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:

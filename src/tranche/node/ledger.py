@@ -123,11 +123,14 @@ class Ledger:
                     self._connection.execute("COMMIT")
 
     def check(self) -> None:
-        """Read the whole file and every index; LedgerCorrupt when something does not hold."""
+        """Read the whole file, every index and every table's columns; LedgerCorrupt when something does not hold."""
         with self.read() as db:
             findings = [row[0] for row in db.execute("PRAGMA integrity_check(5)")]
+            lacking = schema.lacks(db)
         if findings != ["ok"]:
             raise LedgerCorrupt(f"the ledger {self.path} is damaged: {findings[0]}", hint=_MOVE_AWAY)
+        if lacking:
+            raise LedgerCorrupt(f"the ledger {self.path} is damaged: it lacks {', '.join(lacking)}", hint=_MOVE_AWAY)
 
     def close(self) -> None:
         """Close the database."""
@@ -169,6 +172,8 @@ def _explained(path: Path) -> Iterator[None]:
             ) from error
         if "malformed" in text or "no such table" in text or "no such column" in text:
             raise LedgerCorrupt(f"the ledger {path} is damaged: {text}", hint=_MOVE_AWAY) from error
-        raise LedgerUnavailable(f"the ledger {path} cannot be used: {text}") from error
+        hint = "make room on its file system, or choose another folder with --state-dir"
+        hint = hint if "full" in text or "disk I/O" in text else ""
+        raise LedgerUnavailable(f"the ledger {path} cannot be used: {text}", hint=hint) from error
     except sqlite3.DatabaseError as error:
         raise LedgerCorrupt(f"the ledger {path} is damaged: {error}", hint=_MOVE_AWAY) from error

@@ -119,6 +119,18 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     _set_version(db, SCHEMA_VERSION)
 
 
+def lacks(db: sqlite3.Connection) -> tuple[str, ...]:
+    """The columns of this format that the database has not, as `table.column`."""
+    columns = "SELECT m.name || '.' || c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
+    whole = sqlite3.connect(":memory:")
+    try:
+        create(whole)
+        wanted = {row[0] for row in whole.execute(columns)}
+    finally:
+        whole.close()
+    return tuple(sorted(wanted - {row[0] for row in db.execute(columns)}))
+
+
 def _from_1_to_2(db: sqlite3.Connection) -> None:
     """Keepers beside processes, grants of several kinds, and devices with several holders."""
     allocations = db.execute(
