@@ -59,6 +59,7 @@ class TrancheError(Exception):
     """Root of every error that a person can meet.
 
     `message` says what happened and to what; `hint` says what to do next; `reason` is a stable word for programs.
+    `gpu_uuid` names the GPU on which carrying out a plan failed, and is empty otherwise.
     """
 
     reason: ClassVar[str] = "Internal"
@@ -68,6 +69,7 @@ class TrancheError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.gpu_uuid = ""
 
 
 class UsageError(TrancheError):

@@ -12,11 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import GpuBusy, NoRoom, TrancheError, VerificationFailed, WaitTimeout
+from tranche.core.errors import (
+    DoesNotFit,
+    GpuNotFound,
+    NoRoom,
+    ProfileUnknown,
+    SharingUnavailable,
+    TrancheError,
+    WaitTimeout,
+)
 from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.local.doorbell import Doorbell, ring
+from tranche.local.failed_gpus import FailedGpus
 from tranche.node import records
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host, Ticket
@@ -26,7 +35,6 @@ from tranche.planning.allocate import Decision, Waiting
 from tranche.planning.queue import Waiter, may_start, startable
 from tranche.planning.steps import Step
 
-_ATTEMPTS = 3
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
@@ -111,7 +119,7 @@ class Queue:
         progress: Progress,
     ) -> Held:
         deadline = None if patience.seconds is None else self._monotonic() + patience.seconds
-        failures = 0
+        failed = FailedGpus(self._monotonic)
         changed = False
 
         def noting(gpu: GpuState, step: Step) -> None:
@@ -123,14 +131,12 @@ class Queue:
             try:
                 outcome = self._host.start(
                     ticket,
-                    lambda view, queue: self._decide(view, _as_asked(queue), ticket.id),
+                    lambda view, queue: self._decide(view, _as_asked(queue), ticket.id, request, failed),
                     progress=noting,
                     decided=self.ring_next,
                 )
-            except (GpuBusy, NoRoom, VerificationFailed):
-                # A program outside Tranche used or cut the GPU after the decision: decide again on what is there now.
-                failures += 1
-                if failures == _ATTEMPTS:
+            except TrancheError as error:
+                if not failed.note(error):
                     raise
                 continue
             if isinstance(outcome, Held):
@@ -138,6 +144,9 @@ class Queue:
                 if changed:
                     self.ring_next()
                 return outcome
+            if not patience.wait and (failure := failed.error(request, outcome.reasons)):
+                raise failure
+            outcome = failed.explain(outcome)
             reasons = "; ".join(outcome.reasons)
             if not patience.wait:
                 raise NoRoom(
@@ -168,8 +177,17 @@ class Queue:
                 self.ring_next()
                 return True
 
-    def _decide(self, view: NodeView, queue: Sequence[Waiter], waiter_id: str) -> Decision:
-        return may_start(view, queue, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+    def _decide(
+        self, view: NodeView, queue: Sequence[Waiter], waiter_id: str, request: Request, failed: FailedGpus
+    ) -> Decision:
+        """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
+        left = failed.left_out_of(view)
+        try:
+            return may_start(left, queue, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+        except (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable) as impossible:
+            if (error := failed.error(request)) is None:
+                raise
+            raise error from impossible
 
     def _ahead_of(self, ticket: Ticket) -> int:
         """How many requests came earlier and still wait."""

@@ -143,6 +143,7 @@ class Executor:
                 gpu = self._run_step(plan_id, ordinal, record.step, gpu, allocation_id, progress)
         except TrancheError as error:
             failed.set()
+            error.gpu_uuid = gpu_uuid
             return error
         except BaseException:
             failed.set()

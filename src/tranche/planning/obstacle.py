@@ -17,6 +17,7 @@ class Reason(StrEnum):
     SHARING_UNAVAILABLE = "SharingUnavailable"
     MIG_MODE_FIXED = "MigModeFixed"
     GPU_LOST = "GpuLost"
+    DRIVER_ERROR = "DriverError"
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"
     LAYOUT_CHANGING = "LayoutChanging"
     GPU_BUSY = "GpuBusy"
