@@ -147,6 +147,17 @@ Grant = WholeGpu | Slice | ComputeSlice | Part
 """One piece of GPU that an allocation has."""
 
 
+def overlap(one: Grant, other: Grant) -> bool:
+    """Whether both have something of one memory slice, or of one compute slice where an instance is cut inside."""
+    if one.gpu_uuid != other.gpu_uuid:
+        return False
+    if one.slot is None or other.slot is None:
+        return True
+    if isinstance(one, ComputeSlice) and isinstance(other, ComputeSlice) and one.inside == other.inside:
+        return one.start < other.start + other.size and other.start < one.start + one.size
+    return one.slot.placement.overlaps(other.slot.placement)
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """A share that is promised or granted.

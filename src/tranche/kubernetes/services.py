@@ -8,6 +8,7 @@ from tranche.kubernetes.api.objects import KubeApi, KubeNode
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.node.host import Host
 
 
@@ -25,4 +26,5 @@ class NodeServices:
     node: Live[KubeNode | None]
     inventory: Inventory
     gpu_events: GpuEvents
+    pods: PodRegister
     host: Host

@@ -8,6 +8,7 @@ instance over room that is promised to somebody else; never reset or switch a GP
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -35,34 +36,25 @@ class Guards:
         for taking in step.takes:
             match taking:
                 case TakesInstance(occupant):
-                    self._check_instance(occupant, gpu, allocation_id)
-                case TakesRoom(occupant):
-                    self._check_room(occupant, gpu, allocation_id)
+                    self._check_instance(occupant, gpu)
                 case TakesGpu():
-                    self._check_whole(step, gpu, allocation_id)
+                    self._check_whole(step, gpu)
+                case TakesRoom():
+                    pass  # an instance that is there already is seen by the step, and by the driver
                 case _:
                     assert_never(taking)
+        with self._ledger.read() as db:
+            refuse_held(db, step, gpu.label, allocation_id)
 
-    def _check_instance(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> None:
+    def _check_instance(self, slot: Occupant, gpu: GpuState) -> None:
         instance = gpu.instance_in(slot)
         if instance is not None and instance.processes:
             raise GpuBusy(
                 f"{gpu.label}: {slot.profile} at {slot.placement} is in use by {_named(instance.processes)}",
                 hint="wait for it to end, or stop it",
             )
-        holder = self._holder_of_room(slot, gpu, allocation_id)
-        if holder:
-            raise GpuBusy(
-                f"{gpu.label}: {slot.profile} at {slot.placement} is held by allocation {holder}",
-                hint=f"see it with: tranche ps; take it back with: tranche release {holder}",
-            )
 
-    def _check_room(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> None:
-        holder = self._holder_of_room(slot, gpu, allocation_id)
-        if holder:
-            raise GpuBusy(f"{gpu.label}: the room at {slot.placement} is held by allocation {holder}")
-
-    def _check_whole(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
+    def _check_whole(self, step: Step, gpu: GpuState) -> None:
         if gpu.all_processes:
             raise GpuBusy(
                 f"{gpu.label}: cannot {step} while it is in use by {_named(gpu.all_processes)}",
@@ -71,14 +63,31 @@ class Guards:
         if gpu.instances:
             slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
             raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
-        with self._ledger.read() as db:
-            holder = register.holder_on_gpu(db, gpu.uuid, but=allocation_id)
-        if holder:
-            raise GpuBusy(f"{gpu.label}: cannot {step} while allocation {holder} holds a part of it")
 
-    def _holder_of_room(self, slot: Occupant, gpu: GpuState, allocation_id: str) -> str:
-        with self._ledger.read() as db:
-            return register.holder_of_room(db, InstanceKey(gpu.uuid, slot.profile, slot.placement), but=allocation_id)
+
+def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: str) -> None:
+    """GpuBusy when the step takes what an allocation other than that one holds; `label` names the step's GPU."""
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(occupant):
+                if holder := _holder_of_room(db, step, occupant, allocation_id):
+                    raise GpuBusy(
+                        f"{label}: {occupant.profile} at {occupant.placement} is held by allocation {holder}",
+                        hint=f"see it with: tranche ps; take it back with: tranche release {holder}",
+                    )
+            case TakesRoom(occupant):
+                if holder := _holder_of_room(db, step, occupant, allocation_id):
+                    raise GpuBusy(f"{label}: the room at {occupant.placement} is held by allocation {holder}")
+            case TakesGpu():
+                if holder := register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id):
+                    raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
+            case _:
+                assert_never(taking)
+
+
+def _holder_of_room(db: sqlite3.Connection, step: Step, room: Occupant, allocation_id: str) -> str:
+    slot = InstanceKey(step.gpu_uuid, room.profile, room.placement)
+    return register.holder_of_room(db, slot, but=allocation_id)
 
 
 def _named(processes: Sequence[Process]) -> str:

@@ -7,6 +7,7 @@ What was decided is protected by its allocation, or for a declared layout by its
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from tranche.hardware.driver import Driver
 from tranche.node import journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.executor import Executor, Progress, no_progress
+from tranche.node.guards import refuse_held
+from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
@@ -86,6 +89,7 @@ class Host:
             sleep=sleep,
             boundary=boundary,
         )
+        self.holders = Holders(self.ledger, repertoire.kinds, clock=clock, new_id=new_id, boundary=boundary)
         self._recovery = Recovery(self.ledger, self.places, self._executor, clock)
 
     @cached_property
@@ -135,6 +139,7 @@ class Host:
             _refuse_changing(view, plan)
             plan_id = self._new_id()
             with self.ledger.write() as db:
+                _refuse_held(db, view, plan, "")
                 journal.open_plan(db, plan_id, plan, session=self._session[0], created=self._clock())
                 records.add_event(db, self._clock(), "ChangeBegun", plan.purpose)
             self._boundary()
@@ -198,7 +203,7 @@ class Host:
             waiter = next((waiter for waiter in queue if waiter.id == ticket.id), None)
             if waiter is None:
                 raise AllocationUnknown(f"request {ticket.id} is no longer in the queue")
-            held, plan_id = self._promise(decision, waiter)
+            held, plan_id = self._promise(decision, waiter, view)
         decided()
         if plan_id:
             try:
@@ -215,7 +220,7 @@ class Host:
         ticket.lock.release(remove=True)
         return held
 
-    def _promise(self, decision: Granted, waiter: records.Waiter) -> tuple[Held, str]:
+    def _promise(self, decision: Granted, waiter: records.Waiter, view: NodeView) -> tuple[Held, str]:
         """Write allocation and plan in one transaction; from then on nobody else is given that room."""
         self._repertoire.check(decision.plan.steps)
         allocation = Allocation(
@@ -231,7 +236,8 @@ class Host:
         plan_id = "" if decision.plan.empty else self._new_id()
         try:
             with self.ledger.write() as db:
-                register.add_allocation(db, allocation)
+                add_or_refuse(db, allocation)
+                _refuse_held(db, view, decision.plan, allocation.id)
                 records.remove_waiter(db, waiter.id)
                 if plan_id:
                     journal.open_plan(
@@ -324,3 +330,9 @@ def _refuse_changing(view: NodeView, plan: Plan) -> None:
                 f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
                 hint="run this one again when that has ended; see: tranche events",
             )
+
+
+def _refuse_held(db: sqlite3.Connection, view: NodeView, plan: Plan, allocation_id: str) -> None:
+    """GpuBusy when the plan takes what somebody came to hold since the decision; within the plan's own transaction."""
+    for step in plan.steps:
+        refuse_held(db, step, view.node.gpu(step.gpu_uuid).label, allocation_id)

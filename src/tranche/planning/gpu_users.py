@@ -48,13 +48,14 @@ class User:
         # A pod's processes say less than its name.
         of_pods = any(isinstance(each.keeper, PodKeeper) for each in self.allocations)
         users = [] if of_pods else [str(process) for process in self.processes]
-        users += map(_holder, self.allocations)
+        users += map(holder_text, self.allocations)
         if self.changing:
             users.append("another change of layout")
         return f"{self.place} is in use by {', '.join(users)}"
 
 
-def _holder(allocation: Allocation) -> str:
+def holder_text(allocation: Allocation) -> str:
+    """Whoever has an allocation, for people: `pod ns/name`, or `allocation 1f2e3d4c (train.py)`."""
     if isinstance(allocation.keeper, PodKeeper):
         return str(allocation.keeper)
     return f"allocation {allocation.id}" + (f" ({allocation.command})" if allocation.command else "")

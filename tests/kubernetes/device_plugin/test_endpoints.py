@@ -28,7 +28,7 @@ GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 class Answers:
     """An allocator that answers with what it was asked."""
 
-    def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
         if "unknown" in device_ids:
             raise GpuNotFound("invalid request: unknown device: unknown", hint="ask for another")
         return ContainerResponse(

@@ -14,8 +14,10 @@ import grpc
 import pytest
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
-from tests.kubernetes.observation.test_inventory import Kubelet as PodResourcesStandIn
+from tests.kubernetes.kubelet_stand_in import Kubelet as PodResourcesStandIn
+from tests.kubernetes.kubelet_stand_in import no_pods
 from tests.node.machines import Node, change, create, enable, node_of
+from tranche.core.devices import device_uuid
 from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
@@ -31,7 +33,8 @@ from tranche.kubernetes.device_plugin.health import QUIET_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, DevicePlugin, Machine
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
-from tranche.kubernetes.observation.inventory import BEING_ADMITTED, Inventory
+from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.node.host import Host
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -75,13 +78,15 @@ class Rig:
         flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
         self.holdings = PodResourcesStandIn()
-        self.inventory = Inventory(host.view, self.holdings, clock=self.clock, period=3600.0)
+        self.pods = PodRegister(host, self.holdings, no_pods, clock=self.clock)
+        self.inventory = Inventory(self.pods.look, clock=self.clock, period=3600.0)
         self.config = ConfigSource(start, self.api, "ns", self.kube_node)  # type: ignore[arg-type]
         self.events = GpuEvents(GpuEventStream, self.inventory)
         files = SimulatedDeviceFiles(node.machine.state)
         self.plugin = DevicePlugin(
             self.config,
             self.inventory,
+            self.pods,
             self.events,
             self.kube_node,
             Machine(lambda config: files, read_links, needs_recovery),
@@ -169,7 +174,9 @@ def test_allocate_gives_what_the_simulated_slice_needs_and_notes_the_hand_over(t
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == first
         assert "/run/tranche/simulator/state" in {mount.container_path for mount in answer.mounts}
         await rig.inventory.refresh()
-        assert rig.inventory.latest.value.holders == {first: BEING_ADMITTED}
+        (held,) = rig.inventory.latest.value.view.allocations
+        assert str(held.keeper) == "a pod that is being admitted"
+        assert [device_uuid(grant, rig.host.driver.observe().gpus[0]) for grant in held.grants] == [first]
         with pytest.raises(grpc.aio.AioRpcError, match="unknown device: MIG-unknown"):
             await rig.kubelet.allocate(SLICE, "MIG-unknown")
         with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):

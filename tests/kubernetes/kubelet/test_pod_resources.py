@@ -12,8 +12,7 @@ import pytest
 
 from tests.kubernetes.waiting import patiently
 from tranche.core.errors import KubeletUnavailable
-from tranche.kubernetes.api.objects import PodRef
-from tranche.kubernetes.kubelet.pod_resources import PodResources
+from tranche.kubernetes.kubelet.pod_resources import Listed, PodResources
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesRequest, ListPodResourcesResponse
 
 
@@ -58,8 +57,11 @@ def test_each_device_is_its_pods_whatever_the_container_and_others_devices_do_no
     async def run() -> None:
         async with kubelet(tmp_path / "kubelet.sock", answer):
             held = await patiently(PodResources(tmp_path / "kubelet.sock").read())
-        one, two = PodRef("ns", "one"), PodRef("ns", "two")
-        assert held == {"MIG-a": one, "GPU-b": one, "GPU-c": two}
+        assert held.listed == (
+            Listed("ns", "one", "main", "nvidia.com/mig-1g.5gb", ("MIG-a",)),
+            Listed("ns", "one", "side", "nvidia.com/gpu", ("GPU-b",)),
+            Listed("ns", "two", "main", "nvidia.com/gpu.shared", ("GPU-c",)),
+        )
 
     asyncio.run(run())
 
@@ -72,11 +74,17 @@ def test_a_restarted_kubelet_is_reached_again(tmp_path: Path) -> None:
         with pytest.raises(KubeletUnavailable) as caught:
             await patiently(reader.read())
         assert str(socket) in caught.value.hint
+        runs = []
         for pod in ("one", "two"):
             async with kubelet(socket, answer_of((pod, "main", "nvidia.com/gpu", ["GPU-a"]))):
-                assert await patiently(reader.read()) == {"GPU-a": PodRef("ns", pod)}
+                word = await patiently(reader.read())
+                assert [(each.name, each.device_ids) for each in word.listed] == [(pod, ("GPU-a",))]
+                assert word.run == reader.run()
+                runs.append(word.run)
             socket.unlink(missing_ok=True)
             with pytest.raises(KubeletUnavailable):
                 await patiently(reader.read())
+        assert len(set(runs)) == 2, "another run of the kubelet has another name"
+        assert reader.run() == ""
 
     asyncio.run(run())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
+from tests.kubernetes.kubelet_stand_in import Kubelet
 from tests.kubernetes.waiting import until
 from tests.node.machines import Node, node_of
-from tranche.core.errors import KubeletUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -23,24 +23,12 @@ from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
 
 NODE = "/api/v1/nodes/n1"
 CONFIG_MAP = "/api/v1/namespaces/tranche/configmaps/layouts"
-
-
-@dataclass
-class Kubelet:
-    """Which pod holds which device."""
-
-    holders: dict[str, PodRef] = field(default_factory=dict)
-    failing: bool = False
-
-    async def read(self) -> Mapping[str, PodRef]:
-        if self.failing:
-            raise KubeletUnavailable("the kubelet does not answer")
-        return dict(self.holders)
 
 
 @dataclass
@@ -176,7 +164,8 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
         with machine.host() as host:
             kubelet = Kubelet()
             loop = asyncio.get_running_loop()
-            inventory = Inventory(host.view, kubelet, clock=loop.time, period=0.05)
+            pods = PodRegister(host, kubelet, lambda: api.list_pods_on_node("n1"), clock=loop.time)
+            inventory = Inventory(pods.look, clock=loop.time, period=0.05)
             watch = NodeWatch(api, "n1")
             services = NodeServices(
                 node_name="n1",
@@ -185,6 +174,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 node=watch.latest,
                 inventory=inventory,
                 gpu_events=GpuEvents(GpuEventStream, inventory),
+                pods=pods,
                 host=host,
             )
             background = [asyncio.create_task(watch.run()), asyncio.create_task(inventory.run())]

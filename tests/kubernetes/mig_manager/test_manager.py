@@ -13,7 +13,11 @@ import pytest
 
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
+from tranche.core.allocation import Slice
+from tranche.core.errors import GpuBusy
 from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.device_plugin.offers import held_otherwise
+from tranche.kubernetes.kubelet.pod_resources import KubeletWord
 from tranche.kubernetes.mig_manager.claims import ANSWER_SECONDS, CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigSettings
@@ -21,6 +25,8 @@ from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node.host import Host
+
+ONE = "nvidia.com/mig-1g.5gb"
 
 A100, H100 = "A100-40GB", "H100-80GB-SXM"
 ONE_HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
@@ -93,7 +99,7 @@ def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_pat
             node.kubelet.holders.clear()
             await node.shows("success")
             assert node.slices(0) == ["3g.20gb", "3g.20gb"]
-            assert not node.inventory.is_condemned(held)
+            await until(lambda: not node.inventory.is_condemned(held))
 
     on_node(tmp_path, test, A100, A100)
 
@@ -168,7 +174,7 @@ def test_gpus_that_cannot_be_read_at_the_start_are_told(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         node.machine.machine.inject_error("nvmlDeviceGetCount_v2", 999, calls=1_000_000)
         unread = replace(
-            node, services=replace(node.services, inventory=Inventory(node.host.view, node.kubelet, clock=lambda: 0.0))
+            node, services=replace(node.services, inventory=Inventory(node.services.pods.look, clock=lambda: 0.0))
         )
         node.label(mig_config="all-1g.10gb", mig_config_state="success")
         async with unread.managed():
@@ -453,11 +459,11 @@ def test_a_pod_that_got_a_slice_during_the_decision_is_not_hit(tmp_path: Path) -
             wanted = node.slice_uuid(0, 3)
             real = node.kubelet.read
 
-            async def given_meanwhile() -> dict[str, PodRef]:
+            async def given_meanwhile() -> KubeletWord:
                 # The kubelet lists it only once it is condemned: it was handed over just before.
                 if node.inventory.is_condemned(wanted):
                     node.kubelet.holders[wanted] = PodRef("default", "late")
-                return dict(await real())
+                return await real()
 
             node.kubelet.read = given_meanwhile  # type: ignore[method-assign]
             node.label(mig_config="all-7g.80gb")
@@ -491,20 +497,26 @@ class Backlog:
 
     async def run(self) -> None:
         async for _ in self._node.inventory.latest.changes():
-            self.take()
+            await self.take()
 
-    def take(self) -> None:
+    async def take(self) -> None:
         """Give every slice that is offered and free to the next pod, as scheduler and kubelet do."""
         node = self._node
         snapshot = node.inventory.latest.value
         for gpu in snapshot.view.node:
             for instance in gpu.instances:
                 for device in instance.compute_instances:
-                    free = device.uuid not in {*snapshot.holders, *node.kubelet.holders}
+                    grant = Slice(gpu.uuid, instance.profile, instance.placement)
+                    held = held_otherwise(grant, ONE, snapshot.view.allocations)
+                    free = held is None and device.uuid not in node.kubelet.holders
                     if str(device.name) == "1g.5gb" and free and not node.inventory.is_condemned(device.uuid):
                         ref = node.pod(f"replica-{len(self.given)}")
+                        node.kubelet.resources[device.uuid] = ONE
+                        try:
+                            await node.services.pods.hand_over(ONE, (grant,))
+                        except GpuBusy:
+                            continue
                         self.given.append(device.uuid)
-                        node.inventory.hand_over([device.uuid])
                         node.kubelet.holders[device.uuid] = ref
 
 

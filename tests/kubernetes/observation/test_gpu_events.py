@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.observation.test_inventory import Kubelet
+from tests.kubernetes.kubelet_stand_in import Kubelet, no_pods
 from tests.kubernetes.waiting import patiently, until
 from tests.node.machines import Node, change, enable, node_of
 from tranche.core.errors import TrancheError
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind, GpuEventStream
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.observation.pod_register import PodRegister
 
 
 @pytest.fixture
@@ -50,7 +51,8 @@ def test_a_lost_gpu_is_left_out(node: Node) -> None:
 def test_listeners_get_reports_and_the_inventory_looks_again_also_after_a_change_of_mode(node: Node) -> None:
     async def run() -> None:
         with node.host() as host:
-            inventory = Inventory(host.view, Kubelet(), clock=lambda: 0.0, period=3600.0)
+            pods = PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0)
+            inventory = Inventory(pods.look, clock=lambda: 0.0, period=3600.0)
             opened: list[GpuEventStream] = []
 
             def open_stream(uuids: list[str]) -> GpuEventStream:
@@ -82,7 +84,8 @@ def test_listeners_get_reports_and_the_inventory_looks_again_also_after_a_change
 def test_a_stream_that_breaks_is_the_components_failure(node: Node) -> None:
     async def run() -> None:
         with node.host() as host:
-            inventory = Inventory(host.view, Kubelet(), clock=lambda: 0.0)
+            pods = PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0)
+            inventory = Inventory(pods.look, clock=lambda: 0.0)
             events = GpuEvents(GpuEventStream, inventory)
             await inventory.refresh()
             node.machine.inject_error("nvmlEventSetWait_v2", 999, calls=1)

@@ -1,77 +1,55 @@
-"""The inventory: marking before reading, hand-overs, failures, and that no interleaving gives a condemned device away."""
+"""The inventory: marking before reading, failures, and looking again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.kubernetes.waiting import until
 from tranche.core.allocation import NodeView
-from tranche.core.errors import HardwareError, KubeletUnavailable
+from tranche.core.errors import HardwareError
 from tranche.core.state import NodeState
-from tranche.kubernetes.api.objects import PodRef
-from tranche.kubernetes.observation.inventory import ADMISSION_GRACE, BEING_ADMITTED, Inventory
-
-POD = PodRef("ns", "pod")
-
-
-@dataclass
-class Kubelet:
-    """What the kubelet lists; `asked` is called at each read, before the answer."""
-
-    listed: dict[str, PodRef] = field(default_factory=dict)
-    asked: Callable[[], None] = lambda: None
-    failing: bool = False
-
-    async def read(self) -> Mapping[str, PodRef]:
-        self.asked()
-        if self.failing:
-            raise KubeletUnavailable("no kubelet")
-        answer = dict(self.listed)
-        await asyncio.sleep(0)
-        return answer
+from tranche.kubernetes.observation.inventory import Inventory
 
 
 @dataclass
 class World:
-    """An inventory with a kubelet, hardware that can fail, and a clock."""
+    """An inventory with hardware that can fail, and a clock; `asked` is called at each look."""
 
-    kubelet: Kubelet = field(default_factory=Kubelet)
+    asked: Callable[[], None] = lambda: None
     now: float = 0.0
     looks: int = 0
     broken: bool = False
 
-    def look(self) -> NodeView:
+    async def look(self) -> NodeView:
+        self.asked()
         self.looks += 1
+        await asyncio.sleep(0)
         if self.broken:
             raise HardwareError("no driver")
         return NodeView(NodeState((), driver_version=str(self.looks)))
 
     def inventory(self, period: float = 3600.0) -> Inventory:
-        return Inventory(self.look, self.kubelet, clock=lambda: self.now, period=period)
+        return Inventory(self.look, clock=lambda: self.now, period=period)
 
 
-def test_devices_are_marked_before_the_holdings_are_read_and_free_again_after() -> None:
+def test_devices_are_marked_before_the_register_is_read_and_free_again_after() -> None:
     async def run() -> None:
         world = World()
         inventory = world.inventory()
         await inventory.refresh()
         marked_when_asked: list[bool] = []
-        world.kubelet.asked = lambda: marked_when_asked.append(
+        world.asked = lambda: marked_when_asked.append(
             inventory.is_condemned("MIG-a") and "MIG-a" in inventory.latest.value.condemned
         )
-        world.kubelet.listed["MIG-b"] = POD
         assert inventory.condemn(frozenset({"MIG-a", "MIG-b"}))
         snapshot = await inventory.refresh()
-        assert marked_when_asked == [True], "the plugin was told before the kubelet was asked"
+        assert marked_when_asked == [True], "the plugin was told before the register was read"
         assert snapshot.condemned == {"MIG-a", "MIG-b"}
-        assert snapshot.holders == {"MIG-b": POD}
         assert inventory.condemn(frozenset())
         await inventory.refresh()
         assert not inventory.is_condemned("MIG-a")
@@ -87,7 +65,7 @@ def test_what_stays_marked_is_marked_all_along() -> None:
         inventory.condemn(frozenset({"MIG-a", "MIG-b"}))
         await inventory.refresh()
         marked: list[frozenset[str]] = []
-        world.kubelet.asked = lambda: marked.append(inventory.condemned)
+        world.asked = lambda: marked.append(inventory.condemned)
         inventory.condemn(frozenset({"MIG-b", "MIG-c"}))
         await inventory.refresh()
         assert marked == [{"MIG-a", "MIG-b", "MIG-c"}], "a mark goes with the look, not before"
@@ -163,33 +141,6 @@ def test_whoever_waits_for_the_first_marks_waits_only_where_there_will_be_some()
     asyncio.run(run())
 
 
-def test_a_device_just_handed_over_is_held_until_the_kubelet_lists_it() -> None:
-    async def run() -> None:
-        world = World()
-        inventory = world.inventory()
-        inventory.hand_over(["MIG-a"])
-        assert (await inventory.refresh()).holders == {"MIG-a": BEING_ADMITTED}
-        world.kubelet.listed["MIG-a"] = POD
-        assert (await inventory.refresh()).holders == {"MIG-a": POD}
-        del world.kubelet.listed["MIG-a"]
-        assert (await inventory.refresh()).holders == {}, "it was listed once: the pod has ended"
-
-    asyncio.run(run())
-
-
-def test_a_hand_over_that_the_kubelet_never_lists_is_forgotten_after_a_while() -> None:
-    async def run() -> None:
-        world = World()
-        inventory = world.inventory()
-        inventory.hand_over(["MIG-a"])
-        world.now = ADMISSION_GRACE - 1
-        assert (await inventory.refresh()).holders
-        world.now = ADMISSION_GRACE + 1
-        assert not (await inventory.refresh()).holders
-
-    asyncio.run(run())
-
-
 def test_a_failure_keeps_the_last_snapshot_and_says_why_it_is_not_ready() -> None:
     async def run() -> None:
         world = World()
@@ -247,42 +198,5 @@ def test_it_refreshes_by_itself_at_once_when_poked_and_through_failures() -> Non
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-
-    asyncio.run(run())
-
-
-@given(st.lists(st.integers(0, 12), min_size=3, max_size=3))
-def test_no_interleaving_gives_away_what_a_change_takes_for_free(delays: list[int]) -> None:
-    """Allocate and the kubelet's own note come at any moments around the begin of a change."""
-    allocate_at, noted_after, change_at = delays
-
-    async def turns(count: int) -> None:
-        for _ in range(count):
-            await asyncio.sleep(0)
-
-    async def run() -> None:
-        world = World()
-        inventory = world.inventory()
-        given_away = False
-
-        async def kubelet() -> None:
-            nonlocal given_away
-            await turns(allocate_at)
-            if inventory.is_condemned("MIG-a"):
-                return
-            inventory.hand_over(["MIG-a"])
-            given_away = True
-            await turns(noted_after)
-            world.kubelet.listed["MIG-a"] = POD
-
-        async def change() -> None:
-            await turns(change_at)
-            inventory.condemn(frozenset({"MIG-a"}))
-            free = "MIG-a" not in (await inventory.refresh()).holders
-            for _ in range(10):
-                assert not (free and given_away)
-                await asyncio.sleep(0)
-
-        await asyncio.gather(kubelet(), change(), inventory.refresh())
 
     asyncio.run(run())

@@ -23,6 +23,7 @@ def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: P
     return DevicePlugin(
         config,
         services.inventory,
+        services.pods,
         services.gpu_events,
         services.node,
         Machine(_device_files, read_links, needs_recovery),

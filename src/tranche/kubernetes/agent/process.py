@@ -29,6 +29,7 @@ from tranche.kubernetes.kubelet.pod_resources import PodResources
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
 
@@ -91,9 +92,13 @@ async def _serve(
     connection = ApiConnection(server)
     api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
     node_watch = NodeWatch(api, options.node_name)
-    inventory = Inventory(
-        host.view, PodResources(options.pod_resources_socket), clock=time.monotonic, period=options.period
+    pods = PodRegister(
+        host,
+        PodResources(options.pod_resources_socket),
+        lambda: api.list_pods_on_node(options.node_name),
+        clock=time.monotonic,
     )
+    inventory = Inventory(pods.look, clock=time.monotonic, period=options.period)
     gpu_events = GpuEvents(GpuEventStream, inventory)
     namespace = options.namespace or server.namespace
     plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
@@ -104,6 +109,7 @@ async def _serve(
         node=node_watch.latest,
         inventory=inventory,
         gpu_events=gpu_events,
+        pods=pods,
         host=host,
     )
     state_folder = StateFolder(host.places)

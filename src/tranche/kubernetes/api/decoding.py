@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -55,7 +55,14 @@ def decode_pod(raw: Json) -> KubePod:
         annotations=meta.get("annotations") or {},
         node_selector=(raw.get("spec") or {}).get("nodeSelector") or {},
         terminating=meta.get("deletionTimestamp") is not None,
+        resources=frozenset(_limits(raw.get("spec") or {})),
     )
+
+
+def _limits(spec: Json) -> Iterator[str]:
+    for containers in ("initContainers", "containers"):
+        for container in spec.get(containers) or ():
+            yield from (container.get("resources") or {}).get("limits") or {}
 
 
 def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> Json:

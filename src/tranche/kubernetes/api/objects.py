@@ -79,7 +79,10 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True)
 class KubePod:
-    """A pod. `owner_kind` is the kind of its controller: "" for a bare pod, "DaemonSet", "Node" for a mirror pod."""
+    """A pod. `owner_kind` is the kind of its controller: "" for a bare pod, "DaemonSet", "Node" for a mirror pod.
+
+    `resources` names what its containers have limits for.
+    """
 
     ref: PodRef
     uid: str = ""
@@ -89,6 +92,7 @@ class KubePod:
     annotations: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     terminating: bool = False
+    resources: frozenset[str] = frozenset()
 
     @property
     def finished(self) -> bool:

@@ -25,11 +25,13 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.health import Ward, recall_lost, xid_policy
+from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, advertise
 
 CDI_FOLDER = Path("/var/run/cdi")
@@ -63,6 +65,7 @@ class DevicePlugin:
         self,
         config: ConfigSource,
         inventory: Inventory,
+        pods: PodRegister,
         events: GpuEvents,
         node: Live[KubeNode | None],
         machine: Machine,
@@ -74,6 +77,7 @@ class DevicePlugin:
         """`node` is the node object as last seen; `clock` is monotonic, in seconds."""
         self._config = config
         self._inventory = inventory
+        self._pods = pods
         self._events = events
         self._node = node
         self._machine = machine
@@ -202,6 +206,7 @@ class DevicePlugin:
                 ListedDevice(device.uuid, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
                 for device in resource.devices
                 if device.uuid not in snapshot.condemned
+                and held_otherwise(device.grant, resource.name, snapshot.view.allocations) is None
             ]
             for resource in advertised.resources
         }
@@ -272,23 +277,33 @@ class DevicePlugin:
                 found[f"sick {device.gpu.uuid}"] = Announcement(Severity.WARNING, "GpuUnhealthy", message)
         return found
 
-    def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
         """What a container that is given those devices gets.
 
         Raises:
             GpuNotFound: a device that is not offered.
-            GpuBusy: a device that a change in progress may take away.
+            GpuBusy: a device that a change in progress may take away, or that somebody else holds.
         """
         devices = [self._device(resource, device_id) for device_id in device_ids]
+        self._refuse_condemned(devices)
+        grants = tuple(device.grant for device in devices)
+        allocation_id = await self._pods.hand_over(resource, grants)
+        try:
+            self._refuse_condemned(devices)
+        except GpuBusy:
+            await self._pods.take_back(allocation_id)
+            raise
+        self._inventory.poke()
+        config = self._config.latest.value
+        return respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
+
+    def _refuse_condemned(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:
             if self._inventory.is_condemned(device.uuid):
                 raise GpuBusy(
                     f"device {device.uuid} is about to be taken away by a change of the GPUs",
                     hint="delete the pod; its successor will be placed anew",
                 )
-        self._inventory.hand_over(device_ids)
-        config = self._config.latest.value
-        return respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
 
     def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
         """Which of the available devices a container should be given; those that are not offered any more are left out."""

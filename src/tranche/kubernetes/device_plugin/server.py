@@ -33,7 +33,7 @@ class ListedDevice:
 class Allocator(Protocol):
     """Who answers for the devices. Both methods are called from the event loop."""
 
-    def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
         """What a container that is given those devices gets; a TrancheError refuses them."""
         ...
 
@@ -158,7 +158,8 @@ class Endpoint:
         answer = pb.AllocateResponse()
         try:
             for each in request.container_requests:
-                answer.container_responses.append(_response(self._allocator.allocate(self.resource, each.devices_ids)))
+                given = await self._allocator.allocate(self.resource, each.devices_ids)
+                answer.container_responses.append(_response(given))
         except TrancheError as error:
             _log.warning("allocation refused", extra={"resource": self.resource, "error": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))

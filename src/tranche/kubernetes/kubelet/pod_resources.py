@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from tranche.core.errors import KubeletUnavailable
-from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesRequest, ListPodResourcesResponse
 
 DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -22,14 +23,42 @@ _OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The devices of one resource that the kubelet lists for a container."""
+
+    namespace: str
+    name: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletWord:
+    """One answer of the kubelet. `run` names the run of the kubelet that gave it: another one after each of its starts."""
+
+    run: str
+    listed: tuple[Listed, ...] = ()
+
+
 class PodResources:
     """The kubelet behind one socket. Each read connects anew, so that a restarted kubelet is reached at once."""
 
     def __init__(self, socket: Path = DEFAULT_SOCKET) -> None:
         self._socket = socket
 
-    async def read(self) -> Mapping[str, PodRef]:
-        """The pod of each NVIDIA device that the kubelet gave away; KubeletUnavailable when it does not answer."""
+    def run(self) -> str:
+        """The present run of the kubelet, which makes its socket anew at each start; "" when there is none."""
+        try:
+            found = os.stat(self._socket)
+        except OSError:
+            return ""
+        return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}"
+
+    async def read(self) -> KubeletWord:
+        """Which NVIDIA devices the kubelet gave to whom; KubeletUnavailable when it does not answer, or started meanwhile."""
+        before = self.run()
         async with grpc.aio.insecure_channel(f"unix://{self._socket}", options=_OPTIONS) as channel:
             ask = channel.unary_unary(
                 _METHOD,
@@ -43,16 +72,19 @@ class PodResources:
                     f"the kubelet does not say which pod holds which device: {error.details() or error.code().name}",
                     hint=f"is the kubelet running, and is {self._socket} its pod-resources socket?",
                 ) from error
-        return holders(answer)
+        if not before or self.run() != before:
+            raise KubeletUnavailable("the kubelet started while it was asked which pod holds which device")
+        return KubeletWord(before, tuple(_listed(answer)))
 
 
-def holders(answer: ListPodResourcesResponse) -> Mapping[str, PodRef]:
-    """The pod of each NVIDIA device; shared devices, `<uuid>::<replica>`, are listed by their UUID."""
-    return {
-        device_id.partition("::")[0]: PodRef(pod.namespace, pod.name)
-        for pod in answer.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        if devices.resource_name.startswith(_RESOURCE_PREFIX)
-        for device_id in devices.device_ids
-    }
+def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
+    """Shared devices, `<uuid>::<replica>`, are listed by their UUID."""
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            found: dict[str, dict[str, None]] = {}
+            for devices in container.devices:
+                if devices.resource_name.startswith(_RESOURCE_PREFIX):
+                    uuids = (device_id.partition("::")[0] for device_id in devices.device_ids)
+                    found.setdefault(devices.resource_name, {}).update(dict.fromkeys(uuids))
+            for resource, ids in found.items():
+                yield Listed(pod.namespace, pod.name, container.name, resource, tuple(ids))

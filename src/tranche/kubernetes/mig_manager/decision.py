@@ -16,6 +16,7 @@ from typing import assert_never
 from tranche.core.allocation import NodeView
 from tranche.core.devices import devices
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, TrancheError
+from tranche.core.keeper import PodKeeper
 from tranche.core.layout import Layout
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager import operands
@@ -37,6 +38,7 @@ from tranche.kubernetes.mig_manager.retry import (
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wished_layout
+from tranche.planning.gpu_users import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, lost_error, plan_layout
@@ -274,13 +276,14 @@ def _make_room(
 
 def _reboot(situation: Situation) -> NodeDecision:
     """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
-    holders = {allocation.id for allocation in situation.view.allocations}
+    holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
     condemned = frozenset(devices(situation.view.node))
     if holders:
-        message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(sorted(holders))}"
+        message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(holders)}"
         if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(Why.IN_USE, message))
-        refs = [pod.ref for pod in situation.pods if f"pod/{pod.ref}" in holders]
+        keepers = [each.keeper for each in situation.view.allocations]
+        refs = [PodRef(each.namespace, each.name) for each in keepers if isinstance(each, PodKeeper)]
         return _make_room(situation, Report(MigState.PENDING, Why.IN_USE, message), refs, condemned)
     report = Report(MigState.REBOOTING, Why.REBOOT, "the machine is restarted to change the MIG mode of its GPUs")
     return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)

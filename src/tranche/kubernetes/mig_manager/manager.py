@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,7 +48,6 @@ from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wished_layout
-from tranche.kubernetes.observation.pod_holdings import view_with_pods
 from tranche.kubernetes.services import NodeServices
 from tranche.planning.plan import Plan
 
@@ -209,7 +208,7 @@ class MigManager:
         rivals = [f"the manager {name}" for name in claims]
         rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods, self._trusted)]
         unseen = await self._why_unseen()
-        view = self._services.inventory.latest.value.view_with_pods if unseen is None else NodeView(NodeState(()))
+        view = self._services.inventory.latest.value.view if unseen is None else NodeView(NodeState(()))
         present = {pod.ref for pod in pods}
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
         return Situation(
@@ -303,7 +302,7 @@ class MigManager:
             except TrancheError as error:
                 return situation, error
             self._outdated = False
-            situation = replace(situation, view=snapshot.view_with_pods)
+            situation = replace(situation, view=snapshot.view)
             decision = decide(situation)
         if inventory.condemn(decision.condemned):
             with suppress(TrancheError):  # the inventory tries again, and until then the marks stay
@@ -316,11 +315,11 @@ class MigManager:
         work = _CutWork(layout, situation.policy, decision.condemned)
         self._working_since = self._clock()
         try:
-            snapshot = await self._services.inventory.refresh()
+            await self._services.inventory.refresh()
             if decision.work is Work.CUT:
-                await asyncio.to_thread(self._services.host.change, work.deciding(snapshot.holders))
+                await asyncio.to_thread(self._services.host.change, work.deciding)
             else:
-                await asyncio.to_thread(self._services.host.change, work.deciding_reboot(snapshot.holders))
+                await asyncio.to_thread(self._services.host.change, work.deciding_reboot)
                 await asyncio.to_thread(self._restart, self._settings.host_root)
         except TrancheError as error:
             if work.refused:
@@ -366,27 +365,18 @@ class _CutWork:
         self.refused = False
         self.changed_mode = False
 
-    def deciding(self, holders: Mapping[str, PodRef]) -> Callable[[NodeView], Plan]:
+    def deciding(self, view: NodeView) -> Plan:
         """The decision to cut; StateMoved when it would take what a pod might just be given."""
+        self.refused = True
+        plan = work_plan(view, self._layout, self._policy)
+        if condemned_by(plan, view) - self._condemned:
+            raise StateMoved("the GPUs are no longer as they were when the layout was planned")
+        return self._carried_out(plan)
 
-        def decide_now(view: NodeView) -> Plan:
-            self.refused = True
-            view = view_with_pods(view, holders)
-            plan = work_plan(view, self._layout, self._policy)
-            if condemned_by(plan, view) - self._condemned:
-                raise StateMoved("the GPUs are no longer as they were when the layout was planned")
-            return self._carried_out(plan)
-
-        return decide_now
-
-    def deciding_reboot(self, holders: Mapping[str, PodRef]) -> Callable[[NodeView], Plan]:
+    def deciding_reboot(self, view: NodeView) -> Plan:
         """The decision to ask for MIG modes that a restart makes effective."""
-
-        def decide_now(view: NodeView) -> Plan:
-            self.refused = True
-            return self._carried_out(reboot_plan(view_with_pods(view, holders), self._layout))
-
-        return decide_now
+        self.refused = True
+        return self._carried_out(reboot_plan(view, self._layout))
 
     def _carried_out(self, plan: Plan) -> Plan:
         self.refused = False

@@ -1,29 +1,24 @@
 """What the node's GPUs and slices are, who among the pods holds them, and which are about to go.
 
 One `Inventory` serves the device plugin, the MIG manager and the feature labels. A change of the GPUs goes through
-`Inventory.condemn`: what is to go is marked first, so that the device plugin hands it to nobody new; then the pods' holdings
-are read; what is held after that stays held, and what is free stays free until the marks are replaced.
+`Inventory.condemn`: what is to go is marked first, so that the device plugin hands it to nobody new; then the register
+is settled; what is held after that stays held, and what is free stays free until the marks are replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.observation.pod_holdings import view_with_pods
 
 DEFAULT_PERIOD = 10.0
-ADMISSION_GRACE = 30.0
-BEING_ADMITTED = PodRef("", "being admitted")
 
 _SLOW_READ_SECONDS = 5.0
 
@@ -34,48 +29,31 @@ _log = logging.getLogger(__name__)
 class Snapshot:
     """One look at the node.
 
-    `view` is the hardware and the ledger. `holders` names the pod of each device UUID (a GPU's or a slice's) that the kubelet
-    gave away; a device that the device plugin has just handed over, and the kubelet does not list yet, has the holder
-    `BEING_ADMITTED`. `condemned` are device UUIDs that a change in progress may take away.
+    `view` is the hardware and the register, pods included. `condemned` are device UUIDs that a change in progress may take
+    away.
     """
 
     view: NodeView
-    holders: Mapping[str, PodRef] = field(default_factory=dict)
     condemned: frozenset[str] = frozenset()
-
-    @property
-    def view_with_pods(self) -> NodeView:
-        """The view in which each pod with devices is an allocation, so that plans leave alone what pods hold."""
-        return view_with_pods(self.view, self.holders)
-
-
-class Holdings(Protocol):
-    """Who holds which device, by the kubelet's word."""
-
-    async def read(self) -> Mapping[str, PodRef]:
-        """The pod of each device UUID that is given away; KubeletUnavailable when the kubelet does not answer."""
-        ...
 
 
 class Inventory:
     """A component: the latest snapshot, kept fresh: every `period` seconds, when `poke` is called, and after each change.
 
-    `look` reads the view and may block: it runs on a thread. `clock` is monotonic, in seconds.
+    `look` reads the machine and the register, once all that is known of pods is in it. `clock` is monotonic, in seconds.
     """
 
     name = "inventory"
 
     def __init__(
         self,
-        look: Callable[[], NodeView],
-        holdings: Holdings,
+        look: Callable[[], Awaitable[NodeView]],
         *,
         clock: Callable[[], float],
         period: float = DEFAULT_PERIOD,
     ) -> None:
         self.latest: Live[Snapshot] = Live()
         self._look = look
-        self._holdings = holdings
         self._clock = clock
         self._period = period
         self._wanted = asyncio.Event()
@@ -84,7 +62,6 @@ class Inventory:
         self._lifting: dict[str, object] = {}  # marks that go with the next look, each with the word that took it back
         self._marks_are_known = asyncio.Event()
         self._marks_are_known.set()
-        self._handed_over: dict[str, float] = {}
         self._failure = "the GPUs were not read yet"
         self._read_at = 0.0
         self._ending = False
@@ -125,15 +102,14 @@ class Inventory:
                 pass
 
     async def refresh(self) -> Snapshot:
-        """Read hardware, ledger and holdings now, and publish.
+        """Read hardware and register now, and publish.
 
         The errors of the driver, the ledger and the kubelet as they are; the last snapshot then stands.
         """
         async with self._reading:
             lifting = dict(self._lifting)
             try:
-                holders = await self._read_holders()
-                view = await asyncio.to_thread(self._look)
+                view = await self._look()
             except TrancheError as error:
                 self._failure = str(error)
                 raise
@@ -141,17 +117,9 @@ class Inventory:
                 self._lifting = {uuid: word for uuid, word in self._lifting.items() if lifting.get(uuid) is not word}
             self._failure = ""
             self._read_at = self._clock()
-            snapshot = Snapshot(view, holders, self.condemned)
+            snapshot = Snapshot(view, self.condemned)
             self.latest.publish(snapshot)
             return snapshot
-
-    def hand_over(self, device_uuids: Iterable[str]) -> None:
-        """Note that devices are being given to a pod, which the kubelet will list in a moment. Called within Allocate.
-
-        Without it a change that begins between Allocate's answer and the kubelet's own note would take them for free.
-        """
-        now = self._clock()
-        self._handed_over.update(dict.fromkeys(device_uuids, now))
 
     def is_condemned(self, device_uuid: str) -> bool:
         """Whether a change in progress may take the device away: Allocate must refuse it."""
@@ -194,11 +162,3 @@ class Inventory:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._marks_are_known.wait()
-
-    async def _read_holders(self) -> Mapping[str, PodRef]:
-        holders = dict(await self._holdings.read())
-        horizon = self._clock() - ADMISSION_GRACE
-        self._handed_over = {
-            uuid: since for uuid, since in self._handed_over.items() if uuid not in holders and since > horizon
-        }
-        return {**holders, **dict.fromkeys(self._handed_over, BEING_ADMITTED)}

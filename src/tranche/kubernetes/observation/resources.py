@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tranche.core.allocation import ComputeSlice, Grant, Slice, WholeGpu
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 
 DOMAIN = "nvidia.com"
@@ -41,6 +42,16 @@ class PluginDevice:
     def uuid(self) -> str:
         """The device's id for the kubelet: the UUID of the slice, or of the GPU."""
         return self.piece.uuid if self.piece is not None else self.gpu.uuid
+
+    @property
+    def grant(self) -> Grant:
+        """What of the GPU a container is given with it."""
+        if self.instance is None or self.piece is None:
+            return WholeGpu(self.gpu.uuid)
+        inside = Slice(self.gpu.uuid, self.instance.profile, self.instance.placement)
+        if self.instance.whole_slice is not None:
+            return inside
+        return ComputeSlice(inside, self.piece.name, self.piece.start, self.piece.slices)
 
     @property
     def index(self) -> str:

@@ -1,0 +1,135 @@
+"""Pods in the register of holders: written before a device is handed over, settled by what kubelet and API server say.
+
+The register is the ledger's, so every command of the machine sees what pods hold, and pods are given nothing that a command
+holds. What is asked of kubelet and API server serves the register alone; nothing else asks them who holds a slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from tranche.core.allocation import Grant, NodeView, overlap
+from tranche.core.devices import devices
+from tranche.core.errors import GpuBusy, TrancheError
+from tranche.core.keeper import PodKeeper
+from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.kubelet.pod_resources import KubeletWord
+from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, request_for, settle_pods, unaccounted
+from tranche.node.host import Host
+
+_API_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Kubelet(Protocol):
+    """The node's kubelet; see `tranche.kubernetes.kubelet.pod_resources.PodResources`."""
+
+    def run(self) -> str:
+        """The present run of the kubelet; "" when there is none."""
+        ...
+
+    async def read(self) -> KubeletWord:
+        """Which devices it gave to whom; KubeletUnavailable when it does not answer."""
+        ...
+
+
+class PodRegister:
+    """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        host: Host,
+        kubelet: Kubelet,
+        pods: Callable[[], Awaitable[Sequence[KubePod]]],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._host = host
+        self._kubelet = kubelet
+        self._pods = pods
+        self._clock = clock
+        self._runs: dict[str, float] = {}
+        self._complete_run = ""
+        self._seen: dict[str, float] = {}
+
+    async def look(self) -> NodeView:
+        """The node with all who hold something of it, settled by what is said now.
+
+        The errors of the driver, the ledger and the kubelet as they are: nothing is settled then.
+        """
+        word = await self._kubelet.read()
+        view = await asyncio.to_thread(self._host.view)
+        found = self._settle(view, word, None)
+        if found.undecided or word.run != self._complete_run:
+            found = self._settle(view, word, await self._ask_api_server())
+        if found.empty:
+            return view
+        allocations = await asyncio.to_thread(
+            self._host.holders.settle, found.removed, found.keepers or {}, found.added
+        )
+        return replace(view, allocations=allocations)
+
+    async def hand_over(self, resource: str, grants: tuple[Grant, ...]) -> str:
+        """Record that a container of some pod is given these, before it is told; the allocation's id.
+
+        GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
+        anew has taken it back from the pod before, which may not be settled yet.
+        """
+        keeper = PodKeeper(resource, kubelet=self._kubelet.run())
+        try:
+            return await asyncio.to_thread(self._host.holders.add, keeper, request_for(grants), grants)
+        except GpuBusy:
+            view = await self.look()
+        superseded = [
+            each.id
+            for each in view.allocations
+            if any(overlap(one, other) for one in each.grants for other in grants)
+            and isinstance(each.keeper, PodKeeper)
+            and _same_pod_again(each.keeper, keeper)
+        ]
+        return await asyncio.to_thread(self._host.holders.add, keeper, request_for(grants), grants, superseded)
+
+    async def take_back(self, allocation_id: str) -> None:
+        """Undo a hand-over that nobody was told of."""
+        await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
+
+    def _settle(self, view: NodeView, word: KubeletWord, pods: Mapping[PodRef, KubePod] | None) -> PodSettlement:
+        now = self._clock()
+        self._runs = {word.run: self._runs.get(word.run, now)}
+        self._seen = {each.id: self._seen.get(each.id, now) for each in view.allocations}
+        waited = {each: now - since for each, since in self._seen.items()}
+        words = PodWords(word, now - self._runs[word.run], pods, waited)
+        if pods is not None and word.run != self._complete_run:
+            keepers = [each.keeper for each in view.allocations if isinstance(each.keeper, PodKeeper)]
+            missing = unaccounted(words, [each for each in keepers if each.container])
+            for pod, resource in missing:
+                _log.warning(
+                    "pod runs with devices that are not known", extra={"pod": str(pod.ref), "resource": resource}
+                )
+            if not missing:
+                self._complete_run = word.run
+        words = replace(words, complete=word.run == self._complete_run)
+        holders = self._host.holders
+        return settle_pods(view.allocations, devices(view.node), words, now=holders.clock(), new_id=holders.new_id)
+
+    async def _ask_api_server(self) -> Mapping[PodRef, KubePod] | None:
+        try:
+            async with asyncio.timeout(_API_SECONDS):
+                return {pod.ref: pod for pod in await self._pods()}
+        except (TrancheError, TimeoutError) as error:
+            _log.info("pods not read", extra={"error": str(error)})
+            return None
+
+
+def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
+    """Whether the kubelet that asks gave the devices to that keeper itself, and now gives them anew.
+
+    It does so to a second container of one pod, and after an admission that failed. A kubelet never gives to one pod what it
+    knows that another has.
+    """
+    return keeper.resource == asking.resource and keeper.kubelet == asking.kubelet

@@ -1,0 +1,223 @@
+"""What the register should say of pods, given what kubelet and API server say now. Pure.
+
+The kubelet's list is the only word about which devices a pod has. It is believed for what it lists. For what it lacks it is
+believed only as far as `tranche.core.keeper.judge_pod` says, since a kubelet that has just started lists pods that run as if
+they had nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tranche.core.allocation import Allocation, Grant, Phase, overlap
+from tranche.core.keeper import Life, PodEvidence, PodKeeper, judge_pod
+from tranche.core.request import MigSlice, Request, WholeGpus
+from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
+from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
+
+_NOT_KNOWN_WHICH = ""
+"""The container of a holder of which only the pod is known: it may have any of the devices that are nobody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodWords:
+    """What is said of pods now.
+
+    `pods` are the API server's pods of this node; None when it was not asked or does not answer. `kubelet_age` is for how many
+    seconds this run of the kubelet is known to answer; `complete` says that this run once listed every pod that ran, so that what
+    it lists no more has ended, even if the API server has not heard of it. `waited` is for how many seconds each allocation, by
+    id, has been known.
+    """
+
+    kubelet: KubeletWord
+    kubelet_age: float
+    pods: Mapping[PodRef, KubePod] | None
+    waited: Mapping[str, float]
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettlement:
+    """What to write: ids to remove, keepers to replace by id, and allocations to add, in this order.
+
+    `undecided` says that the API server must be asked before this can be settled for good.
+    """
+
+    removed: tuple[str, ...] = ()
+    keepers: Mapping[str, PodKeeper] | None = None
+    added: tuple[Allocation, ...] = ()
+    undecided: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether the register is right as it is."""
+        return not (self.removed or self.keepers or self.added)
+
+
+def settle_pods(
+    register: Sequence[Allocation],
+    devices: Mapping[str, Grant],
+    words: PodWords,
+    *,
+    now: float,
+    new_id: Callable[[], str],
+) -> PodSettlement:
+    """What has to change in the register. `devices` are the node's by UUID; `now` is in seconds since the epoch."""
+    rows = [each for each in register if isinstance(each.keeper, PodKeeper)]
+    supposed = [each for each in rows if _supposed(each)]
+    listed = _listed(words.kubelet.listed, devices)
+    removed: list[str] = []
+    keepers: dict[str, PodKeeper] = {}
+    covered: dict[Grant, Allocation] = {}
+    undecided = False
+    for row in rows:
+        if _supposed(row):
+            continue
+        entry = _entry_of(row, listed)
+        life, keeper = _judged(row, entry, words)
+        undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid)
+        if life is Life.GONE:
+            removed.append(row.id)
+            continue
+        covered.update(dict.fromkeys(row.grants, row))
+        if keeper != row.keeper:
+            keepers[row.id] = keeper
+    added = []
+    for entry, grants in listed.items():
+        new = tuple(grant for grant in grants if grant not in covered)
+        if new:
+            keeper = _bound(PodKeeper(entry.resource), entry, words)
+            added.append(_allocation(new_id(), keeper, new, now))
+            undecided = undecided or not keeper.uid
+    held = [*covered, *(grant for each in added for grant in each.grants)]
+    elsewhere = [grant for each in register if not isinstance(each.keeper, PodKeeper) for grant in each.grants]
+    standing = {_pod_keeper(row): row.grants for row in supposed}
+    wanted = standing
+    if words.complete:
+        wanted = {}
+    elif words.pods is not None:
+        wanted = _suppositions(words, rows, added, removed, devices, [*held, *elsewhere])
+    undecided = undecided or bool(wanted)
+    removed += [row.id for row in supposed if wanted.get(_pod_keeper(row)) != row.grants]
+    added += [
+        _allocation(new_id(), keeper, grants, now)
+        for keeper, grants in wanted.items()
+        if standing.get(keeper) != grants
+    ]
+    return PodSettlement(tuple(removed), keepers, tuple(added), undecided)
+
+
+def unaccounted(words: PodWords, known: Sequence[PodKeeper]) -> tuple[tuple[KubePod, str], ...]:
+    """Running pods, with a resource that they ask for, of which neither kubelet nor register says which devices they have."""
+    told = {(PodRef(each.namespace, each.name), each.resource) for each in words.kubelet.listed}
+    told |= {(PodRef(each.namespace, each.name), each.resource) for each in known}
+    return tuple(
+        (pod, resource)
+        for pod in (words.pods or {}).values()
+        if pod.phase == "Running"
+        for resource in sorted(filter(is_device_resource, pod.resources))
+        if (pod.ref, resource) not in told
+    )
+
+
+def _suppositions(
+    words: PodWords,
+    rows: Sequence[Allocation],
+    added: Sequence[Allocation],
+    removed: Sequence[str],
+    devices: Mapping[str, Grant],
+    held: Sequence[Grant],
+) -> dict[PodKeeper, tuple[Grant, ...]]:
+    """For each resource the first pod of which it is not known what it has, with every device that it may have."""
+    kept = [each for each in rows if not _supposed(each) and each.id not in removed]
+    known = [row.keeper for row in (*kept, *added) if isinstance(row.keeper, PodKeeper)]
+    found: dict[PodKeeper, tuple[Grant, ...]] = {}
+    taken = list(held)
+    resources: set[str] = set()
+    for pod, resource in unaccounted(words, known):
+        if resource in resources:
+            continue
+        resources.add(resource)
+        free: list[Grant] = []
+        # Slices first: a GPU that has some is no device beside them.
+        for grant in sorted(devices.values(), key=lambda each: each.slot is None):
+            if _may_be(grant, resource) and not any(overlap(grant, other) for other in taken):
+                free.append(grant)
+                taken.append(grant)
+        if free:
+            found[PodKeeper(resource, pod.ref.namespace, pod.ref.name, _NOT_KNOWN_WHICH, pod.uid)] = tuple(free)
+    return found
+
+
+def _may_be(grant: Grant, resource: str) -> bool:
+    """Whether a device of that resource may be this grant, under whatever strategy it was given."""
+    return resource == GPU_RESOURCE or (
+        grant.slot is not None and resource == f"{DOMAIN}/{grant.slot.profile.resource_name}"
+    )
+
+
+def _listed(listed: Sequence[Listed], devices: Mapping[str, Grant]) -> dict[Listed, tuple[Grant, ...]]:
+    """What the kubelet lists, as grants; a device that several containers of a pod share counts for the first.
+
+    Devices that the node does not have are left out: the kubelet remembers slices that were taken from under it.
+    """
+    found: dict[Listed, tuple[Grant, ...]] = {}
+    seen: set[str] = set()
+    for entry in listed:
+        grants = tuple(devices[uuid] for uuid in entry.device_ids if uuid in devices and uuid not in seen)
+        seen.update(entry.device_ids)
+        if grants:
+            found[entry] = grants
+    return found
+
+
+def _entry_of(row: Allocation, listed: Mapping[Listed, tuple[Grant, ...]]) -> Listed | None:
+    """The kubelet's entry that the row stands for: of its pod, or for a pod being admitted, of its devices."""
+    keeper = _pod_keeper(row)
+    for entry, grants in listed.items():
+        same_pod = (entry.namespace, entry.name) == (keeper.namespace, keeper.name)
+        if (same_pod or not keeper.admitted) and entry.resource == keeper.resource and set(grants) & set(row.grants):
+            return entry
+    return None
+
+
+def _judged(row: Allocation, entry: Listed | None, words: PodWords) -> tuple[Life, PodKeeper]:
+    keeper = _pod_keeper(row)
+    if entry is not None:
+        keeper = _bound(keeper, entry, words)
+    exists: bool | None = None
+    if words.pods is not None:
+        pod = words.pods.get(PodRef(keeper.namespace, keeper.name))
+        exists = pod is not None and not pod.finished and keeper.uid in ("", pod.uid)
+    evidence = PodEvidence(
+        words.kubelet.run, words.kubelet_age, entry is not None, exists, words.waited.get(row.id, 0.0)
+    )
+    return judge_pod(keeper, evidence), keeper
+
+
+def _bound(keeper: PodKeeper, entry: Listed, words: PodWords) -> PodKeeper:
+    """The keeper with the kubelet's word of now, and the pod's uid once it is known."""
+    pod = None if words.pods is None else words.pods.get(PodRef(entry.namespace, entry.name))
+    uid = keeper.uid if pod is None else pod.uid
+    return PodKeeper(entry.resource, entry.namespace, entry.name, entry.container, uid, words.kubelet.run)
+
+
+def _allocation(allocation_id: str, keeper: PodKeeper, grants: tuple[Grant, ...], now: float) -> Allocation:
+    return Allocation(allocation_id, request_for(grants), grants, Phase.ACTIVE, now, keeper=keeper)
+
+
+def request_for(grants: tuple[Grant, ...]) -> Request:
+    """The demand that comes nearest to what a container was given."""
+    slot = grants[0].slot
+    return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
+
+
+def _pod_keeper(row: Allocation) -> PodKeeper:
+    assert isinstance(row.keeper, PodKeeper)
+    return row.keeper
+
+
+def _supposed(row: Allocation) -> bool:
+    return isinstance(row.keeper, PodKeeper) and row.keeper.admitted and row.keeper.container == _NOT_KNOWN_WHICH

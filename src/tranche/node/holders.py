@@ -1,0 +1,116 @@
+"""Holders that no plan was made for: pods, of which others say that they have a device.
+
+What they get is written in one transaction with the look at who has it now. A plan is written in the same way, so whichever
+comes second finds the first: no device goes to somebody while a plan takes it away.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import assert_never
+
+from tranche.core.allocation import Allocation, Grant, Phase
+from tranche.core.errors import GpuBusy
+from tranche.core.keeper import Keeper
+from tranche.core.request import Request
+from tranche.node import journal, records, register
+from tranche.node.ledger import Ledger
+from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.undo import StepStatus
+
+
+class Holders:
+    """Writes of holders who are not processes. `clock` is seconds since the epoch."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        kinds: Kinds,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        boundary: Callable[[], None],
+    ) -> None:
+        self.clock = clock
+        self.new_id = new_id
+        self._ledger = ledger
+        self._kinds = kinds
+        self._boundary = boundary
+
+    def add(self, keeper: Keeper, request: Request, grants: tuple[Grant, ...], superseded: Collection[str] = ()) -> str:
+        """Record that somebody holds these from now on; the allocation's id. Those superseded end with it.
+
+        GpuBusy when another allocation holds something of it, or an open plan is about to take it.
+        """
+        allocation = Allocation(self.new_id(), request, grants, Phase.ACTIVE, self.clock(), keeper=keeper)
+        with self._ledger.write() as db:
+            for allocation_id in superseded:
+                register.remove_allocation(db, allocation_id)
+            _refuse_planned(db, self._kinds, grants)
+            add_or_refuse(db, allocation)
+        self._boundary()
+        return allocation.id
+
+    def settle(
+        self, removed: Collection[str], keepers: Mapping[str, Keeper], added: Sequence[Allocation]
+    ) -> tuple[Allocation, ...]:
+        """Write what has become known of holders, all or nothing; every allocation after it.
+
+        What cannot be added, because somebody else has it by the register, is left out and said in an event: it stays with the
+        one who had it first, and nobody is given it.
+        """
+        with self._ledger.write() as db:
+            for allocation_id in removed:
+                register.remove_allocation(db, allocation_id)
+            for allocation_id, keeper in keepers.items():
+                register.set_keeper(db, allocation_id, keeper)
+            for allocation in added:
+                try:
+                    add_or_refuse(db, allocation)
+                except GpuBusy as error:
+                    message = f"{allocation.keeper} is said to have what another holds: {error.message}"
+                    records.add_event(db, self.clock(), "HeldTwice", message)
+            settled = register.allocations(db)
+        self._boundary()
+        return settled
+
+
+def add_or_refuse(db: sqlite3.Connection, allocation: Allocation) -> None:
+    """Add an allocation to the register; GpuBusy, and nothing is written, when somebody else has something of it."""
+    db.execute("SAVEPOINT adding")
+    try:
+        register.add_allocation(db, allocation)
+    except sqlite3.IntegrityError as error:
+        db.execute("ROLLBACK TO adding")
+        wanted = ", ".join(map(_named, allocation.grants))
+        raise GpuBusy(f"somebody else came to hold something of {wanted}", hint="see who: tranche ps") from error
+    finally:
+        db.execute("RELEASE adding")
+
+
+def _refuse_planned(db: sqlite3.Connection, kinds: Kinds, grants: Sequence[Grant]) -> None:
+    for plan in journal.running_plans(db, kinds):
+        steps = [record.step for record in plan.steps if record.status is not StepStatus.NEEDLESS]
+        for grant in grants:
+            if any(_takes(step, grant) for step in steps):
+                raise GpuBusy(f"{_named(grant)} is about to be taken away: {plan.purpose}")
+
+
+def _takes(step: Step, grant: Grant) -> bool:
+    if step.gpu_uuid != grant.gpu_uuid:
+        return False
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(occupant) | TakesRoom(occupant):
+                if grant.slot is None or grant.slot.placement.overlaps(occupant.placement):
+                    return True
+            case TakesGpu():
+                return True
+            case _:
+                assert_never(taking)
+    return False
+
+
+def _named(grant: Grant) -> str:
+    return f"GPU {grant.gpu_uuid}" if grant.slot is None else str(grant.slot)

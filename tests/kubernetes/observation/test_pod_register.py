@@ -1,0 +1,259 @@
+"""Pods in the ledger of a simulated machine: beside commands, plans, restarts of the kubelet and a lost state folder."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.kubelet_stand_in import Kubelet
+from tests.node.machines import Node, change, create, destroy, enable, node_of
+from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu
+from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, NoRoom
+from tranche.core.grid import Placement
+from tranche.core.keeper import ADMISSION_SECONDS, SETTLED_SECONDS, PodKeeper
+from tranche.core.profile import parse_profile
+from tranche.core.request import parse_request
+from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.local.queue import Queue
+from tranche.node.host import Held, Host
+from tranche.node.patience import Patience
+from tranche.planning.plan import Plan
+
+ONE, TWO, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb", "nvidia.com/gpu"
+POD = PodRef("ns", "a")
+
+
+@dataclass
+class Scene:
+    """One A100 in seven slices, its register, a kubelet, an API server's pods (None: it does not answer), and a clock."""
+
+    host: Host
+    machine: Node
+    kubelet: Kubelet = field(default_factory=Kubelet)
+    pods: list[KubePod] | None = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.register = PodRegister(self.host, self.kubelet, self._ask, clock=lambda: self.now)
+
+    async def _ask(self) -> Sequence[KubePod]:
+        if self.pods is None:
+            raise KubernetesUnavailable("away")
+        return tuple(self.pods)
+
+    def slot(self, start: int) -> Slice:
+        return Slice(self.host.driver.observe().gpus[0].uuid, parse_profile("1g.5gb"), Placement(start, 1))
+
+    def uuid(self, start: int) -> str:
+        instance = self.host.driver.observe().gpus[0].instance_at(Placement(start, 1))
+        assert instance is not None
+        return instance.compute_instances[0].uuid
+
+    def run_pod(self, name: str, start: int, resource: str = ONE) -> PodRef:
+        """A pod that runs with that slice, listed by kubelet and API server."""
+        ref = PodRef("ns", name)
+        self.kubelet.resources[self.uuid(start)] = resource
+        self.kubelet.holders[self.uuid(start)] = ref
+        assert self.pods is not None
+        self.pods.append(KubePod(ref, f"uid-{name}", resources=frozenset({resource})))
+        return ref
+
+    async def held(self) -> dict[Grant, str]:
+        return {grant: str(each.keeper) for each in (await self.register.look()).allocations for grant in each.grants}
+
+
+def play(folder: Path, scenario: Callable[[Scene], Coroutine[None, None, None]]) -> None:
+    node = node_of(folder, "A100-40GB")
+    with node.host() as host:
+        gpu = host.driver.observe().gpus[0]
+        change(host, *enable(gpu), *(create(gpu, "1g.5gb", start) for start in range(7)))
+        asyncio.run(scenario(Scene(host, node)))
+
+
+def take(host: Host) -> Held:
+    """A slice for a command, without waiting."""
+    request = parse_request(mig_profile="1g.5gb")
+    return Queue(host).acquire(request, command="train.py", pid=1, patience=Patience(False, None))
+
+
+def test_a_command_is_not_given_what_a_pod_holds_nor_a_pod_what_a_command_holds(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        for start in range(6):
+            scene.run_pod(f"pod-{start}", start)
+        await scene.register.look()
+        held = take(scene.host)
+        assert held.allocation.grants == (scene.slot(6),)
+        with pytest.raises(NoRoom):
+            take(scene.host)
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(ONE, (scene.slot(6),))
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(GPU, (WholeGpu(scene.slot(6).gpu_uuid),))
+        assert len(await scene.held()) == 7
+
+    play(tmp_path, scenario)
+
+
+def test_what_is_handed_over_is_held_before_the_kubelet_lists_it(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.register.hand_over(ONE, (scene.slot(0),))
+        assert await scene.held() == {scene.slot(0): "a pod that is being admitted"}
+        gpu = scene.host.driver.observe().gpus[0]
+        with pytest.raises(GpuBusy):
+            change(scene.host, destroy(gpu, "1g.5gb", 0))
+        scene.run_pod("a", 0)
+        (allocation,) = (await scene.register.look()).allocations
+        assert allocation.keeper == PodKeeper(ONE, "ns", "a", "main", "uid-a", scene.kubelet.run())
+        scene.kubelet.holders.clear()
+        assert await scene.held() == {}
+
+    play(tmp_path, scenario)
+
+
+def test_an_admission_that_failed_is_forgotten_after_a_while(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.look()
+        scene.now = ADMISSION_SECONDS - 1
+        assert await scene.held()
+        scene.now = ADMISSION_SECONDS + 1
+        assert not await scene.held()
+
+    play(tmp_path, scenario)
+
+
+def test_the_kubelet_may_give_anew_what_it_took_back_and_nobody_else_may(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(ONE, (scene.slot(0),))  # the first admission failed
+        assert len((await scene.register.look()).allocations) == 1
+        scene.run_pod("a", 1)
+        await scene.register.look()
+        scene.kubelet.holders.pop(scene.uuid(1))  # it ended, and its successor gets the slice before anybody looked
+        await scene.register.hand_over(ONE, (scene.slot(1),))
+        scene.run_pod("b", 2)
+        await scene.register.look()
+        scene.kubelet.restart()  # it has lost its checkpoint, and gives away what a pod still has
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(ONE, (scene.slot(2),))
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(GPU, (scene.slot(2),))
+
+    play(tmp_path, scenario)
+
+
+def test_a_second_container_of_the_pod_may_have_its_first_ones_device(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.register.hand_over(ONE, (scene.slot(0),))
+        scene.run_pod("a", 0)
+        await scene.register.look()
+        await scene.register.hand_over(ONE, (scene.slot(0),))
+        assert await scene.held() == {scene.slot(0): "pod ns/a"}
+
+    play(tmp_path, scenario)
+
+
+def test_a_restarted_kubelet_that_lists_nothing_frees_nothing(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.run_pod("a", 0)
+        before = await scene.held()
+        listed = scene.kubelet.restart()
+        for scene.now in (0.0, 10.0, 100.0):
+            assert await scene.held() == before
+        gpu = scene.host.driver.observe().gpus[0]
+        with pytest.raises(GpuBusy, match="held by allocation"):
+            change(scene.host, destroy(gpu, "1g.5gb", 0))
+        scene.pods = None
+        assert await scene.held() == before, "nobody can be asked"
+        scene.kubelet.holders |= listed
+        assert await scene.held() == before
+        scene.kubelet.restart()
+        scene.pods = []
+        assert await scene.held() == before, "deleted while the kubelet was away: its containers may still run"
+        scene.now += SETTLED_SECONDS
+        assert await scene.held() == {}
+
+    play(tmp_path, scenario)
+
+
+def test_a_kubelet_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.run_pod("a", 0)
+        await scene.register.look()
+        scene.kubelet.failing = True
+        with pytest.raises(KubeletUnavailable):
+            await scene.register.look()
+        assert [str(each.keeper) for each in scene.host.view().allocations] == ["pod ns/a"]
+
+    play(tmp_path, scenario)
+
+
+def test_after_the_state_folder_is_lost_the_register_is_made_anew_from_what_kubelet_and_api_server_say(
+    tmp_path: Path,
+) -> None:
+    async def look(node: Node, before: Scene) -> tuple[Scene, NodeView]:
+        with node.host() as host:
+            scene = Scene(host, node, before.kubelet, before.pods)
+            return scene, await scene.register.look()
+
+    async def scenario(scene: Scene) -> None:
+        scene.run_pod("a", 0)
+        scene.run_pod("b", 3)
+        first = await scene.held()
+        scene.host.close()
+        shutil.rmtree(scene.host.places.state_dir)
+        again, view = await look(scene.machine, scene)
+        assert {grant: str(each.keeper) for each in view.allocations for grant in each.grants} == first
+        # Now the kubelet has started as well, and does not know its pods yet: each slice may be one of theirs.
+        shutil.rmtree(again.host.places.state_dir)
+        listed = again.kubelet.restart()
+        again, view = await look(scene.machine, again)
+        assert {grant for each in view.allocations for grant in each.grants} == {
+            scene.slot(start) for start in range(7)
+        }
+        again.kubelet.holders |= listed
+        _, view = await look(scene.machine, again)
+        assert {grant: str(each.keeper) for each in view.allocations for grant in each.grants} == first
+
+    play(tmp_path, scenario)
+
+
+def test_a_device_that_a_plan_takes_away_is_handed_to_nobody(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        refused: list[bool] = []
+
+        def hand_over_now() -> None:
+            try:
+                asyncio.run(scene.register.hand_over(ONE, (scene.slot(0),)))
+            except GpuBusy:
+                refused.append(True)
+
+        gpu = scene.host.driver.observe().gpus[0]
+        await asyncio.to_thread(
+            scene.host.change,
+            lambda view: Plan("test", (destroy(gpu, "1g.5gb", 0),)),
+            progress=lambda gpu, step: hand_over_now(),
+        )
+        assert refused == [True]
+        assert await scene.held() == {}
+
+    play(tmp_path, scenario)
+
+
+def test_two_who_say_that_they_have_one_device_are_told_and_the_first_keeps_it(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        held = take(scene.host)
+        (grant,) = held.allocation.grants
+        assert grant.slot is not None
+        scene.run_pod("a", grant.slot.placement.start)
+        view = await scene.register.look()
+        assert [each.id for each in view.allocations] == [held.allocation.id]
+        assert [each.kind for each in scene.host.events(last=1)] == ["HeldTwice"]
+
+    play(tmp_path, scenario)
