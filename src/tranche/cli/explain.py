@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.quantity import format_memory
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.local.attendance import attending
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
@@ -41,7 +43,7 @@ def command(settings: Settings, /, adopt_foreign: str, output: str, **request: A
     asked = request_from(**request)
     with open_host(settings) as host:
         view = host.view()
-        waiters = [Waiter(each.id, each.request) for each in host.waiters()]
+        waiters = [Waiter(each.id, each.request) for each in attending(host.places, host.waiters(), time.time())]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
         print_json("Explanation", **_document(answer, len(waiters)))

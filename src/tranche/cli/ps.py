@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import click
 
@@ -15,6 +15,7 @@ from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.wire import request_to_dict
+from tranche.local.attendance import silent
 from tranche.node import records
 from tranche.planning.allocate import Granted
 from tranche.planning.obstacle import Obstacle
@@ -32,10 +33,11 @@ def command(settings: Settings, /, output: str) -> None:
     with open_host(settings) as host:
         view = host.view()
         queue = host.waiters()
+        away = silent(host.places, queue, time.time())
     now = time.time()
     if output == "json":
         allocations = [allocation_document(each, view) for each in view.allocations]
-        waiters = [waiter_document(view, queue, position) for position in range(len(queue))]
+        waiters = [waiter_document(view, queue, position, away) for position in range(len(queue))]
         print_json("AllocationList", allocations=allocations, waiters=waiters)
         return
     rows = [
@@ -54,13 +56,21 @@ def command(settings: Settings, /, output: str) -> None:
     print_table(_ALLOCATION_COLUMNS, rows)
     if queue:
         click.echo()
-        print_table(_WAITER_COLUMNS, [_waiter_row(view, queue, position, now) for position in range(len(queue))])
+        print_table(_WAITER_COLUMNS, [_waiter_row(view, queue, position, now, away) for position in range(len(queue))])
 
 
-def why_it_waits(view: NodeView, queue: Sequence[records.Waiter], waiter_id: str) -> tuple[str, tuple[Obstacle, ...]]:
-    """What a waiter waits for, as a sentence and as obstacles; it may be about to start."""
+def why_it_waits(
+    view: NodeView, queue: Sequence[records.Waiter], waiter_id: str, away: Collection[str]
+) -> tuple[str, tuple[Obstacle, ...]]:
+    """What a waiter waits for, as a sentence and as obstacles; it may be about to start.
+
+    `away` are the waiters that do not answer, and that others do not wait for.
+    """
+    if waiter_id in away:
+        return "its process is stopped or does not answer; others are served meanwhile", ()
+    there = [Waiter(each.id, each.request) for each in queue if each.id not in away]
     try:
-        decision = may_start(view, [Waiter(each.id, each.request) for each in queue], waiter_id)
+        decision = may_start(view, there, waiter_id)
     except TrancheError as error:
         return error.message, ()
     if isinstance(decision, Granted):
@@ -69,9 +79,11 @@ def why_it_waits(view: NodeView, queue: Sequence[records.Waiter], waiter_id: str
     return why + (f"; and {decision.unnamed:,} more GPUs" if decision.unnamed else ""), decision.obstacles
 
 
-def _waiter_row(view: NodeView, queue: Sequence[records.Waiter], position: int, now: float) -> tuple[object, ...]:
+def _waiter_row(
+    view: NodeView, queue: Sequence[records.Waiter], position: int, now: float, away: Collection[str]
+) -> tuple[object, ...]:
     waiter = queue[position]
-    why, _ = why_it_waits(view, queue, waiter.id)
+    why, _ = why_it_waits(view, queue, waiter.id, away)
     return (
         position + 1,
         waiter.id,
@@ -83,10 +95,12 @@ def _waiter_row(view: NodeView, queue: Sequence[records.Waiter], position: int, 
     )
 
 
-def waiter_document(view: NodeView, queue: Sequence[records.Waiter], position: int) -> dict[str, object]:
+def waiter_document(
+    view: NodeView, queue: Sequence[records.Waiter], position: int, away: Collection[str]
+) -> dict[str, object]:
     """One waiter by its place in the queue, from 0, with what it waits for."""
     waiter = queue[position]
-    why, obstacles = why_it_waits(view, queue, waiter.id)
+    why, obstacles = why_it_waits(view, queue, waiter.id, away)
     return {
         "position": position + 1,
         "id": waiter.id,

@@ -72,6 +72,7 @@ def command(
                 adopt_foreign_destroy=adopt_foreign == "destroy",
                 waiting=voice.waiting,
                 granted=voice.granted,
+                cancelled=lambda error: warn(str(error)),
                 left=voice.left,
                 progress=voice.step,
                 kept=lambda error: warn(f"the share is given back by the next tranche command, not now: {error}"),

@@ -18,6 +18,7 @@ from tranche.cli.overview import overview
 from tranche.cli.ps import waiter_document
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.local.attendance import silent
 from tranche.node.host import Host
 
 
@@ -55,11 +56,12 @@ def _picture(host: Host) -> list[str]:
 
 def _print_document(host: Host) -> None:
     view, queue = host.view(), host.waiters()
+    away = silent(host.places, queue, time.time())
     print_json(
         "Overview",
         gpus=[gpu_document(view, gpu) for gpu in view.node],
         allocations=[allocation_document(each, view) for each in view.allocations],
-        waiters=[waiter_document(view, queue, position) for position in range(len(queue))],
+        waiters=[waiter_document(view, queue, position, away) for position in range(len(queue))],
     )
 
 

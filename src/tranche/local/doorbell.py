@@ -5,8 +5,12 @@ A pipe, not a socket, because a state folder may be deeper than the 107 bytes th
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 import select
+import struct
+import termios
 from pathlib import Path
 
 
@@ -22,8 +26,9 @@ class Doorbell:
 
     def wait(self, seconds: float) -> bool:
         """Sleep until the bell rings or the time is over; whether it rang. Rings that pile up count as one."""
-        ready, _, _ = select.select([self._descriptor], [], [], max(0.0, seconds))
-        if not ready:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        if not poll.poll(max(0.0, seconds) * 1000):
             return False
         os.read(self._descriptor, 4096)
         return True
@@ -41,7 +46,9 @@ def ring(path: Path) -> bool:
     except OSError:
         return False
     try:
-        os.write(descriptor, b"!")
+        # A ring that was not heard yet is enough, and the pipe keeps the time of the first.
+        if not _unread(descriptor):
+            os.write(descriptor, b"!")
     except BlockingIOError:
         pass
     except BrokenPipeError:
@@ -49,3 +56,27 @@ def ring(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def unheard_for(path: Path, now: float) -> float:
+    """For how many seconds a waiter has not heard its bell, 0 when nobody rang; `now` is seconds since the epoch.
+
+    It is 0 for a bell that may not be looked at, and infinite when the clock was put back since the ring.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        if not _unread(descriptor):
+            return 0.0
+        rung = os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+    return max(0.0, now - rung) if rung <= now + 1 else math.inf
+
+
+def _unread(descriptor: int) -> int:
+    """How many bytes wait in a pipe."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0)))
+    return int(count)

@@ -24,6 +24,7 @@ from tranche.core.errors import (
 from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
+from tranche.local.attendance import attending
 from tranche.local.doorbell import Doorbell, ring
 from tranche.local.failed_gpus import FailedGpus
 from tranche.node import records
@@ -38,6 +39,12 @@ from tranche.planning.steps import Step
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
+# After a nap that was longer by so much this process was stopped itself, and rings may have gone to others.
+_STOPPED_SECONDS = 2.0
+
+
+class Cancelled(Exception):
+    """Somebody took the waiting request out of the queue with `tranche release`."""
 
 
 class Queue:
@@ -49,10 +56,12 @@ class Queue:
         *,
         adopt_foreign_destroy: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._host = host
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
+        self._clock = clock
 
     def acquire(
         self,
@@ -64,7 +73,7 @@ class Queue:
         waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
         progress: Progress = no_progress,
     ) -> Held:
-        """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends.
+        """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends, Cancelled when somebody cancels it.
 
         `waiting` is told why there is no share yet and how many requests are ahead. However this ends
         without a share, the place in the queue is given up.
@@ -73,9 +82,11 @@ class Queue:
         bell = Doorbell(self._host.places.doorbell(ticket.id))
         try:
             return self._wait(request, ticket, bell, patience, waiting, progress)
-        except BaseException:
-            self._host.leave(ticket)
+        except BaseException as error:
+            waited = self._host.leave(ticket)
             self.ring_next()
+            if not waited:
+                raise Cancelled(f"the waiting request {ticket.id} was cancelled") from error
             raise
         finally:
             bell.close()
@@ -104,7 +115,7 @@ class Queue:
         if not self._host.waiters():
             return
         view = self._host.view()
-        waiters = _as_asked(self._host.waiters())
+        waiters = _as_asked(attending(self._host.places, self._host.waiters(), self._clock()))
         for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy):
             if ring(self._host.places.doorbell(waiter_id)):
                 return
@@ -131,7 +142,7 @@ class Queue:
             try:
                 outcome = self._host.start(
                     ticket,
-                    lambda view, queue: self._decide(view, _as_asked(queue), ticket.id, request, failed),
+                    lambda view, queue: self._decide(view, queue, ticket.id, request, failed),
                     progress=noting,
                     decided=self.ring_next,
                 )
@@ -152,7 +163,7 @@ class Queue:
                 raise NoRoom(
                     f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"
                 )
-            waiting(outcome, self._ahead_of(ticket))
+            waiting(outcome, self._ahead_of(ticket) or 0)
             if not self._sleep(ticket, bell, deadline):
                 raise WaitTimeout(
                     f"{request} got no share within {patience.seconds:g} s: {reasons}",
@@ -162,15 +173,20 @@ class Queue:
     def _sleep(self, ticket: Ticket, bell: Doorbell, deadline: float | None) -> bool:
         """Sleep until it is worth trying again; False when the deadline passed first."""
         look_again = self._monotonic() + _LOOK_AGAIN_SECONDS
+        was_ahead = 0
         while True:
             ahead = self._ahead_of(ticket)
+            # Whoever was ahead and is not may have been stopped, and nobody rings for that.
+            if ahead is None or (was_ahead and not ahead):
+                return True
+            was_ahead = ahead
             nap = _HEAD_PATROL_SECONDS if ahead == 0 else _OTHERS_PATROL_SECONDS
             now = self._monotonic()
             if deadline is not None:
                 if now >= deadline:
                     return False
                 nap = min(nap, deadline - now)
-            if bell.wait(nap):
+            if bell.wait(nap) or self._monotonic() > now + nap + _STOPPED_SECONDS:
                 return True
             if self._host.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
                 # What nobody announced may be there for somebody further back as well.
@@ -178,21 +194,23 @@ class Queue:
                 return True
 
     def _decide(
-        self, view: NodeView, queue: Sequence[Waiter], waiter_id: str, request: Request, failed: FailedGpus
+        self, view: NodeView, queue: Sequence[records.Waiter], waiter_id: str, request: Request, failed: FailedGpus
     ) -> Decision:
         """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
         left = failed.left_out_of(view)
+        there = _as_asked(attending(self._host.places, queue, self._clock(), but=waiter_id))
         try:
-            return may_start(left, queue, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+            return may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
         except (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable) as impossible:
             if (error := failed.error(request)) is None:
                 raise
             raise error from impossible
 
-    def _ahead_of(self, ticket: Ticket) -> int:
-        """How many requests came earlier and still wait."""
-        ids = [waiter.id for waiter in self._host.waiters()]
-        return ids.index(ticket.id) if ticket.id in ids else 0
+    def _ahead_of(self, ticket: Ticket) -> int | None:
+        """How many requests came earlier, still wait and answer; None when this one was cancelled."""
+        there = attending(self._host.places, self._host.waiters(), self._clock(), but=ticket.id)
+        ids = [waiter.id for waiter in there]
+        return ids.index(ticket.id) if ticket.id in ids else None
 
 
 def _as_asked(queue: Sequence[records.Waiter]) -> list[Waiter]:

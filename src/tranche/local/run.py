@@ -14,7 +14,7 @@ from types import FrameType
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import Life
 from tranche.core.request import Request
-from tranche.local.queue import Queue
+from tranche.local.queue import Cancelled, Queue
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host
@@ -46,14 +46,16 @@ def run(
     waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
     granted: Callable[[Held], None] = lambda held: None,
     progress: Progress = no_progress,
+    cancelled: Callable[[Exception], None] = lambda error: None,
     left: Callable[[Remains], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
     What the command started may outlive it: `left` is told what of it keeps the share, which comes back when that ends.
-    That code is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next
-    `tranche` takes the share from this dead process.
+    `cancelled` is told when somebody cancels the request while it waits; the code is that of SIGTERM then. The command's code
+    is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
+    takes the share from this dead process.
     """
     path = find_command(command[0], environment)
     queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy)
@@ -83,6 +85,9 @@ def run(
         except (TrancheError, OSError) as error:
             kept(error)
         return code
+    except Cancelled as stop:
+        cancelled(stop)
+        return 128 + signal.SIGTERM
     except Terminated as stop:
         return stop.exit_code
     finally:

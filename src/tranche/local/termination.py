@@ -72,12 +72,17 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
 
 
 def cancel_waiter(host: Host, waiter_id: str) -> int | None:
-    """End the command that waits under that id with SIGTERM, and return its pid; None when no request of that id waits."""
+    """Take the request out of the queue and return its command's pid; None when no request of that id waits.
+
+    Its command is ended with SIGTERM. One that is stopped, or another user's, finds out itself when it goes on.
+    """
     waiter = next((each for each in host.waiters() if each.id == waiter_id), None)
-    if waiter is None:
+    if waiter is None or not host.cancel(waiter_id):
         return None
     if is_held(host.places.waiter(waiter_id)):
-        _signal(waiter.pid, signal.SIGTERM)
+        with suppress(PermissionDenied):
+            _signal(waiter.pid, signal.SIGTERM)
+    Queue(host).ring_next()
     return waiter.pid
 
 

@@ -172,11 +172,21 @@ class Host:
             records.add_waiter(db, ticket_id, request, created=self._clock(), command=command, pid=pid)
         return Ticket(ticket_id, lock)
 
-    def leave(self, ticket: Ticket) -> None:
-        """Give a place in the queue up."""
+    def leave(self, ticket: Ticket) -> bool:
+        """Give a place in the queue up; False when somebody had cancelled the request."""
         with self.ledger.write() as db:
-            records.remove_waiter(db, ticket.id)
+            waited = records.remove_waiter(db, ticket.id)
         ticket.lock.release(remove=True)
+        return waited
+
+    def cancel(self, waiter_id: str) -> bool:
+        """Take a request out of the queue, whatever its process is doing; whether it still waited."""
+        with self.ledger.write() as db:
+            if not records.remove_waiter(db, waiter_id):
+                return False
+            records.add_event(db, self._clock(), "Cancelled", f"the waiting request {waiter_id} was cancelled")
+        self._boundary()
+        return True
 
     def start(
         self,
@@ -238,7 +248,8 @@ class Host:
             with self.ledger.write() as db:
                 add_or_refuse(db, allocation)
                 _refuse_held(db, view, decision.plan, allocation.id)
-                records.remove_waiter(db, waiter.id)
+                if not records.remove_waiter(db, waiter.id):
+                    raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
                 if plan_id:
                     journal.open_plan(
                         db,

@@ -20,12 +20,17 @@ class FileLock:
     def __init__(self, path: Path, *, wait: bool = True) -> None:
         """Without `wait`, BlockingIOError while somebody else holds the lock."""
         self.path = path
-        self._descriptor: int | None = open_lock_file(path)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            self.release()
-            raise
+        self._descriptor: int | None = None
+        while self._descriptor is None:
+            self._descriptor = open_lock_file(path)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                self.release()
+                raise
+            # A file that was removed before it was locked is no lock: there is a new one, or must be.
+            if not self.in_place:
+                self.release()
 
     @property
     def descriptor(self) -> int:
@@ -63,6 +68,22 @@ def leads_to(path: Path, descriptor: int) -> bool:
     except OSError:
         return False
     return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+
+def remove_if_free(path: Path) -> bool:
+    """Remove a lock file that nobody holds; whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def is_held(path: Path) -> bool:

@@ -96,9 +96,9 @@ def restore_waiter(db: sqlite3.Connection, waiter: Waiter) -> None:
     )
 
 
-def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> None:
-    """Take a request out of the queue."""
-    db.execute("DELETE FROM waiters WHERE id = ?", (waiter_id,))
+def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> bool:
+    """Take a request out of the queue; whether it was there."""
+    return db.execute("DELETE FROM waiters WHERE id = ?", (waiter_id,)).rowcount > 0
 
 
 def waiters(db: sqlite3.Connection) -> tuple[Waiter, ...]:

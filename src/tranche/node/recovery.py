@@ -16,7 +16,7 @@ from tranche.node import journal, records, register
 from tranche.node.executor import Executor
 from tranche.node.keeping import Remains, remains_of
 from tranche.node.ledger import Ledger
-from tranche.node.locks import is_held
+from tranche.node.locks import is_held, remove_if_free
 from tranche.node.session import Places, process_lives
 from tranche.planning.undo import StepStatus
 
@@ -48,12 +48,17 @@ class Recovery:
         for waiter_id in waiters:
             with self._ledger.write() as db:
                 records.remove_waiter(db, waiter_id)
-            self._places.waiter(waiter_id).unlink(missing_ok=True)
-            self._places.doorbell(waiter_id).unlink(missing_ok=True)
+        self._clear_places_of_waiters()
         # Sessions begin under the decision lock, so none is between making its file and locking it.
         for path in self._places.sessions():
             if not is_held(path):
                 path.unlink(missing_ok=True)
+
+    def _clear_places_of_waiters(self) -> None:
+        """Remove the files of waiters that have gone, also of those that were killed before they had a row, or after."""
+        for waiter_id in self._places.waiters():
+            if remove_if_free(self._places.waiter(waiter_id)):
+                self._places.doorbell(waiter_id).unlink(missing_ok=True)
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.

@@ -54,6 +54,11 @@ class Places:
         """Held while a request waits."""
         return self.state_dir / "locks" / "waiters" / waiter_id
 
+    def waiters(self) -> set[str]:
+        """The ids that have files among the waiters, living and dead."""
+        folder = self.state_dir / "locks" / "waiters"
+        return {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
+
     def doorbell(self, waiter_id: str) -> Path:
         """The socket on which a waiter is told that its turn may have come."""
         return self.state_dir / "locks" / "waiters" / f"{waiter_id}.bell"
@@ -65,10 +70,22 @@ def process_start_time(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
-    # The command's name, in parentheses, may hold spaces and parentheses itself.
-    fields = stat.rpartition(")")[2].split()
+    fields = _after_name(stat)
     state, start = fields[0], int(fields[19])
     return 0 if state in "ZX" else start
+
+
+def process_stopped(pid: int) -> bool:
+    """Whether the process is stopped, by SIGSTOP, Ctrl-Z or a debugger, and does nothing until it is continued."""
+    try:
+        return _after_name(Path(f"/proc/{pid}/stat").read_text())[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _after_name(stat: str) -> list[str]:
+    """The fields of /proc/PID/stat from the state on. The name before it, in parentheses, may hold spaces and parentheses."""
+    return stat.rpartition(")")[2].split()
 
 
 def process_lives(pid: int, started: int) -> bool:
