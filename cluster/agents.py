@@ -21,6 +21,7 @@ from cluster.units import Unit
 from cluster.waiting import wait_for
 
 MANIFEST = Path(__file__).parents[1] / "deploy" / "tranche-agent.yaml"
+DRAIN_MANIFEST = MANIFEST.with_name("drain.yaml")
 NAMESPACE = "tranche-system"
 ACCOUNT = "tranche-agent"
 
@@ -108,6 +109,17 @@ def install_rights(cluster: Cluster) -> None:
     cluster.apply(*objects)
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
     wait_for("the agent's service account is there", lambda: cluster.api.get(account))
+
+
+@contextmanager
+def rights_to_drain(cluster: Cluster) -> Iterator[None]:
+    """The rights that the policy drain needs beside the manifest's, for the length of the block."""
+    objects = list(yaml.safe_load_all(DRAIN_MANIFEST.read_text()))
+    cluster.apply(*objects)
+    try:
+        yield
+    finally:
+        cluster.kubectl("delete", f"--filename={DRAIN_MANIFEST}")
 
 
 @contextmanager

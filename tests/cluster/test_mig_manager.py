@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.agents import RunningAgent, agent_on
+from cluster.agents import RunningAgent, agent_on, rights_to_drain
 from cluster.cluster import Cluster
 from cluster.cuts import time_label
 from cluster.node import Node
@@ -143,7 +143,7 @@ def test_a_slice_in_use_is_waited_for_and_blocks_only_itself(cluster: Cluster, p
 
 
 def test_drain_evicts_within_the_disruption_budget_and_uncordons(cluster: Cluster, p4d: Node, namespace: str) -> None:
-    with managed(cluster, p4d, "--in-use=drain"):
+    with rights_to_drain(cluster), managed(cluster, p4d, "--in-use=drain"):
         label(cluster, p4d, "all-1g.5gb")
         wait_for_slices(cluster, p4d, mig_1g_5gb=56)
         cluster.apply(deployment("work", namespace, 2, limits={"nvidia.com/mig-1g.5gb": 1}))

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tests.kubernetes.waiting import patiently, until
+from tests.strategies import node_views
 from tranche.cli import agent
+from tranche.core.allocation import NodeView
+from tranche.hardware.host_facts import HostFacts
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
 from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.feature_labels.labels import feature_labels
+from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
+from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
+from tranche.kubernetes.mig_manager.state import MigState, Report
+from tranche.kubernetes.observation.resources import MigStrategy
 
+OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm", "client")
 CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
-MANIFEST = Path(__file__).parents[2] / "deploy" / "tranche-agent.yaml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def objects(kind: str) -> list[dict[str, Any]]:
-    return [item for item in yaml.safe_load_all(MANIFEST.read_text()) if item["kind"] == kind]
+def objects(kind: str, file: str = "tranche-agent.yaml") -> list[dict[str, Any]]:
+    return [item for item in yaml.safe_load_all((DEPLOY / file).read_text()) if item["kind"] == kind]
+
+
+def host_root_patch() -> dict[str, Any]:
+    """What deploy/host-root.yaml adds to the DaemonSet's pods."""
+    patch: dict[str, Any] = yaml.safe_load((DEPLOY / "host-root.yaml").read_text())
+    added: dict[str, Any] = patch["spec"]["template"]["spec"]
+    return added
 
 
 def default(name: str) -> Any:
@@ -45,18 +68,16 @@ def test_each_variable_that_an_option_is_read_from_is_known_to_the_agent() -> No
     (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
     known = {name for parameter in agent.command.params for name in _variables(parameter.envvar)}
     given = {entry["name"] for entry in container["env"] if not entry["name"].startswith("NVIDIA_")}
-    assert given == {"NODE_NAME", "POD_NAMESPACE", "WITH_REBOOT"}
+    assert given == {"NODE_NAME", "POD_NAMESPACE", "POD_IP"}
     assert given <= known
-    (with_reboot,) = (entry["value"] for entry in container["env"] if entry["name"] == "WITH_REBOOT")
-    assert with_reboot == "false"
 
 
 def test_every_folder_that_the_agent_works_in_is_the_hosts_at_the_same_path() -> None:
     (daemon_set,) = objects("DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
-    volumes = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-    mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] != "host-root"]
-    assert volumes.pop("host-root") == "/"
+    volumes = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] != "tmp"]
+    assert "/" not in volumes.values()
     assert volumes == {mount["name"]: mount["mountPath"] for mount in mounts}
     assert str(Path(default("pod_resources_socket")).parent) in volumes.values()
 
@@ -64,7 +85,11 @@ def test_every_folder_that_the_agent_works_in_is_the_hosts_at_the_same_path() ->
 def test_the_hosts_root_is_where_the_agent_looks_for_it_and_cannot_be_written() -> None:
     (daemon_set,) = objects("DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
-    roots = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "host-root"]
+    patch = host_root_patch()
+    (container,) = patch["containers"]
+    assert container["name"] == pod["containers"][0]["name"]
+    assert [volume["hostPath"]["path"] for volume in patch["volumes"]] == ["/"]
+    roots = container["volumeMounts"]
     # Driver files are looked for under the one, and the restart of the machine is asked for under the other.
     assert {mount["mountPath"] for mount in roots} == {
         PluginConfig().driver_root_in_container,
@@ -81,22 +106,92 @@ def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:
     account = daemon_set["spec"]["template"]["spec"]["serviceAccountName"]
     namespace = daemon_set["metadata"]["namespace"]
     bound = set()
-    for binding in objects("ClusterRoleBinding") + objects("RoleBinding"):
+    for binding in objects("ClusterRoleBinding") + objects("RoleBinding") + objects("ClusterRoleBinding", "drain.yaml"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
         bound.add((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
-    roles = {(role["kind"], role["metadata"]["name"]) for role in objects("ClusterRole") + objects("Role")}
+    every_role = objects("ClusterRole") + objects("Role") + objects("ClusterRole", "drain.yaml")
+    roles = {(role["kind"], role["metadata"]["name"]) for role in every_role}
     assert bound == roles
 
 
 def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
-    given = {
-        (role["metadata"].get("namespace", ""), resource, verb)
-        for role in objects("ClusterRole") + objects("Role")
-        for rule in role["rules"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
+    def granted(*roles: dict[str, Any]) -> set[tuple[str, str, str]]:
+        return {
+            (role["metadata"].get("namespace", ""), resource, verb)
+            for role in roles
+            for rule in role["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+
+    always, draining = (
+        granted(*objects("ClusterRole"), *objects("Role")),
+        granted(*objects("ClusterRole", "drain.yaml")),
+    )
+    assert draining == {("", "pods/eviction", "create")}
+    assert not always & draining
+    assert always | draining == asyncio.run(_used_by_the_client())
+
+
+def policy_variable(name: str) -> str:
+    (policy,) = objects("ValidatingAdmissionPolicy")
+    (found,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == name]
+    return str(found)
+
+
+def written_by_the_agent(expression: str) -> re.Pattern[str]:
+    (pattern,) = re.findall(r"k[.]matches\('(.+)'\)", expression)
+    return re.compile(pattern)
+
+
+@given(st.sampled_from(MigStrategy), node_views(), st.sampled_from(list(MigState)))
+def test_every_label_that_the_agent_writes_is_one_that_the_policy_lets_it_write(
+    strategy: MigStrategy, view: NodeView, state: MigState
+) -> None:
+    allowed = written_by_the_agent(policy_variable("foreignLabels"))
+    operands = dict.fromkeys((f"nvidia.com/gpu.deploy.{name}" for name in OPERANDS), "true")
+    written = {
+        *feature_labels(view.node, strategy, HostFacts(product="p")),
+        *Report(state, "Reason", "").labels,
+        *pause(KubeNode("n", labels=operands)),
     }
-    assert given == asyncio.run(_used_by_the_client())
+    assert {key for key in written if not allowed.fullmatch(key)} == set()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            "nvidia.com/mig.config",
+            "nvidia.com/device-plugin.config",
+            "nvidia.com/gpu.present",
+            "nvidia.com/gpu.deploy.x",
+        ),
+        *("node-role.kubernetes.io/control-plane", "node-restriction.kubernetes.io/tenant", "kubernetes.io/hostname"),
+        *("tranche.dev/gpu", "x-nvidia.com/mig.config.state", "nvidia.com/mig.config.state/x", "nvidia.com/mig-1g"),
+    ],
+)
+def test_a_label_that_decides_over_the_agent_or_over_others_is_not_the_agents_to_write(key: str) -> None:
+    assert not written_by_the_agent(policy_variable("foreignLabels")).fullmatch(key)
+
+
+def test_every_annotation_that_the_agent_writes_is_one_that_the_policy_lets_it_write() -> None:
+    allowed = written_by_the_agent(policy_variable("foreignAnnotations"))
+    written = {ATTEMPT_ANNOTATION, CORDON_ANNOTATION, SINCE_ANNOTATION, CLAIM_PREFIX + str(uuid.uuid4())}
+    assert {key for key in written if not allowed.fullmatch(key)} == set()
+    assert not allowed.fullmatch("example.com/owner")
+
+
+def test_the_agents_pod_has_no_more_than_it_needs() -> None:
+    (namespace,) = objects("Namespace")
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
+    (daemon_set,) = objects("DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["containers"][0]["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    assert "hostNetwork" not in pod
+    (isolation,) = objects("NetworkPolicy")
+    assert isolation["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
 
 
 async def _used_by_the_client() -> set[tuple[str, str, str]]:

@@ -44,7 +44,14 @@ AGENT_OPTIONS = (
         show_default=True,
         help="How often the GPUs are looked at when nothing else asks for it.",
     ),
-    click.Option(["--health-host"], default="", help="The address to serve /healthz and /readyz on; else all."),
+    click.Option(
+        ["--health-host"],
+        metavar="ADDRESS",
+        envvar="POD_IP",
+        default="127.0.0.1",
+        show_default=True,
+        help="The address to serve /healthz and /readyz on.",
+    ),
     click.Option(
         ["--health-port"], type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
     ),

@@ -74,6 +74,7 @@ def write_spec(spec: CdiSpec, folder: Path) -> None:
     with open(unfinished, "w") as file:
         file.write(text)
         file.flush()
+        os.fchmod(file.fileno(), 0o644)  # runtimes of other users read it too, whatever this process's umask
         os.fsync(file.fileno())
     os.replace(unfinished, path)
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tranche.core.errors import LedgerUnavailable
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """The files of one machine's state folder."""
 
     state_dir: Path
+
+    def keep_private(self) -> None:
+        """Let nobody but the owner into the folder; LedgerUnavailable when it belongs to somebody else."""
+        try:
+            self.state_dir.chmod(0o700)
+        except OSError as error:
+            raise LedgerUnavailable(f"cannot change who may read {self.state_dir}: {error.strerror}") from error
 
     @property
     def ledger(self) -> Path:

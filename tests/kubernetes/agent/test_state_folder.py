@@ -84,6 +84,21 @@ def test_a_second_agent_serves_nothing_until_the_first_has_ended(machine: TestMa
     asyncio.run(run())
 
 
+def test_nobody_else_reads_the_state_of_a_node(machine: TestMachine) -> None:
+    async def run() -> None:
+        machine.tranche("gpus")
+        machine.state_dir.mkdir(exist_ok=True)
+        machine.state_dir.chmod(0o755)
+        async with api_server() as server:
+            server.put("/api/v1/nodes/n1", {"metadata": {"uid": "u1"}})
+            async with agent(machine, server) as only:
+                await only.until(lambda found: found.get("state-folder") == "ready")
+                assert machine.state_dir.stat().st_mode & 0o077 == 0
+                assert (machine.state_dir / "locks" / "agent").stat().st_mode & 0o077 == 0
+
+    asyncio.run(run())
+
+
 def test_an_agent_whose_state_folder_is_deleted_ends_since_it_works_in_files_that_nobody_else_sees(
     machine: TestMachine,
 ) -> None:
