@@ -230,6 +230,8 @@ def _board(model: Model, profiles_symbol: str | None) -> str:
         "nvlinks": electrical.nvlinks,
         "pcie_generation": electrical.pcie_generation,
         "ecc": "true",
+        "coherent": _flag(model["key"].startswith(("GH", "GB"))),
+        "row_remapping": _flag(model["arch"] != "Turing"),
         "unverified": _flag(bool(model.get("unverified"))),
     }
     if profiles_symbol is not None:

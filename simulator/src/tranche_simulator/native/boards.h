@@ -80,6 +80,8 @@ struct board {
     bool mode_change_needs_reset;
     bool mig_queries_need_mode; /* profile queries fail while MIG is off */
     bool ecc;
+    bool coherent;      /* one chip with its processor, with shared page tables */
+    bool row_remapping; /* spare rows stand in for broken ones; boards before Ampere retire pages */
     bool unverified;
     uint16_t gi_count;
     const struct gi_profile *gis;

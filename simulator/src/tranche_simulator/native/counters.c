@@ -13,6 +13,7 @@ static const char *const change_functions[CHANGE_COUNT] = {
     [CHANGE_RESET_GPU] = "trancheSimResetGpu",
     [CHANGE_SET_PERSISTENCE_MODE] = "nvmlDeviceSetPersistenceMode",
     [CHANGE_SET_COMPUTE_MODE] = "nvmlDeviceSetComputeMode",
+    [CHANGE_SET_TIMESLICE] = "trancheSimSetTimeslice",
 };
 
 _Static_assert((unsigned int)CHANGE_COUNT <= STATE_MAX_COUNTERS, "room for every counter");

@@ -30,6 +30,8 @@ static nvmlReturn_t change_setting(struct target *target, enum change_call call,
     gpu_read(target->m, target->place.gpu, &target->state);
     if (call == CHANGE_SET_PERSISTENCE_MODE) {
         target->state.persistence = value;
+    } else if (call == CHANGE_SET_TIMESLICE) {
+        target->state.timeslice = value;
     } else {
         target->state.compute_mode = value;
     }
@@ -53,6 +55,21 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode) {
     REQUIRE(mode == NVML_COMPUTEMODE_DEFAULT || mode == NVML_COMPUTEMODE_PROHIBITED ||
             mode == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS);
     return change_setting(&target, CHANGE_SET_COMPUTE_MODE, (uint8_t)mode);
+}
+
+nvmlReturn_t trancheSimGetTimeslice(nvmlDevice_t device, unsigned int *timeslice) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(timeslice != NULL);
+    *timeslice = target.state.timeslice;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t trancheSimSetTimeslice(nvmlDevice_t device, unsigned int timeslice) {
+    struct target target;
+    ENTER_GPU(device, &target);
+    REQUIRE(timeslice <= TRANCHE_SIM_LONG_TIMESLICE);
+    return change_setting(&target, CHANGE_SET_TIMESLICE, (uint8_t)timeslice);
 }
 
 /* No display is connected. */

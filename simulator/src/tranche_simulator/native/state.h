@@ -15,7 +15,7 @@
 #include "tranche_sim.h"
 
 #define STATE_MAGIC "TRNCHSIM"
-#define STATE_LAYOUT 1u
+#define STATE_LAYOUT 2u
 #define STATE_MAX_CIS 8u
 #define STATE_MAX_CLIENTS 1024u
 #define STATE_MAX_FAULTS 64u
@@ -44,6 +44,7 @@ struct gpu_state {
     uint8_t mig_pending;
     uint8_t persistence;
     uint8_t compute_mode;
+    uint8_t timeslice; /* as nvidia-smi compute-policy numbers them: 0 default, 1 short, 2 medium, 3 long */
     struct gi_state gis[BOARD_MAX_GI_IDS];
 };
 
@@ -168,6 +169,7 @@ enum change_call {
     CHANGE_RESET_GPU,
     CHANGE_SET_PERSISTENCE_MODE,
     CHANGE_SET_COMPUTE_MODE,
+    CHANGE_SET_TIMESLICE,
     CHANGE_COUNT
 };
 void count_change(machine *m, enum change_call call);

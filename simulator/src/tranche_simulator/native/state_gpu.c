@@ -14,6 +14,7 @@ static void boot(const machine *m, unsigned int gpu, struct gpu_state *state) {
     }
     memset(state->gis, 0, sizeof state->gis);
     state->compute_mode = NVML_COMPUTEMODE_DEFAULT;
+    state->timeslice = 0;
 }
 
 void gpu_apply_pending_mode(const machine *m, unsigned int gpu, struct gpu_state *state) {

@@ -98,6 +98,11 @@ NVML_API nvmlReturn_t trancheSimResetGpu(trancheSimMachine_t machine, unsigned i
 /* The same for a device handle of an initialised NVML (INVALID_ARGUMENT for a MIG device). */
 NVML_API nvmlReturn_t trancheSimResetDevice(nvmlDevice_t device);
 
+/* What `nvidia-smi compute-policy` reads and sets: 0 default, 1 short, 2 medium, 3 long. */
+#define TRANCHE_SIM_LONG_TIMESLICE 3u
+NVML_API nvmlReturn_t trancheSimGetTimeslice(nvmlDevice_t device, unsigned int *timeslice);
+NVML_API nvmlReturn_t trancheSimSetTimeslice(nvmlDevice_t device, unsigned int timeslice);
+
 /* The next `calls` calls of `function` (on `gpu`, or any) return `code`. */
 NVML_API nvmlReturn_t trancheSimInjectError(trancheSimMachine_t machine, const char *function, unsigned int code,
                                             unsigned int calls, unsigned int gpu);

@@ -19,12 +19,19 @@ int smi_help(void) {
     puts("    -L,   --list-gpus             GPUs and MIG devices with their UUIDs");
     puts("    -i,   --id=IDS                only these GPUs: index, UUID or PCI bus id, separated by commas");
     puts("    -mig, --multi-instance-gpu=M  MIG mode: 0/DISABLED, 1/ENABLED");
+    puts("    -q,   --query                 all that is known of the GPUs");
+    puts("    -d,   --display=SECTIONS      with -q, these alone: PERFORMANCE, MEMORY, COMPUTE, UTILIZATION, ECC,");
+    puts("                                  ROW_REMAPPER, TEMPERATURE, POWER, CLOCK, PIDS");
+    puts("    -pm,  --persistence-mode=M    persistence mode: 0/DISABLED, 1/ENABLED");
+    puts("    -c,   --compute-mode=M        0/DEFAULT, 2/PROHIBITED, 3/EXCLUSIVE_PROCESS");
     puts("    -r,   --gpu-reset             reset GPUs that no process uses");
     puts("    --query-gpu=FIELDS            values of the GPUs; --help-query-gpu lists the fields");
     puts("    --query-compute-apps=FIELDS   processes: timestamp, gpu_name, gpu_bus_id, gpu_serial, gpu_uuid,");
     puts("                                  pid, process_name, used_gpu_memory");
     puts("    --format=csv[,noheader][,nounits]");
     puts("    mig                           MIG instances; see nvidia-smi mig -h");
+    puts("    topo -m                       how the GPUs are connected");
+    puts("    compute-policy -l             the time slice of each GPU; --set-timeslice=0|1|2|3 changes it");
     return 0;
 }
 

@@ -32,6 +32,7 @@ static int take_value(int argc, char **argv, int *at, const ValueOption *option,
 static bool take_flag(const char *argument, SmiOptions *options) {
     if (strcmp(argument, "-L") == 0 || strcmp(argument, "--list-gpus") == 0) options->list_gpus = true;
     else if (strcmp(argument, "-r") == 0 || strcmp(argument, "--gpu-reset") == 0) options->reset = true;
+    else if (strcmp(argument, "-q") == 0 || strcmp(argument, "--query") == 0) options->report = true;
     else return false;
     return true;
 }
@@ -41,6 +42,9 @@ static int take_argument(int argc, char **argv, int *at, SmiOptions *options) {
     const ValueOption values[] = {
         {"-i", "--id", &options->gpu_ids},
         {"-mig", "--multi-instance-gpu", &options->mig_mode},
+        {"-pm", "--persistence-mode", &options->persistence},
+        {"-c", "--compute-mode", &options->compute_mode},
+        {"-d", "--display", &options->display},
         {NULL, "--format", &options->format},
         {NULL, "--query-gpu", &gpu_query},
         {NULL, "--query-compute-apps", &app_query},
@@ -67,7 +71,8 @@ int smi_parse(int argc, char **argv, SmiOptions *options) {
         if (code) return code;
     }
     int commands = options->list_gpus + options->reset + (options->mig_mode != NULL) + options->query_gpu +
-                   options->query_apps;
-    bool loose_format = options->format && !options->query;
-    return commands > 1 || loose_format ? smi_bad_combination() : 0;
+                   options->query_apps + options->report + (options->persistence != NULL) +
+                   (options->compute_mode != NULL);
+    bool loose = (options->format && !options->query) || (options->display && !options->report);
+    return commands > 1 || loose ? smi_bad_combination() : 0;
 }

@@ -48,7 +48,9 @@ typedef struct {
     const char *query;
     const char *format;
     const char *mig_mode;
-    bool list_gpus, reset, query_gpu, query_apps;
+    const char *persistence, *compute_mode;
+    const char *display; /* of -d, as typed; NULL for the whole report */
+    bool list_gpus, reset, query_gpu, query_apps, report;
 } SmiOptions;
 
 typedef enum {
@@ -100,6 +102,11 @@ int smi_list_gpus(const char *ids);
 int smi_main_table(const char *ids);
 int smi_set_mig_mode(const char *mode, const char *ids);
 int smi_reset_gpus(const char *ids);
+int smi_set_persistence(const char *mode, const char *ids);
+int smi_set_compute_mode(const char *mode, const char *ids);
+int smi_compute_policy(int argc, char **argv);
+int smi_topology(int argc, char **argv);
+int smi_report(const SmiOptions *options);
 int smi_query_gpus(const SmiOptions *options);
 int smi_query_apps(const SmiOptions *options);
 int smi_mig(int argc, char **argv);
