@@ -38,7 +38,7 @@ def acquire(host: Host, request: Request = SLICE, **options: object) -> Held:
 
 
 def tries(host: Host) -> int:
-    return [event.kind for event in host.events()].count("Undone")
+    return [event.name for event in host.events()].count("Undone")
 
 
 def gpu_of(held: Held) -> str:

@@ -39,7 +39,7 @@ def test_what_another_program_disturbed_is_decided_again(a100: Node) -> None:
         a100.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", IN_USE, calls=1)
         held = acquire(host)
         assert [allocation.id for allocation in host.view().allocations] == [held.allocation.id]
-        assert [event.kind for event in host.events()].count("Undone") == 1
+        assert [event.name for event in host.events()].count("Undone") == 1
 
 
 @isolated

@@ -19,7 +19,7 @@ from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, 
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.node import records, register
+from tranche.node import chronicle, records, register
 from tranche.node.ledger import Ledger
 from tranche.node.schema import SCHEMA_VERSION
 
@@ -78,14 +78,14 @@ def test_what_was_written_is_there_for_the_next_process(tmp_path: Path) -> None:
 def test_many_processes_may_make_the_ledger_at_once(tmp_path: Path) -> None:
     def write(number: int) -> None:
         with Ledger(tmp_path / "ledger.db").write() as db:
-            records.add_event(db, 0.0, "Test", str(number))
+            chronicle.released(db, 0.0, "", str(number))
 
     children = [Child(lambda number=number: write(number)) for number in range(12)]  # type: ignore[misc]
     for child in children:
         child.result()
     ledger = Ledger(tmp_path / "ledger.db")
     with ledger.read() as db:
-        assert sorted(int(event.message) for event in records.events(db)) == list(range(12))
+        assert sorted(int(event.message) for event in chronicle.events(db)) == list(range(12))
     ledger.close()
 
 
@@ -128,7 +128,7 @@ def test_a_truncated_ledger_is_corrupt(tmp_path: Path) -> None:
     ledger = Ledger(path)
     with ledger.write() as db:
         for number in range(500):
-            records.add_event(db, 0.0, "Test", f"{number} " * 20)
+            chronicle.released(db, 0.0, "", f"{number} " * 20)
     ledger.close()
     size = path.stat().st_size
     with path.open("r+b") as file:
@@ -139,7 +139,7 @@ def test_a_truncated_ledger_is_corrupt(tmp_path: Path) -> None:
         try:
             ledger.check()
             with ledger.read() as db:
-                records.events(db)
+                chronicle.events(db)
         finally:
             ledger.close()
 
@@ -152,7 +152,7 @@ def test_a_damaged_page_is_found_by_check(tmp_path: Path) -> None:
     ledger = Ledger(path)
     with ledger.write() as db:
         for number in range(200):
-            records.add_event(db, 0.0, "Test", f"{number} " * 20)
+            chronicle.released(db, 0.0, "", f"{number} " * 20)
     ledger.close()
     page_size = 4096
     with path.open("r+b") as file:
@@ -193,7 +193,7 @@ def test_a_read_only_folder_is_refused_with_its_own_error(public_folder: Path, e
         try:
             ledger = Ledger(folder / "ledger.db")
             with ledger.write() as db:
-                records.add_event(db, 0.0, "Test", "")
+                chronicle.released(db, 0.0, "", "")
         except TrancheError as error:
             return type(error).__name__, error.exit_code
         return "nothing", 0
@@ -210,13 +210,13 @@ def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
 
     def write_and_fail() -> None:
         with ledger.write() as db:
-            records.add_event(db, 0.0, "Test", "gone")
+            chronicle.released(db, 0.0, "", "gone")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         write_and_fail()
     with ledger.read() as db:
-        assert records.events(db) == ()
+        assert chronicle.events(db) == ()
     ledger.close()
 
 
@@ -225,14 +225,14 @@ def test_a_killed_writer_leaves_nothing(tmp_path: Path) -> None:
 
     def die_writing() -> None:
         with Ledger(tmp_path / "ledger.db").write() as db:
-            records.add_event(db, 0.0, "Test", "gone")
+            chronicle.released(db, 0.0, "", "gone")
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert Child(die_writing).wait() == -signal.SIGKILL
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.check()
     with ledger.read() as db:
-        assert records.events(db) == ()
+        assert chronicle.events(db) == ()
     ledger.close()
 
 
@@ -254,16 +254,16 @@ def test_an_interrupt_while_another_process_writes_leaves_the_ledger_usable(tmp_
         (tmp_path / "ready").touch()
         try:
             with ledger.write() as db:
-                records.add_event(db, 0.0, "Test", "interrupted")
+                chronicle.released(db, 0.0, "", "interrupted")
         except Interrupted:
             with ledger.write() as db:
-                records.add_event(db, 0.0, "Test", "cleaned up")
+                chronicle.released(db, 0.0, "", "cleaned up")
             return "cleaned up"
         return "not interrupted"
 
     def keep_it_busy() -> None:
         with Ledger(path).write() as db:
-            records.add_event(db, 0.0, "Test", "first")
+            chronicle.released(db, 0.0, "", "first")
             (tmp_path / "busy").touch()
             wait_for(tmp_path / "go")
 
@@ -278,7 +278,7 @@ def test_an_interrupt_while_another_process_writes_leaves_the_ledger_usable(tmp_
     assert child.result() == "cleaned up"
     ledger = Ledger(path)
     with ledger.read() as db:
-        assert [event.message for event in records.events(db)] == ["first", "cleaned up"]
+        assert [event.message for event in chronicle.events(db)] == ["first", "cleaned up"]
     ledger.close()
 
 
@@ -330,8 +330,8 @@ def test_transactions_of_threads_take_turns(tmp_path: Path) -> None:
     def count_up() -> None:
         for _ in range(20):
             with ledger.write() as db:
-                last = records.events(db, last=1)
-                records.add_event(db, 0.0, "Count", str(int(last[0].message) + 1 if last else 1))
+                last = chronicle.events(db, last=1)
+                chronicle.released(db, 0.0, "", str(int(last[0].message) + 1 if last else 1))
 
     threads = [threading.Thread(target=count_up) for _ in range(5)]
     for thread in threads:
@@ -339,7 +339,7 @@ def test_transactions_of_threads_take_turns(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     with ledger.read() as db:
-        assert records.events(db, last=1)[0].message == "100"
+        assert chronicle.events(db, last=1)[0].message == "100"
     ledger.close()
 
 

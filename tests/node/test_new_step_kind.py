@@ -155,7 +155,7 @@ def test_it_is_planned_encoded_carried_out_and_told(cut: Node) -> None:
         assert cuts_of(host.view().node) == cuts_of(foreseen.node)
         assert host.view().owned == foreseen.owned
         assert sorted(instance.placement.start for instance in one(host).instances) == [0, 1, 4]
-        (told,) = [event for event in host.events() if event.kind == "MoveInstance"]
+        (told,) = [event for event in host.events() if event.name == "MoveInstance"]
         assert told.message == "GPU 0: move 1g.5gb from 1:1 to 4:1"
 
 

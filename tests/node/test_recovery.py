@@ -51,7 +51,7 @@ def run_to_death(node: Node, work: Callable[[Host], None]) -> None:
 
 
 def kinds(host: Host) -> list[str]:
-    return [event.kind for event in host.events()]
+    return [event.name for event in host.events()]
 
 
 def die_at(word: str) -> Callable[[GpuState, Step], None]:
@@ -216,7 +216,7 @@ def test_a_dead_allocation_leaves_its_instance_idle(a100: Node) -> None:
             assert set(view.owned) == {view.node.gpus[0].key(each) for each in view.node.gpus[0].instances}
             last = host.events(last=1)[0]
             locks = list((a100.state_dir / "locks" / "allocations").iterdir())
-            return len(view.allocations), profiles, last.kind, locks
+            return len(view.allocations), profiles, last.name, locks
 
     assert in_child(clear) == (0, ["1g.5gb"], "Released", [])
 
@@ -371,7 +371,7 @@ def test_a_restart_of_the_machine_frees_everything_and_forgets_the_instances(tmp
         with node.host() as host:
             host.change(lambda view: Plan("nothing"))
             view = host.view()
-            left = [event.kind for event in host.events() if event.kind == "UndoIncomplete"]
+            left = [event.name for event in host.events() if event.kind == "UndoIncomplete"]
             instances = sum(len(gpu.instances) for gpu in view.node)
             modes = [gpu.mode for gpu in view.node]
             return modes, instances, len(view.allocations), len(view.owned), len(host.waiters()), left

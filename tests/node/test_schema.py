@@ -16,7 +16,7 @@ from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, P
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import InstanceKey
-from tranche.node import records, register, schema
+from tranche.node import chronicle, records, register, schema
 from tranche.node.ledger import Ledger
 
 FORMAT_1 = Path(__file__).parent / "ledgers" / "format1.sql"
@@ -190,7 +190,7 @@ def test_a_ledger_of_format_1_is_migrated_and_a_copy_is_kept(tmp_path: Path) -> 
         assert register.holder_of_room(db, first.grants[0].slot, but="") == "aaaa0001"
         assert register.holder_on_gpu(db, "GPU-1", but="") == "aaaa0002"
         assert [each.id for each in records.waiters(db)] == ["bbbb0001"]
-        assert [each.message for each in records.events(db)] == ["it was granted"]
+        assert [each.message for each in chronicle.events(db)] == ["it was granted"]
         assert len(records.owned_instances(db)) == 1
         assert db.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)
     ledger.check()

@@ -12,7 +12,8 @@ from tranche.cli.output import one_line, print_json
 from tranche.cli.runtime import state_dir
 from tranche.cli.settings import API_VERSION, Settings, TrancheCommand, output_option
 from tranche.cli.streams import pause
-from tranche.node import records
+from tranche.core.events import Event, event_data_to_dict
+from tranche.node import chronicle
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
 
@@ -34,8 +35,8 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
     ledger = Ledger(Places(state_dir(settings)).ledger)
     try:
         with ledger.read() as db:
-            found = records.events(db, last=last)
-            newest = records.events(db, last=1)
+            found = chronicle.events(db, last=last)
+            newest = chronicle.events(db, last=1)
         if output == "json" and not follow:
             print_json("EventList", events=[_document(event) for event in found])
             return
@@ -44,14 +45,14 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
         while follow:
             pause(_FOLLOW_SECONDS)
             with ledger.read() as db:
-                found = records.events(db, after=position)
+                found = chronicle.events(db, after=position)
             _print(found, output)
             position = found[-1].position if found else position
     finally:
         ledger.close()
 
 
-def _print(found: tuple[records.Event, ...], output: str) -> None:
+def _print(found: tuple[Event, ...], output: str) -> None:
     for event in found:
         if output == "json":
             click.echo(json.dumps({"apiVersion": API_VERSION, "kind": "Event", **_document(event)}))
@@ -59,17 +60,19 @@ def _print(found: tuple[records.Event, ...], output: str) -> None:
             click.echo(_line(event))
 
 
-def _line(event: records.Event) -> str:
+def _line(event: Event) -> str:
     about = event.allocation_id or event.gpu_uuid or "-"
-    return f"{describe.local_time(event.time)}  {event.kind:<15}  {about:<8}  {one_line(event.message)}"
+    return f"{describe.local_time(event.time)}  {event.name:<15}  {about:<8}  {one_line(event.message)}"
 
 
-def _document(event: records.Event) -> dict[str, Any]:
+def _document(event: Event) -> dict[str, Any]:
     return {
         "position": event.position,
         "time": describe.timestamp(event.time),
-        "type": event.kind,
+        "type": event.name,
         "gpuUUID": event.gpu_uuid or None,
         "allocationId": event.allocation_id or None,
         "message": event.message,
+        "cause": event.cause,
+        "data": None if event.data is None else event_data_to_dict(event.data),
     }

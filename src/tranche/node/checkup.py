@@ -19,7 +19,7 @@ from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import GpuState, NodeState
-from tranche.node import records
+from tranche.node import chronicle, records
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
 from tranche.node.state_folder import try_file, try_state_folder
@@ -120,7 +120,7 @@ class _TakenBack(Exception):
 def _rehearse(ledger: Ledger) -> None:
     with contextlib.suppress(_TakenBack), ledger.write() as db:
         records.add_waiter(db, "doctor", Request(WholeGpus(1)), created=0.0, command="", pid=0)
-        records.add_event(db, 0.0, "Granted", "")
+        chronicle.released(db, 0.0, "doctor", "")
         raise _TakenBack
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState, InstanceKey
 from tranche.hardware.driver import Driver
-from tranche.node import journal
+from tranche.node import chronicle, journal
 from tranche.node.acts import BUILT_IN
 from tranche.node.guards import Guards
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
-from tranche.node.records import add_event, disown_instances, own_instance, owned_instances
+from tranche.node.records import disown_instances, own_instance, owned_instances
 from tranche.node.repertoire import Repertoire, Tools
 from tranche.planning.steps import BuiltInStep, Step
 from tranche.planning.undo import StepRecord, undo_steps
@@ -90,7 +90,7 @@ class Executor:
         if errors:
             with self._ledger.write() as db:
                 for error in errors:
-                    add_event(db, self._clock(), "UndoIncomplete", error.message, allocation_id=allocation_id)
+                    chronicle.undo_incomplete(db, self._clock(), plan_id, error, allocation_id=allocation_id)
 
     def _holding(self, records: Sequence[StepRecord]) -> ExitStack:
         """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other.
@@ -169,14 +169,7 @@ class Executor:
         with self._ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)
             _record_ownership(db, step.ownership(before))
-            add_event(
-                db,
-                self._clock(),
-                step.action,
-                f"{gpu.label}: {step}",
-                gpu_uuid=gpu.uuid,
-                allocation_id=allocation_id,
-            )
+            chronicle.step_done(db, self._clock(), plan_id, step, gpu, allocation_id=allocation_id)
         self._boundary()
         return gpu
 

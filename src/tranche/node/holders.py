@@ -14,7 +14,7 @@ from tranche.core.allocation import Allocation, Grant, Phase
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import Keeper
 from tranche.core.request import Request
-from tranche.node import journal, records, register
+from tranche.node import chronicle, journal, register
 from tranche.node.ledger import Ledger
 from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
 from tranche.planning.undo import StepStatus
@@ -69,8 +69,7 @@ class Holders:
                 try:
                     add_or_refuse(db, allocation)
                 except GpuBusy as error:
-                    message = f"{allocation.keeper} is said to have what another holds: {error.message}"
-                    records.add_event(db, self.clock(), "HeldTwice", message)
+                    chronicle.held_twice(db, self.clock(), allocation, error)
             settled = register.allocations(db)
         self._boundary()
         return settled

@@ -20,7 +20,7 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheE
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
 from tranche.hardware.driver import Driver
-from tranche.node import journal, records, register
+from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_held
@@ -35,6 +35,7 @@ from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
 if TYPE_CHECKING:
+    from tranche.core.events import Event
     from tranche.planning.allocate import Decision, Granted, Waiting
 
 
@@ -120,10 +121,10 @@ class Host:
         with self.ledger.read() as db:
             return records.waiters(db)
 
-    def events(self, *, after: int = 0, last: int | None = None) -> tuple[records.Event, ...]:
+    def events(self, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
         """What happened, oldest first."""
         with self.ledger.read() as db:
-            return records.events(db, after=after, last=last)
+            return chronicle.events(db, after=after, last=last)
 
     def change(self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress) -> Plan:
         """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out.
@@ -141,7 +142,7 @@ class Host:
             with self.ledger.write() as db:
                 _refuse_held(db, view, plan, "")
                 journal.open_plan(db, plan_id, plan, session=self._session[0], created=self._clock())
-                records.add_event(db, self._clock(), "ChangeBegun", plan.purpose)
+                chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
             self._boundary()
         self._carry_out(plan_id, "", progress)
         return plan
@@ -184,7 +185,7 @@ class Host:
         with self.ledger.write() as db:
             if not records.remove_waiter(db, waiter_id):
                 return False
-            records.add_event(db, self._clock(), "Cancelled", f"the waiting request {waiter_id} was cancelled")
+            chronicle.cancelled(db, self._clock(), waiter_id)
         self._boundary()
         return True
 
@@ -224,8 +225,9 @@ class Host:
                 raise
         with self.ledger.write() as db:
             register.activate_allocation(db, held.allocation.id)
-            message = f"{waiter.request}: {decision.note}"
-            records.add_event(db, self._clock(), "Granted", message, allocation_id=held.allocation.id)
+            chronicle.granted(
+                db, self._clock(), held.allocation, plan_id=plan_id, waiter_id=waiter.id, note=decision.note
+            )
         self._boundary()
         ticket.lock.release(remove=True)
         return held
@@ -281,7 +283,7 @@ class Host:
                 raise AllocationUnknown(
                     f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
                 )
-            records.add_event(db, self._clock(), "Released", why, allocation_id=allocation_id)
+            chronicle.released(db, self._clock(), allocation_id, why)
         self._boundary()
         self.places.allocation(allocation_id).unlink(missing_ok=True)
 
@@ -303,7 +305,7 @@ class Host:
             with self.ledger.write() as db:
                 journal.close_plan(db, plan_id, journal.PlanStatus.UNDONE)
                 register.remove_allocation(db, allocation_id)
-                records.add_event(db, self._clock(), "Undone", str(error), allocation_id=allocation_id)
+                chronicle.undone(db, self._clock(), plan_id, error, allocation_id=allocation_id)
             raise
         with self.ledger.write() as db:
             journal.close_plan(db, plan_id, journal.PlanStatus.DONE)

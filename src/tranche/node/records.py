@@ -1,4 +1,4 @@
-"""What the ledger knows beside the register of holders, as typed values: owned instances, waiters and events.
+"""What the ledger knows beside the register of holders, as typed values: owned instances and waiters.
 
 Every function takes the connection of an open ledger transaction, so that a caller can combine several in one.
 """
@@ -16,8 +16,6 @@ from tranche.core.request import Request
 from tranche.core.state import InstanceKey
 from tranche.core.wire import request_from_dict, request_to_dict
 
-_KEPT_EVENTS = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
@@ -29,18 +27,6 @@ class Waiter:
     created: float
     command: str
     pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened; `time` is seconds since the epoch, empty strings where a field does not apply."""
-
-    position: int
-    time: float
-    kind: str
-    gpu_uuid: str
-    allocation_id: str
-    message: str
 
 
 def owned_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:
@@ -105,24 +91,3 @@ def waiters(db: sqlite3.Connection) -> tuple[Waiter, ...]:
     """The queue, first come first."""
     rows = db.execute("SELECT position, id, request, created, command, pid FROM waiters ORDER BY position")
     return tuple(Waiter(row[0], row[1], request_from_dict(json.loads(row[2])), row[3], row[4], row[5]) for row in rows)
-
-
-def add_event(
-    db: sqlite3.Connection, time: float, kind: str, message: str, *, gpu_uuid: str = "", allocation_id: str = ""
-) -> None:
-    """Record something that happened; the oldest events beyond 10,000 are dropped."""
-    cursor = db.execute(
-        "INSERT INTO events (time, kind, gpu_uuid, allocation_id, message) VALUES (?, ?, ?, ?, ?)",
-        (time, kind, gpu_uuid, allocation_id, message),
-    )
-    db.execute("DELETE FROM events WHERE position <= ?", ((cursor.lastrowid or 0) - _KEPT_EVENTS,))
-
-
-def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
-    """Events after a position, oldest first; with `last`, only so many of the newest."""
-    rows = db.execute(
-        "SELECT position, time, kind, gpu_uuid, allocation_id, message FROM events WHERE position > ? "
-        "ORDER BY position DESC LIMIT ?",
-        (after, -1 if last is None else min(last, _KEPT_EVENTS)),
-    )
-    return tuple(Event(*row) for row in reversed(rows.fetchall()))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.keeper import ClaimKeeper, Life, PodKeeper, ProcessKeeper
-from tranche.node import journal, records, register
+from tranche.node import chronicle, journal, records, register
 from tranche.node.executor import Executor
 from tranche.node.keeping import Remains, remains_of
 from tranche.node.ledger import Ledger
@@ -84,11 +84,10 @@ class Recovery:
         gone, heir = remains.life is Life.GONE, remains.heir
         with self._ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
-                records.add_event(db, self._clock(), "Released", why, allocation_id=allocation_id)
+                chronicle.released(db, self._clock(), allocation_id, why)
             elif heir is not None and heir.keeper != allocation.keeper:
                 register.set_keeper(db, allocation_id, heir.keeper)
-                message = f"its command has ended; pid {heir.pid}, which came of it, keeps it"
-                records.add_event(db, self._clock(), "Kept", message, allocation_id=allocation_id)
+                chronicle.kept(db, self._clock(), allocation_id, heir.pid)
         if gone:
             self._places.allocation(allocation_id).unlink(missing_ok=True)
         return remains
@@ -104,8 +103,7 @@ class Recovery:
         with self._ledger.write() as db:
             journal.close_plan(db, plan.id, journal.PlanStatus.UNDONE)
             register.remove_allocation(db, plan.allocation_id)
-            message = f"'{plan.purpose}' was interrupted and has been undone"
-            records.add_event(db, self._clock(), "Recovered", message, allocation_id=plan.allocation_id)
+            chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
         if plan.allocation_id:
             self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
 

@@ -1,0 +1,215 @@
+"""What can happen on a machine: an enumeration of kinds, with typed data for each.
+
+An event says what caused it: the position of an earlier event, where there is one; its allocation and its plan are in the event
+and its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from tranche.core.allocation import Grant
+from tranche.core.keeper import Keeper
+from tranche.core.request import Request
+from tranche.core.wire import (
+    grant_from_dict,
+    grant_to_dict,
+    keeper_from_dict,
+    keeper_to_dict,
+    request_from_dict,
+    request_to_dict,
+)
+
+
+class EventKind(StrEnum):
+    """The kinds. People read a step that was done under the name of the step's own kind; OTHER is of a newer version."""
+
+    CHANGE_BEGUN = "ChangeBegun"
+    STEP_DONE = "StepDone"
+    GRANTED = "Granted"
+    CANCELLED = "Cancelled"
+    KEPT = "Kept"
+    HELD_TWICE = "HeldTwice"
+    RELEASED = "Released"
+    UNDONE = "Undone"
+    UNDO_INCOMPLETE = "UndoIncomplete"
+    RECOVERED = "Recovered"
+    OTHER = "Other"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBegun:
+    """A declared change was decided, and its plan begins."""
+
+    kind: ClassVar = EventKind.CHANGE_BEGUN
+    plan_id: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step of a plan was carried out; `step` is the step as JSON data, and its `action` the name of its kind."""
+
+    kind: ClassVar = EventKind.STEP_DONE
+    plan_id: str
+    step: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A request got its share. `waiter_id` was its place in the queue, `plan_id` is empty when nothing had to be cut."""
+
+    kind: ClassVar = EventKind.GRANTED
+    plan_id: str
+    waiter_id: str
+    request: Request
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A waiting request was taken out of the queue by somebody else than its own process."""
+
+    kind: ClassVar = EventKind.CANCELLED
+    waiter_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A process that came of the command has the share now."""
+
+    kind: ClassVar = EventKind.KEPT
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTwice:
+    """Somebody is said to hold what another holds by the register, and is not believed."""
+
+    kind: ClassVar = EventKind.HELD_TWICE
+    keeper: Keeper
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A share was given back."""
+
+    kind: ClassVar = EventKind.RELEASED
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A plan failed and was undone; `reason` is the error's word, `failed_gpu` the UUID of the GPU on which it failed."""
+
+    kind: ClassVar = EventKind.UNDONE
+    plan_id: str
+    reason: str
+    failed_gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class UndoIncomplete:
+    """Something that a plan did could not be put back; `reason` is the error's word."""
+
+    kind: ClassVar = EventKind.UNDO_INCOMPLETE
+    plan_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """An interrupted plan of a dead process was undone."""
+
+    kind: ClassVar = EventKind.RECOVERED
+    plan_id: str
+    purpose: str
+
+
+EventData = (
+    ChangeBegun | StepDone | Granted | Cancelled | Kept | HeldTwice | Released | Undone | UndoIncomplete | Recovered
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; `time` is seconds since the epoch, empty strings where a field does not apply.
+
+    `name` is the word for people. `cause` is the position of the event that led to it. `data` is None in what a version of
+    Tranche wrote that recorded none, or that knows kinds which this one does not.
+    """
+
+    position: int
+    time: float
+    name: str
+    gpu_uuid: str
+    allocation_id: str
+    message: str
+    cause: int | None = None
+    data: EventData | None = None
+
+    @property
+    def kind(self) -> EventKind:
+        """What happened."""
+        if self.data is not None:
+            return self.data.kind
+        return EventKind(self.name) if self.name in list(EventKind) else EventKind.OTHER
+
+
+def event_name(data: EventData) -> str:
+    """The word for people: the name of the kind, and for a step that of the step's own kind."""
+    return str(data.step["action"]) if isinstance(data, StepDone) else str(data.kind)
+
+
+def event_data_to_dict(data: EventData) -> dict[str, Any]:
+    """The data as JSON data."""
+    match data:
+        case ChangeBegun(plan_id, purpose) | Recovered(plan_id, purpose):
+            return {"planId": plan_id, "purpose": purpose}
+        case StepDone(plan_id, step):
+            return {"planId": plan_id, "step": dict(step)}
+        case Granted(plan_id, waiter_id, request, grants):
+            asked, given = request_to_dict(request), [grant_to_dict(grant) for grant in grants]
+            return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given}
+        case Cancelled(waiter_id):
+            return {"waiterId": waiter_id}
+        case Kept(pid):
+            return {"pid": pid}
+        case HeldTwice(keeper, grants):
+            return {"keeper": keeper_to_dict(keeper), "grants": [grant_to_dict(grant) for grant in grants]}
+        case Released(why):
+            return {"why": why}
+        case Undone(plan_id, reason, failed_gpu):
+            return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
+        case UndoIncomplete(plan_id, reason):
+            return {"planId": plan_id, "reason": reason}
+
+
+def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None:
+    """The data that event_data_to_dict wrote for an event of that name; None when it is of an unknown kind."""
+    match name:
+        case EventKind.CHANGE_BEGUN:
+            return ChangeBegun(data["planId"], data["purpose"])
+        case EventKind.GRANTED:
+            grants = tuple(map(grant_from_dict, data["grants"]))
+            return Granted(data["planId"], data["waiterId"], request_from_dict(data["request"]), grants)
+        case EventKind.CANCELLED:
+            return Cancelled(data["waiterId"])
+        case EventKind.KEPT:
+            return Kept(data["pid"])
+        case EventKind.HELD_TWICE:
+            return HeldTwice(keeper_from_dict(data["keeper"]), tuple(map(grant_from_dict, data["grants"])))
+        case EventKind.RELEASED:
+            return Released(data["why"])
+        case EventKind.UNDONE:
+            return Undone(data["planId"], data["reason"], data["failedGpu"])
+        case EventKind.UNDO_INCOMPLETE:
+            return UndoIncomplete(data["planId"], data["reason"])
+        case EventKind.RECOVERED:
+            return Recovered(data["planId"], data["purpose"])
+        case _:
+            return StepDone(data["planId"], data["step"]) if "step" in data else None

@@ -1,0 +1,157 @@
+"""The ledger's events: every kind has a function that writes it, with its data, its words and what caused it.
+
+Every function takes the connection of an open ledger transaction; `time` is seconds since the epoch. Commands that only look
+write no event and start faster without the types of events, which are imported where one is written or read.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING
+
+from tranche.core.allocation import Allocation
+from tranche.core.errors import TrancheError
+from tranche.core.state import GpuState
+from tranche.planning.steps import Step
+
+if TYPE_CHECKING:
+    from tranche.core.events import Event, EventData
+
+_KEPT = 10_000
+
+
+def change_begun(db: sqlite3.Connection, time: float, plan_id: str, purpose: str) -> None:
+    """A declared change was decided."""
+    from tranche.core.events import ChangeBegun
+
+    _write(db, time, ChangeBegun(plan_id, purpose), purpose)
+
+
+def step_done(
+    db: sqlite3.Connection, time: float, plan_id: str, step: Step, gpu: GpuState, *, allocation_id: str
+) -> None:
+    """A step was carried out."""
+    from tranche.core.events import StepDone
+
+    message = f"{gpu.label}: {step}"
+    cause = _begin_of(db, plan_id)
+    _write(db, time, StepDone(plan_id, step.to_dict()), message, cause, gpu_uuid=gpu.uuid, allocation_id=allocation_id)
+
+
+def granted(
+    db: sqlite3.Connection, time: float, allocation: Allocation, *, plan_id: str, waiter_id: str, note: str
+) -> None:
+    """A request got its share; `note` says how."""
+    from tranche.core.events import Granted
+
+    data = Granted(plan_id, waiter_id, allocation.request, allocation.grants)
+    _write(db, time, data, f"{allocation.request}: {note}", allocation_id=allocation.id)
+
+
+def cancelled(db: sqlite3.Connection, time: float, waiter_id: str) -> None:
+    """A request was taken out of the queue."""
+    from tranche.core.events import Cancelled
+
+    _write(db, time, Cancelled(waiter_id), f"the waiting request {waiter_id} was cancelled")
+
+
+def kept(db: sqlite3.Connection, time: float, allocation_id: str, pid: int) -> None:
+    """A process that came of an allocation's command keeps the share."""
+    from tranche.core.events import Kept
+
+    message = f"its command has ended; pid {pid}, which came of it, keeps it"
+    _write(db, time, Kept(pid), message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+
+
+def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, error: TrancheError) -> None:
+    """An allocation was not added, because another one holds what it names."""
+    from tranche.core.events import HeldTwice
+
+    message = f"{allocation.keeper} is said to have what another holds: {error.message}"
+    _write(db, time, HeldTwice(allocation.keeper, allocation.grants), message)
+
+
+def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str) -> None:
+    """A share was given back."""
+    from tranche.core.events import Released
+
+    _write(db, time, Released(why), why, _grant_of(db, allocation_id), allocation_id=allocation_id)
+
+
+def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str) -> None:
+    """A plan failed and was undone."""
+    from tranche.core.events import Undone
+
+    data = Undone(plan_id, error.reason, error.gpu_uuid)
+    _write(db, time, data, str(error), _begin_of(db, plan_id), allocation_id=allocation_id)
+
+
+def undo_incomplete(
+    db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str
+) -> None:
+    """Something could not be put back."""
+    from tranche.core.events import UndoIncomplete
+
+    data = UndoIncomplete(plan_id, error.reason)
+    _write(db, time, data, error.message, _begin_of(db, plan_id), allocation_id=allocation_id)
+
+
+def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *, allocation_id: str) -> None:
+    """An interrupted plan was undone."""
+    from tranche.core.events import Recovered
+
+    message = f"'{purpose}' was interrupted and has been undone"
+    _write(db, time, Recovered(plan_id, purpose), message, _begin_of(db, plan_id), allocation_id=allocation_id)
+
+
+def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
+    """Events after a position, oldest first; with `last`, only so many of the newest."""
+    from tranche.core.events import Event, event_data_from_dict
+
+    rows = db.execute(
+        "SELECT position, time, kind, gpu_uuid, allocation_id, message, cause, data FROM events WHERE position > ? "
+        "ORDER BY position DESC LIMIT ?",
+        (after, -1 if last is None else min(last, _KEPT)),
+    ).fetchall()
+    found = []
+    for position, when, name, gpu_uuid, allocation_id, message, cause, text in reversed(rows):
+        data = None if text is None else event_data_from_dict(name, json.loads(text))
+        found.append(Event(position, when, name, gpu_uuid, allocation_id, message, cause, data))
+    return tuple(found)
+
+
+def _write(
+    db: sqlite3.Connection,
+    time: float,
+    data: EventData,
+    message: str,
+    cause: int | None = None,
+    *,
+    gpu_uuid: str = "",
+    allocation_id: str = "",
+) -> None:
+    """Record something that happened; the oldest events beyond 10,000 are dropped."""
+    from tranche.core.events import event_data_to_dict, event_name
+
+    cursor = db.execute(
+        "INSERT INTO events (time, kind, gpu_uuid, allocation_id, message, cause, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (time, event_name(data), gpu_uuid, allocation_id, message, cause, json.dumps(event_data_to_dict(data))),
+    )
+    db.execute("DELETE FROM events WHERE position <= ?", ((cursor.lastrowid or 0) - _KEPT,))
+
+
+def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
+    """The event with which that plan began; a request's plan begins with none."""
+    row = db.execute(
+        "SELECT max(position) FROM events WHERE kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?", (plan_id,)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _grant_of(db: sqlite3.Connection, allocation_id: str) -> int | None:
+    """The event with which that allocation was granted."""
+    row = db.execute(
+        "SELECT max(position) FROM events WHERE kind = 'Granted' AND allocation_id = ?", (allocation_id,)
+    ).fetchone()
+    return None if row is None else row[0]

@@ -1,0 +1,73 @@
+"""Events: every kind has data of its own, which survives being written down."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+
+from tests.strategies import node_views, requests
+from tranche.core.allocation import NodeView
+from tranche.core.events import (
+    Cancelled,
+    ChangeBegun,
+    Event,
+    EventData,
+    EventKind,
+    Granted,
+    HeldTwice,
+    Kept,
+    Recovered,
+    Released,
+    StepDone,
+    UndoIncomplete,
+    Undone,
+    event_data_from_dict,
+    event_data_to_dict,
+    event_name,
+)
+from tranche.core.keeper import PodKeeper
+from tranche.core.request import Request
+
+STEP = StepDone("p", {"action": "ResetGpu", "gpu": "GPU-0"})
+
+
+def some(view: NodeView, request: Request) -> list[EventData]:
+    """One of each kind."""
+    grants = tuple(grant for allocation in view.allocations for grant in allocation.grants)
+    return [
+        ChangeBegun("p", "layout x"),
+        STEP,
+        Granted("", "w", request, grants),
+        Cancelled("w"),
+        Kept(7),
+        HeldTwice(PodKeeper("nvidia.com/gpu", "default", "a"), grants),
+        Released("ended"),
+        Undone("p", "HardwareError", "GPU-0"),
+        UndoIncomplete("p", "GpuBusy"),
+        Recovered("p", "layout x"),
+    ]
+
+
+@given(node_views(), requests())
+def test_the_data_of_every_kind_survives_being_written_down(view: NodeView, request: Request) -> None:
+    found = some(view, request)
+    assert {type(each) for each in found} == set(get_args(EventData))
+    for data in found:
+        assert event_data_from_dict(event_name(data), event_data_to_dict(data)) == data
+
+
+def test_every_kind_but_the_unknown_one_has_data() -> None:
+    assert {each.kind for each in get_args(EventData)} == set(EventKind) - {EventKind.OTHER}
+
+
+def test_a_step_is_called_by_its_own_kind() -> None:
+    assert event_name(STEP) == "ResetGpu"
+    assert Event(1, 0.0, "ResetGpu", "GPU-0", "", "GPU 0: reset", None, STEP).kind is EventKind.STEP_DONE
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Granted", EventKind.GRANTED), ("Sung", EventKind.OTHER)])
+def test_an_event_without_data_is_told_by_its_name(name: str, kind: EventKind) -> None:
+    assert Event(1, 0.0, name, "", "", "").kind is kind
+    assert event_data_from_dict("Sung", {"key": "d"}) is None
