@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,12 +97,31 @@ def test_56_of_100_pods_run_in_56_slices_and_then_three_sizes_at_once(
         cluster.apply(deployment("medium", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-2g.10gb": 1}))
         cluster.apply(deployment("large", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-3g.20gb": 1}))
         wait_for_pods(cluster, namespace, Running=32, Pending=28)
-        running = [
-            each["metadata"]["labels"]["app"]
-            for each in pods_in(cluster, namespace)
-            if each["status"]["phase"] == "Running"
-        ]
-        assert {name: running.count(name) for name in set(running)} == {"small": 16, "medium": 8, "large": 8}
+        assert _running(cluster, namespace) == {"small": 16, "medium": 8, "large": 8}
+        assert len(set(first_lines(cluster, namespace).values())) == 32
+
+
+@pytest.mark.parametrize("turn", range(int(os.environ.get("TRANCHE_BACKLOG_TURNS", "1"))))
+def test_over_a_backlog_three_sizes_come_about_when_the_pods_are_deleted(
+    cluster: Cluster, p4d: Node, namespace: str, turn: int
+) -> None:
+    """56 of 70 small pods run; then another layout, the other two sizes, and all small pods deleted once: no more is done."""
+    with managed(cluster, p4d):
+        label(cluster, p4d, "all-1g.5gb")
+        wait_for_slices(cluster, p4d, mig_1g_5gb=56)
+        cluster.apply(deployment("small", namespace, 70, script=SHOW_DEVICES, limits={"nvidia.com/mig-1g.5gb": 1}))
+        wait_for_pods(cluster, namespace, Running=56, Pending=14)
+        label(cluster, p4d, "all-balanced")
+        wait_for_state(cluster, p4d, "pending", "GpuBusy")
+        cluster.apply(deployment("medium", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-2g.10gb": 1}))
+        cluster.apply(deployment("large", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-3g.20gb": 1}))
+        cluster.kubectl(
+            "delete", "pods", "--selector=app=small", "--namespace", namespace, "--grace-period=1", "--wait=false"
+        )
+        wait_for_state(cluster, p4d, "success")
+        wait_for_slices(cluster, p4d, mig_1g_5gb=16, mig_2g_10gb=8, mig_3g_20gb=8)
+        wait_for_pods(cluster, namespace, Running=32, Pending=78)
+        assert _running(cluster, namespace) == {"small": 16, "medium": 8, "large": 8}
         assert len(set(first_lines(cluster, namespace).values())) == 32
 
 
@@ -217,6 +238,15 @@ def test_operand_labels_are_paused_for_the_cut_and_never_left_so(cluster: Cluste
             assert "operands-paused" not in managed_fields
         finally:
             cluster.kubectl("label", "node", p4d.name, f"{operand}-")
+
+
+def _running(cluster: Cluster, namespace: str) -> Counter[str]:
+    """How many pods of each deployment run."""
+    return Counter(
+        each["metadata"]["labels"]["app"]
+        for each in pods_in(cluster, namespace)
+        if each["status"]["phase"] == "Running"
+    )
 
 
 def _claims(cluster: Cluster, node: Node) -> list[str]:

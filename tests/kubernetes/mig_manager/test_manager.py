@@ -430,6 +430,23 @@ def test_pods_of_a_tenant_stop_nothing_whatever_they_call_themselves(tmp_path: P
     on_node(tmp_path, test, H100)
 
 
+def test_a_lost_gpu_keeps_no_layout_from_the_others_and_is_named(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.machine.machine.inject_lost(1)
+        await node.inventory.refresh()
+        async with node.managed():
+            node.label(mig_config="all-balanced")
+            await node.shows("failed", "HardwareError")
+            assert len(node.slices(0)) == len(node.slices(2)) == 4
+            assert node.condition is not None
+            assert "GPU 1 is lost" in node.condition[2]
+            node.machine.machine.inject_lost(1, lost=False)
+            await node.shows("success")
+            assert len(node.slices(1)) == 4
+
+    on_node(tmp_path, test, A100, A100, A100)
+
+
 def test_a_manager_that_is_cut_short_at_any_write_is_made_good_by_the_next(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         key = "nvidia.com/gpu.deploy.dcgm"
