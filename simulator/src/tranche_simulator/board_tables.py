@@ -10,10 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tranche_simulator.catalogue import Model, mig_models, plain_models
+from tranche_simulator.catalogue import Model, families, mig_models, plain_models
 
-ARCHITECTURES = {"Turing": 6, "Ampere": 7, "Ada Lovelace": 8, "Hopper": 9, "Blackwell": 10, "Blackwell Ultra": 10}
-CORES_PER_MULTIPROCESSOR = {"Turing": 64, "Hopper": 128, "Blackwell": 128, "Blackwell Ultra": 128, "Ada Lovelace": 128}
 BRAND_NVIDIA_RTX, BRAND_NVIDIA = 13, 14
 
 
@@ -124,7 +122,7 @@ def _profile_multiprocessors(model: Model, profile: Model) -> int:
     known = profile["sm"]
     if known is not None:
         return int(known)
-    total = int(model["sm_usable_in_mig"] or model["sm_total"] or (98 if model["arch"] == "Ampere" else 132))
+    total = int(model["sm_usable_in_mig"] or model["sm_total"] or _family(model)["sm_in_mig_assumed"])
     slices, whole = int(profile["slice_count"]), int(model["compute_slices"])
     return total if slices == whole else total * slices // whole // 2 * 2
 
@@ -215,14 +213,14 @@ def _board(model: Model, profiles_symbol: str | None) -> str:
         "name": _text(product_names(model)[0]),
         "pci_count": len(model["pci_device_ids"]),
         "pci": _pci_ids(model),
-        "architecture": ARCHITECTURES[model["arch"]],
+        "family": f"&family_table[{families().index(_family(model))}]",
         "cc_major": major,
         "cc_minor": minor,
         "brand": brand,
         "memory_mib": memory,
         "reserved_mib": int(memory * RESERVED_SHARE) if reserved is None else reserved,
         "multiprocessors": model["sm_total"] or 132,
-        "cores_per_multiprocessor": 128 if model["key"] == "A10G" else CORES_PER_MULTIPROCESSOR.get(model["arch"], 64),
+        "cores_per_multiprocessor": model.get("cores_per_multiprocessor", _family(model)["cores_per_multiprocessor"]),
         "power_limit_mw": electrical.watts * 1000,
         "sm_clock_mhz": electrical.sm_mhz,
         "memory_clock_mhz": electrical.memory_mhz,
@@ -230,8 +228,7 @@ def _board(model: Model, profiles_symbol: str | None) -> str:
         "nvlinks": electrical.nvlinks,
         "pcie_generation": electrical.pcie_generation,
         "ecc": "true",
-        "coherent": _flag(model["key"].startswith(("GH", "GB"))),
-        "row_remapping": _flag(model["arch"] != "Turing"),
+        "coherent": _flag(model.get("coherent_memory", False)),
         "unverified": _flag(bool(model.get("unverified"))),
     }
     if profiles_symbol is not None:
@@ -240,11 +237,30 @@ def _board(model: Model, profiles_symbol: str | None) -> str:
             "compute_slices": model["compute_slices"],
             "placement_units": units,
             "max_mig_devices": model["max_mig_devices"],
-            "mode_change_needs_reset": _flag(model["mig_mode_change_needs_gpu_reset"]),
-            "mig_queries_need_mode": _flag(model["arch"] == "Ampere"),
             "gi_count": len(model["profiles"]),
             "gis": profiles_symbol,
             "slots": _slots(units),
+        }
+    return _initialiser(fields)
+
+
+def _family(model: Model) -> Model:
+    return next(family for family in families() if family["name"] == model["arch"])
+
+
+def _family_row(family: Model) -> str:
+    seconds = family["slice_seconds"]
+    fields: dict[str, object] = {
+        "name": _text(family["full_name"]),
+        "architecture": family["nvml_architecture"] or 0,
+        **{
+            rule: _flag(family[rule] or False)
+            for rule in ("row_remapping", "mode_change_needs_reset", "mode_survives_boot", "queries_need_mode")
+        },
+    }
+    if seconds is not None:
+        fields |= {
+            f"{what}_seconds": "{" + ", ".join(map(str, (0, *seconds[what]))) + "}" for what in ("create", "destroy")
         }
     return _initialiser(fields)
 
@@ -255,7 +271,9 @@ def _units(model: Model) -> int:
 
 def c_source(models: Iterable[Model]) -> str:
     """The text of boards_table.c."""
-    lines = ['#include "boards.h"', ""]
+    lines = ['#include "boards.h"', "", "const struct family family_table[] = {"]
+    lines += [f"    {_family_row(family)}," for family in families()]
+    lines += ["};", "", "const unsigned int family_table_size = sizeof family_table / sizeof family_table[0];", ""]
     boards = []
     for index, model in enumerate(models):
         symbol = None

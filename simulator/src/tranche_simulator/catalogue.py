@@ -19,9 +19,19 @@ PLAIN_BOARDS = Path(__file__).with_name("plain_boards.json")
 
 
 @cache
+def _mig_boards() -> Model:
+    boards: Model = json.loads(MIG_BOARDS.read_text())
+    return boards
+
+
 def mig_models() -> tuple[Model, ...]:
     """Every board with MIG, in the file's order."""
-    return tuple(json.loads(MIG_BOARDS.read_text())["models"])
+    return tuple(_mig_boards()["models"])
+
+
+def families() -> tuple[Model, ...]:
+    """Every family of boards with the rules that hold for all of it, oldest first; a board names its family in `arch`."""
+    return tuple(_mig_boards()["families"])
 
 
 @cache

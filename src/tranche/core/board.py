@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tranche.core.family import all_families
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB
 from tranche_simulator.catalogue import mig_models
@@ -150,7 +151,7 @@ def _board(model: Mapping[str, Any]) -> Board:
         compute_slices=model["compute_slices"],
         memory_slices=model["placement_units"],
         max_mig_devices=model["max_mig_devices"],
-        mode_change_needs_reset=model["mig_mode_change_needs_gpu_reset"],
+        mode_change_needs_reset=next(f.mode_change_needs_reset for f in all_families() if f.name == model["arch"]),
         profiles=tuple(_gpu_instance_profile(profile) for profile in model["profiles"]),
         unverified=tuple(model["unverified"]),
         note=model["note"],

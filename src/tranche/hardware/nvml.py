@@ -12,8 +12,9 @@ from typing import Any
 
 import pynvml
 
-from tranche.core.board import Board, board_of
+from tranche.core.board import board_of
 from tranche.core.errors import GpuNotFound, HardwareError, LayoutImpossible
+from tranche.core.family import family_of_architecture
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode, NodeState
@@ -21,7 +22,6 @@ from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
 from tranche.hardware.nvml_profiles import Geometry, read_geometry
 
-_ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper"}
 _RESET_SECONDS = 120.0
 # What NVML says of one GPU that cannot be reached while the others can: nvml.h names the first four for
 # nvmlDeviceGetHandleByIndex, and a GPU that fell off the bus often answers with an unknown error.
@@ -161,7 +161,9 @@ class NvmlDriver:
         current, pending = _read_mode(handle)
         device_id = _hex_id(pci.pciDeviceId)
         name = pynvml.nvmlDeviceGetName(handle)
-        architecture = _architecture(handle, board_of(device_id, name, memory.total))
+        number = _optional(pynvml.nvmlDeviceGetArchitecture, handle)
+        board = board_of(device_id, name, memory.total)
+        family = family_of_architecture(number, None if board is None else board.architecture)
         geometry = Geometry((), 0, "driver")
         if current is not MigMode.UNSUPPORTED:
             geometry = self._geometry(handle, uuid, device_id, memory.total, current)
@@ -177,12 +179,12 @@ class NvmlDriver:
             pci_bus_id=pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
             pci_device_id=device_id,
             pci_subsystem_id=_hex_id(pci.pciSubSystemId),
-            architecture=architecture,
+            architecture="unknown" if family is None else family.name,
             memory=memory.total,
             memory_free=memory.free,
             mode=current,
             pending_mode=pending,
-            mode_change_needs_reset=architecture == "Ampere",
+            mode_change_needs_reset=family is not None and family.mode_change_needs_reset,
             memory_slices=geometry.memory_slices,
             profiles=geometry.profiles,
             profiles_source=geometry.source,
@@ -214,13 +216,6 @@ def _read_mode(handle: Any) -> tuple[MigMode, MigMode]:
 
 def _mode(value: int) -> MigMode:
     return MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else MigMode.DISABLED
-
-
-def _architecture(handle: Any, board: Board | None) -> str:
-    value = _optional(pynvml.nvmlDeviceGetArchitecture, handle)
-    if value in _ARCHITECTURES:
-        return _ARCHITECTURES[value]
-    return board.architecture if board is not None else "Blackwell" if value == 10 else "unknown"
 
 
 def _optional(query: Any, handle: Any) -> int | None:

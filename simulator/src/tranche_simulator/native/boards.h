@@ -55,12 +55,25 @@ struct pci_ids {
     uint32_t class_code;
 };
 
+/* Rules that hold for every board of a family. */
+struct family {
+    const char *name;
+    uint32_t architecture; /* as NVML numbers them */
+    bool row_remapping;    /* spare rows stand in for broken ones; older families retire pages */
+    bool mode_change_needs_reset;
+    bool mode_survives_boot;
+    bool queries_need_mode; /* profile queries fail while MIG is off */
+    /* What a tool measures for a GPU instance with its compute instance, by number of slices. */
+    double create_seconds[9];
+    double destroy_seconds[9];
+};
+
 struct board {
     const char *key;
     const char *name; /* product name as the driver gives it, of the first product */
     uint16_t pci_count;
     struct pci_ids pci[BOARD_MAX_PCI_IDS]; /* of its products; the first is the usual one */
-    uint32_t architecture;
+    const struct family *family;
     uint16_t cc_major;
     uint16_t cc_minor;
     uint32_t brand;
@@ -77,17 +90,16 @@ struct board {
     uint16_t compute_slices;
     uint16_t placement_units; /* 0: not MIG-capable */
     uint16_t max_mig_devices;
-    bool mode_change_needs_reset;
-    bool mig_queries_need_mode; /* profile queries fail while MIG is off */
     bool ecc;
     bool coherent;      /* one chip with its processor, with shared page tables */
-    bool row_remapping; /* spare rows stand in for broken ones; boards before Ampere retire pages */
     bool unverified;
     uint16_t gi_count;
     const struct gi_profile *gis;
     struct gi_slot slots[2][BOARD_MAX_GI_IDS]; /* by orientation: [0] normal, [1] swapped */
 };
 
+extern const struct family family_table[];
+extern const unsigned int family_table_size;
 extern const struct board board_table[];
 extern const unsigned int board_table_size;
 

@@ -252,7 +252,7 @@ nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *archit
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(architecture != NULL);
-    *architecture = target.board->architecture;
+    *architecture = target.board->family->architecture;
     return NVML_SUCCESS;
 }
 

@@ -6,7 +6,7 @@
 
 /* Profiles are listed while MIG is off only where the driver does so (Hopper and later). */
 static nvmlReturn_t queries_allowed(const struct target *target) {
-    bool off = !target->state.mig_current && target->board->mig_queries_need_mode;
+    bool off = !target->state.mig_current && target->board->family->queries_need_mode;
     return target->board->placement_units == 0 || off ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 

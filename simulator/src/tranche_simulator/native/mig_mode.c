@@ -44,7 +44,7 @@ static nvmlReturn_t change_mode(machine *m, unsigned int gpu, uint8_t mode, nvml
     state.mig_pending = mode;
     if (usage.clients > 0) {
         *why_not = NVML_ERROR_IN_USE;
-    } else if (m->boards[gpu]->mode_change_needs_reset) {
+    } else if (m->boards[gpu]->family->mode_change_needs_reset) {
         *why_not = NVML_ERROR_RESET_REQUIRED;
     } else {
         gpu_apply_pending_mode(m, gpu, &state);

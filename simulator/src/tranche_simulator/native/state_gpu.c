@@ -4,9 +4,9 @@
 
 #include "capability_files.h"
 
-/* What a boot leaves of a GPU: no instance, and the MIG mode only where the board keeps it (Ampere). */
+/* What a boot leaves of a GPU: no instance, and the MIG mode only where its family keeps it. */
 static void boot(const machine *m, unsigned int gpu, struct gpu_state *state) {
-    if (m->boards[gpu]->mode_change_needs_reset) {
+    if (m->boards[gpu]->family->mode_survives_boot) {
         gpu_apply_pending_mode(m, gpu, state);
     } else {
         state->mig_current = NVML_DEVICE_MIG_DISABLE;

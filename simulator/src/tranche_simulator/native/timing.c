@@ -6,22 +6,7 @@
 
 #include "state.h"
 
-/* Seconds that a tool measures for a GPU instance with its compute instance, by number of slices. A compute instance
- * alone takes a tenth of it. */
-struct slice_times {
-    double create[9];
-    double destroy[9];
-};
-
-static const struct slice_times ampere = {
-    .create = {0, .16, .17, .20, .21, .22, .23, .24, .24},
-    .destroy = {0, .20, .20, .21, .21, .21, .22, .22, .22},
-};
-static const struct slice_times hopper = {
-    .create = {0, .16, .21, .33, .38, .39, .41, .42, .42},
-    .destroy = {0, .21, .22, .23, .24, .25, .25, .26, .26},
-};
-
+/* The times of a family are of a GPU instance with its compute instance; a compute instance alone takes a tenth. */
 static const double GI_PART = 0.9;
 static const double CI_PART = 0.1;
 static const double MODE_CHANGE_SECONDS = 0.5;
@@ -54,10 +39,6 @@ static double time_scale(const machine *m) {
 
 static void simulate(const machine *m, double seconds) { sleep_seconds(seconds * time_scale(m)); }
 
-static const struct slice_times *times_of(const struct board *board) {
-    return board->mode_change_needs_reset ? &ampere : &hopper;
-}
-
 static unsigned int capped(unsigned int slices) { return slices < 8 ? slices : 8; }
 
 void simulate_mode_change(const machine *m) { simulate(m, MODE_CHANGE_SECONDS); }
@@ -65,17 +46,17 @@ void simulate_mode_change(const machine *m) { simulate(m, MODE_CHANGE_SECONDS); 
 void simulate_reset(const machine *m) { simulate(m, RESET_SECONDS); }
 
 void simulate_gi_create(const machine *m, const struct board *board, unsigned int slices) {
-    simulate(m, GI_PART * times_of(board)->create[capped(slices)]);
+    simulate(m, GI_PART * board->family->create_seconds[capped(slices)]);
 }
 
 void simulate_gi_destroy(const machine *m, const struct board *board, unsigned int slices) {
-    simulate(m, GI_PART * times_of(board)->destroy[capped(slices)]);
+    simulate(m, GI_PART * board->family->destroy_seconds[capped(slices)]);
 }
 
 void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices) {
-    simulate(m, CI_PART * times_of(board)->create[capped(slices)]);
+    simulate(m, CI_PART * board->family->create_seconds[capped(slices)]);
 }
 
 void simulate_ci_destroy(const machine *m, const struct board *board, unsigned int slices) {
-    simulate(m, CI_PART * times_of(board)->destroy[capped(slices)]);
+    simulate(m, CI_PART * board->family->destroy_seconds[capped(slices)]);
 }

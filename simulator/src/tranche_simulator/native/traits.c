@@ -43,7 +43,7 @@ nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support
     return NVML_SUCCESS;
 }
 
-/* No row of a simulated memory was ever replaced. Boards before Ampere retire pages instead. */
+/* No row of a simulated memory was ever replaced. Older families retire pages instead. */
 NVML_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
                                                 unsigned int *uncorrectable, unsigned int *pending,
                                                 unsigned int *failed);
@@ -52,7 +52,7 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(correctable != NULL && uncorrectable != NULL && pending != NULL && failed != NULL);
-    if (!target.board->row_remapping) {
+    if (!target.board->family->row_remapping) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
     *correctable = *uncorrectable = *pending = *failed = 0;

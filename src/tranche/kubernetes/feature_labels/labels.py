@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from tranche.core.family import family_of_capability
 from tranche.core.quantity import MIB
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from tranche.hardware.host_facts import HostFacts
@@ -38,16 +39,6 @@ _OWN_SLICE = re.compile(rf"{re.escape(DOMAIN)}/mig-(?:\d+c\.)?\d+g\.\d+gb[^/]*\.
 _LONGEST_VALUE = 63
 _NOT_IN_A_LABEL = re.compile(r"[^A-Za-z0-9_. -]")
 _MODES = {"0x030000": "graphics", "0x030200": "compute"}
-_FAMILIES = {
-    1: "tesla",
-    2: "fermi",
-    3: "kepler",
-    5: "maxwell",
-    6: "pascal",
-    9: "hopper",
-    10: "blackwell",
-    12: "blackwell",
-}
 
 
 def is_feature_label(key: str) -> bool:
@@ -124,7 +115,8 @@ def _whole(gpus: list[GpuState]) -> dict[str, str]:
     labels[f"{GPU_RESOURCE}.memory"] = str(gpus[0].memory // MIB)
     if gpus[0].compute_capability is not None:
         major, minor = gpus[0].compute_capability
-        labels[f"{GPU_RESOURCE}.family"] = _family(major, minor)
+        family = family_of_capability(major, minor)
+        labels[f"{GPU_RESOURCE}.family"] = "undefined" if family is None else family.label
         labels[f"{GPU_RESOURCE}.compute.major"] = str(major)
         labels[f"{GPU_RESOURCE}.compute.minor"] = str(minor)
     return labels
@@ -187,16 +179,6 @@ def _resource(resource: str, product: str, count: int, replicas: int, sharing: s
 def _mode(gpus: list[GpuState], facts: HostFacts) -> str:
     classes = {facts.pci_classes.get(gpu.pci_bus_id, "") for gpu in gpus}
     return _MODES.get(classes.pop(), "unknown") if len(classes) == 1 else "unknown"
-
-
-def _family(major: int, minor: int) -> str:
-    if major == 7:
-        return "volta" if minor < 5 else "turing"
-    if major == 8:
-        return "ampere" if minor < 9 else "ada-lovelace"
-    if major == 13:
-        return "rubin"
-    return _FAMILIES.get(major, "undefined")
 
 
 def _label_text(text: str) -> str:

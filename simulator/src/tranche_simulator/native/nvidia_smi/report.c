@@ -6,6 +6,8 @@
 #include <strings.h>
 #include <time.h>
 
+#include "../boards.h"
+
 NVML_API nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, unsigned int mode[2]);
 NVML_API nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned int *value);
 NVML_API nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t device, unsigned int *value);
@@ -31,11 +33,11 @@ void report_enabled(unsigned depth, const char *name, nvmlReturn_t result, unsig
 }
 
 static const char *architecture_of(const SmiGpu *gpu) {
-    static const char *const names[] = {[6] = "Turing", [7] = "Ampere", [8] = "Ada Lovelace", [9] = "Hopper", [10] = "Blackwell"};
     unsigned value = 0;
-    nvmlReturn_t result = nvmlDeviceGetArchitecture(gpu->handle, &value);
-    bool known = !result && value < sizeof names / sizeof *names && names[value];
-    return known ? names[value] : "Unknown";
+    if (nvmlDeviceGetArchitecture(gpu->handle, &value)) return "N/A";
+    for (unsigned i = 0; i < family_table_size; i++)
+        if (family_table[i].architecture == value) return family_table[i].name;
+    return "Unknown";
 }
 
 static void report_modes(const SmiGpu *gpu) {
