@@ -15,8 +15,8 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import MigMode
 from tranche.node import journal, records
-from tranche.node.journal import PlanStatus
 from tranche.node.ledger import Ledger
+from tranche.node.records import PlanStatus
 from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
 from tranche.planning.steps import (
     KINDS,

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tranche_simulator.build import ensure_built
+from tranche_simulator.build import BuiltSimulator, ensure_built
 from tranche_simulator.errors import GpuInUse, GpuUnknown, NotPermitted, SimulatorError
 
 ANY_GPU = 0xFFFFFFFF
@@ -181,18 +181,21 @@ def change_functions() -> Iterator[str]:
         index += 1
 
 
-def preload(state: Path) -> None:
+def preload(state: Path) -> BuiltSimulator:
     """Make NVML programs in this process meet the simulated machine at `state`.
 
     Loads the simulator under NVML's soname, so that nvidia-ml-py's own look-up of `libnvidia-ml.so.1` finds it, and names the
-    machine in the environment, which child processes inherit. Call it before anything initialises NVML.
+    machine in the environment, which child processes inherit. Call it before anything initialises NVML. The build that was
+    loaded is returned.
 
     Raises:
         SimulatorError: the simulator cannot be built or loaded.
     """
-    library = ensure_built().library
+    built = ensure_built()
+    library = built.library
     try:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise SimulatorError(f"cannot load the simulator {library}: {error}") from error
     os.environ["TRANCHE_SIM_STATE"] = str(state)
+    return built

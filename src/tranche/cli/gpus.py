@@ -14,6 +14,8 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
+from tranche.node.look import look
+from tranche.node.session import Places
 
 _COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
 _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
@@ -48,14 +50,8 @@ def command(settings: Settings, /, output: str) -> None:
 def _look(settings: Settings) -> tuple[NodeView, bool]:
     """The machine as it is now, and whether the ledger could be read."""
     with open_driver(settings) as driver:
-        from tranche.node.host import Host
-
         try:
-            host = Host(driver, state_dir(settings))
-            try:
-                return host.view(), True
-            finally:
-                host.close()
+            return look(driver, Places(state_dir(settings))), True
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; who holds which slice is not shown")
             return NodeView(driver.observe()), False

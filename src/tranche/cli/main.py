@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,8 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 on success, else the error's own code."""
     # Most commands end before there is garbage worth looking for; the searches would take a tenth of their time.
     gc.set_threshold(50_000)
-    streams.guard()
-    sys.exit(_exit_code(list(sys.argv[1:] if arguments is None else arguments)))
+    guarded = streams.guard()
+    code = _exit_code(list(sys.argv[1:] if arguments is None else arguments))
+    if guarded and threading.active_count() == 1:
+        streams.leave(code)
+    sys.exit(code)
 
 
 def _exit_code(arguments: list[str]) -> int:

@@ -25,12 +25,10 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
     machine = simulated_machine(settings)
     reset_command = "nvidia-smi"
     if machine is not None:
-        from tranche_simulator.build import ensure_built
         from tranche_simulator.library import preload
 
         with simulator_errors():
-            preload(machine.state)
-            reset_command = str(ensure_built().nvidia_smi)
+            reset_command = str(preload(machine.state).nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
     driver = NvmlDriver(reset_command=reset_command)

@@ -23,14 +23,14 @@ class ReaderGone(BaseException):
     """The reader of stdout went away (`tranche gpus | head -1`). No error to report, so nothing else may catch it."""
 
 
-def guard() -> None:
-    """Put streams with these rules in the place of Python's; where others stand already they stay.
+def guard() -> bool:
+    """Put streams with these rules in the place of Python's; False where others stand already, which stay.
 
     A closed descriptor is filled with a file that fails as the closed one did. Otherwise the next file that is opened would take
     its number, and a child would write its stdout into the ledger.
     """
     if sys.stdout is not sys.__stdout__:
-        return
+        return False
     for descriptor, closed_to_us in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         try:
             os.fstat(descriptor)
@@ -40,6 +40,14 @@ def guard() -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _text(_Stream(1, _data_lost), sys.stdout)
     sys.stderr = _text(_Stream(2, lambda error: None), sys.stderr)
+    return True
+
+
+def leave(code: int) -> NoReturn:
+    """End the process as it stands. Python would first free object after object, for a sixth of a short command's time."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def pause(seconds: float) -> None:
@@ -83,6 +91,6 @@ def _text(stream: _Stream, before: TextIO | None) -> io.TextIOWrapper:
     """What has no character in the encoding is shown as well as it can be; bytes that are no UTF-8 leave as they came."""
     encoding = (before.encoding if before is not None else None) or "utf-8"
     errors = "surrogateescape" if encoding.lower().replace("-", "") == "utf8" else "replace"
-    if stream.fileno() == 2:
-        errors = "backslashreplace"
-    return io.TextIOWrapper(io.BufferedWriter(stream), encoding, errors, line_buffering=stream.isatty())
+    is_stderr = stream.fileno() == 2
+    errors = "backslashreplace" if is_stderr else errors
+    return io.TextIOWrapper(io.BufferedWriter(stream), encoding, errors, line_buffering=is_stderr or stream.isatty())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -182,6 +181,8 @@ class GpuState:
     @property
     def fingerprint(self) -> str:
         """A short digest of mode and instances; it changes when and only when the GPU was cut or switched otherwise."""
+        import hashlib  # loads OpenSSL, and only plans need fingerprints
+
         parts = [self.uuid, self.mode, self.pending_mode]
         for instance in sorted(self.instances, key=lambda i: i.placement):
             slices = ",".join(

@@ -303,12 +303,12 @@ class Host:
             # The executor has undone the plan. After any other exception, an interrupt say, the plan stays open: it is
             # undone by the next command, as after a crash.
             with self.ledger.write() as db:
-                journal.close_plan(db, plan_id, journal.PlanStatus.UNDONE)
+                journal.close_plan(db, plan_id, records.PlanStatus.UNDONE)
                 register.remove_allocation(db, allocation_id)
                 chronicle.undone(db, self._clock(), plan_id, error, allocation_id=allocation_id)
             raise
         with self.ledger.write() as db:
-            journal.close_plan(db, plan_id, journal.PlanStatus.DONE)
+            journal.close_plan(db, plan_id, records.PlanStatus.DONE)
         self._boundary()
 
     def _deciding(self) -> FileLock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass
-from enum import StrEnum
 
+from tranche.node.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.plan import Plan
 from tranche.planning.steps import KINDS, Before, Kinds, before_from_dict, before_to_dict
 from tranche.planning.undo import StepRecord, StepStatus
@@ -14,24 +14,10 @@ from tranche.planning.undo import StepRecord, StepStatus
 _KEPT_PLANS = 1_000
 
 
-class PlanStatus(StrEnum):
-    """RUNNING, or UNDOING after a failure, until the plan is DONE or UNDONE; an open plan of a dead session was interrupted."""
-
-    RUNNING = "running"
-    UNDOING = "undoing"
-    DONE = "done"
-    UNDONE = "undone"
-
-
 @dataclass(frozen=True, slots=True)
-class PlanRecord:
-    """An open plan; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
+class PlanRecord(OpenPlan):
+    """An open plan with its steps."""
 
-    id: str
-    status: PlanStatus
-    purpose: str
-    session: str
-    allocation_id: str
     steps: tuple[StepRecord, ...]
 
     @property
@@ -94,12 +80,11 @@ def close_plan(db: sqlite3.Connection, plan_id: str, status: PlanStatus) -> None
 
 def running_plans(db: sqlite3.Connection, kinds: Kinds = KINDS) -> tuple[PlanRecord, ...]:
     """Every plan without an end, oldest first; PlanInvalid when one has a step of none of the kinds."""
-    rows = db.execute(
-        "SELECT id, status, purpose, session, allocation_id FROM plans WHERE status IN (?, ?) ORDER BY rowid",
-        (PlanStatus.RUNNING, PlanStatus.UNDOING),
-    ).fetchall()
     return tuple(
-        PlanRecord(row[0], PlanStatus(row[1]), row[2], row[3], row[4], step_records(db, row[0], kinds)) for row in rows
+        PlanRecord(
+            each.id, each.status, each.purpose, each.session, each.allocation_id, step_records(db, each.id, kinds)
+        )
+        for each in open_plans(db)
     )
 
 

@@ -9,12 +9,33 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.core.state import InstanceKey
 from tranche.core.wire import request_from_dict, request_to_dict
+
+
+class PlanStatus(StrEnum):
+    """RUNNING, or UNDOING after a failure, until the plan is DONE or UNDONE; an open plan of a dead session was interrupted."""
+
+    RUNNING = "running"
+    UNDOING = "undoing"
+    DONE = "done"
+    UNDONE = "undone"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlan:
+    """A plan without an end; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
+
+    id: str
+    status: PlanStatus
+    purpose: str
+    session: str
+    allocation_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +76,15 @@ def _key_row(key: InstanceKey) -> tuple[str, str, int, int]:
 def changing_gpus(db: sqlite3.Connection) -> frozenset[str]:
     """The GPUs that a declared layout is changing."""
     return frozenset(row[0] for row in db.execute("SELECT gpu_uuid FROM changing_gpus"))
+
+
+def open_plans(db: sqlite3.Connection) -> tuple[OpenPlan, ...]:
+    """Every plan without an end, oldest first, without its steps."""
+    rows = db.execute(
+        "SELECT id, status, purpose, session, allocation_id FROM plans WHERE status IN (?, ?) ORDER BY rowid",
+        (PlanStatus.RUNNING, PlanStatus.UNDOING),
+    )
+    return tuple(OpenPlan(row[0], PlanStatus(row[1]), *row[2:]) for row in rows)
 
 
 def add_waiter(

@@ -7,17 +7,17 @@ does nothing the second time.
 from __future__ import annotations
 
 import dataclasses
-import sqlite3
 from collections.abc import Callable
 
-from tranche.core.allocation import Allocation, NodeView
-from tranche.core.keeper import ClaimKeeper, Life, PodKeeper, ProcessKeeper
+from tranche.core.allocation import NodeView
+from tranche.core.keeper import Life, ProcessKeeper
 from tranche.node import chronicle, journal, records, register
 from tranche.node.executor import Executor
 from tranche.node.keeping import Remains, remains_of
 from tranche.node.ledger import Ledger
+from tranche.node.leftovers import anything_left, dead_allocations, dead_waiters, interrupted_plans
 from tranche.node.locks import is_held, remove_if_free
-from tranche.node.session import Places, process_lives
+from tranche.node.session import Places
 from tranche.planning.undo import StepStatus
 
 
@@ -33,16 +33,18 @@ class Recovery:
     def needed(self) -> bool:
         """Whether anything in the ledger belongs to a dead process; a few file locks are probed, no GPU is asked."""
         with self._ledger.read() as db:
-            return bool(self._interrupted_plans(db) or self._dead_allocations(db) or self._dead_waiters(db))
+            return anything_left(db, self._places)
 
     def run(self) -> None:
         """Clear everything that dead processes left; the decision lock is held."""
         with self._ledger.read() as db:
-            interrupted = self._interrupted_plans(db)
+            dead = interrupted_plans(db, self._places)
+            plans = journal.running_plans(db, self._executor.repertoire.kinds)
+            interrupted = [each for each in plans if each.id in dead]
         for plan in interrupted:
             self._settle(plan)
         with self._ledger.read() as db:
-            allocations, waiters = self._dead_allocations(db), self._dead_waiters(db)
+            allocations, waiters = dead_allocations(db, self._places), dead_waiters(db, self._places)
         for allocation_id in allocations:
             self.settle_share(allocation_id, why="its process is gone")
         for waiter_id in waiters:
@@ -95,44 +97,14 @@ class Recovery:
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: a declared change that was complete is done, everything else is undone."""
         complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
-        if complete and plan.status is journal.PlanStatus.RUNNING and not plan.allocation_id:
+        if complete and plan.status is records.PlanStatus.RUNNING and not plan.allocation_id:
             with self._ledger.write() as db:
-                journal.close_plan(db, plan.id, journal.PlanStatus.DONE)
+                journal.close_plan(db, plan.id, records.PlanStatus.DONE)
             return
         self._executor.undo(plan.id, allocation_id=plan.allocation_id)
         with self._ledger.write() as db:
-            journal.close_plan(db, plan.id, journal.PlanStatus.UNDONE)
+            journal.close_plan(db, plan.id, records.PlanStatus.UNDONE)
             register.remove_allocation(db, plan.allocation_id)
             chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
         if plan.allocation_id:
             self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
-
-    def _interrupted_plans(self, db: sqlite3.Connection) -> list[journal.PlanRecord]:
-        return [
-            plan
-            for plan in journal.running_plans(db, self._executor.repertoire.kinds)
-            if not is_held(self._places.session(plan.session))
-        ]
-
-    def _dead_allocations(self, db: sqlite3.Connection) -> list[str]:
-        """Allocations whose command has ended; something that it started may keep them all the same.
-
-        Those of running plans are cleared with their plan.
-        """
-        planned = {plan.allocation_id for plan in journal.running_plans(db, self._executor.repertoire.kinds)}
-        return [
-            allocation.id
-            for allocation in register.allocations(db)
-            if allocation.id not in planned and self._ended(allocation)
-        ]
-
-    def _ended(self, allocation: Allocation) -> bool:
-        """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them."""
-        match allocation.keeper:
-            case ProcessKeeper(pid, started):
-                return not is_held(self._places.allocation(allocation.id)) and not process_lives(pid, started)
-            case PodKeeper() | ClaimKeeper():
-                return False
-
-    def _dead_waiters(self, db: sqlite3.Connection) -> list[str]:
-        return [waiter.id for waiter in records.waiters(db) if not is_held(self._places.waiter(waiter.id))]

@@ -1,0 +1,49 @@
+"""What dead processes left in the ledger, found by probing a few file locks; no GPU is asked, and nothing is changed.
+
+`tranche.node.recovery` clears it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from tranche.core.allocation import Allocation
+from tranche.core.keeper import ClaimKeeper, PodKeeper, ProcessKeeper
+from tranche.node import records, register
+from tranche.node.locks import is_held
+from tranche.node.session import Places, process_lives
+
+
+def anything_left(db: sqlite3.Connection, places: Places) -> bool:
+    """Whether anything in the ledger belongs to a dead process."""
+    return bool(interrupted_plans(db, places) or dead_allocations(db, places) or dead_waiters(db, places))
+
+
+def interrupted_plans(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+    """The open plans whose process is dead, oldest first."""
+    return tuple(each.id for each in records.open_plans(db) if not is_held(places.session(each.session)))
+
+
+def dead_allocations(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+    """Allocations whose command has ended; something that it started may keep them all the same.
+
+    Those of open plans are cleared with their plan.
+    """
+    planned = {each.allocation_id for each in records.open_plans(db)}
+    return tuple(
+        each.id for each in register.allocations(db) if each.id not in planned and _command_ended(each, places)
+    )
+
+
+def dead_waiters(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+    """The waiters whose process is dead."""
+    return tuple(each.id for each in records.waiters(db) if not is_held(places.waiter(each.id)))
+
+
+def _command_ended(allocation: Allocation, places: Places) -> bool:
+    """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them."""
+    match allocation.keeper:
+        case ProcessKeeper(pid, started):
+            return not is_held(places.allocation(allocation.id)) and not process_lives(pid, started)
+        case PodKeeper() | ClaimKeeper():
+            return False
