@@ -66,6 +66,9 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     checkup, events = machine.json("doctor"), machine.json("events")
     gpu = gpus["gpus"][0]
     used = next(each for each in gpu["slices"] if each["processes"])
+    record = machine.folder / "decisions.jsonl"
+    machine.tranche("run", "--gpus", "9", "--record", str(record), "--", "true", code=31)
+    replayed = machine.json("replay", str(record))
     printed: dict[str, dict[str, Any]] = {
         "GpuList": gpus,
         "Gpu": gpu,
@@ -84,6 +87,8 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "ExplainedStep": startable["steps"][0],
         "EventList": events,
         "Event": events["events"][0],
+        "Replay": replayed,
+        "Replayed": replayed["decisions"][0],
         "Checkup": checkup,
         "Finding": checkup["findings"][0],
         "ProfileList": profiles,
@@ -97,7 +102,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     for name, document in printed.items():
         common = {"apiVersion", "kind"} if "apiVersion" in document else set()
         assert described[name] == document.keys() - common, name
-    assert described.keys() - printed.keys() == {"Request"}
+    assert described.keys() - printed.keys() == {"Request", "Event data"}
     asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
     for fields in asked:
         assert fields.keys() <= described["Request"]

@@ -30,6 +30,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "layout": ("tranche.cli.layout", "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore"),
     "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
     "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
+    "replay": ("tranche.cli.replay", "Recorded decisions, made again"),
     "release": ("tranche.cli.release", "Take a share back"),
     "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
     "sim": ("tranche.cli.sim", "Simulated machines"),

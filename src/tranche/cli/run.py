@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +25,9 @@ from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.steps import Step
 
+if TYPE_CHECKING:
+    from tranche.local.recorder import Recorder
+
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @request_options
@@ -31,6 +36,12 @@ from tranche.planning.steps import Step
     "--timeout", type=Duration(), metavar="TIME", help="Give up waiting after so long: 90 (seconds), 30s, 10m, 1h30m."
 )
 @adopt_foreign_option
+@click.option(
+    "--record",
+    metavar="FILE",
+    envvar="TRANCHE_RECORD",
+    help="Append each decision with all that it was made from to FILE, for tranche replay.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
@@ -40,6 +51,7 @@ def command(
     wait: bool,
     timeout: float | None,
     adopt_foreign: str,
+    record: str | None,
     quiet: bool,
     command_line: tuple[str, ...],
     **request: Any,
@@ -61,7 +73,9 @@ def command(
     asked = request_from(**request)
     patience = Patience(wait=wait, seconds=timeout)
     voice = _Silence() if quiet else _Voice()
-    with open_host(settings) as host:
+    with ExitStack() as stack:
+        recorder = None if record is None else stack.enter_context(closing(_recorder(record)))
+        host = stack.enter_context(open_host(settings))
         sys.exit(
             run(
                 host,
@@ -70,6 +84,7 @@ def command(
                 environment=child_environment(settings),
                 patience=patience,
                 adopt_foreign_destroy=adopt_foreign == "destroy",
+                record=recorder,
                 waiting=voice.waiting,
                 granted=voice.granted,
                 cancelled=lambda error: warn(str(error)),
@@ -78,6 +93,12 @@ def command(
                 kept=lambda error: warn(f"the share is given back by the next tranche command, not now: {error}"),
             )
         )
+
+
+def _recorder(path: str) -> Recorder:
+    from tranche.local.recorder import Recorder  # seldom needed, and every `tranche run` loads this module
+
+    return Recorder(Path(path), failed=lambda error: warn(f"a decision was not recorded: {error.strerror}"))
 
 
 class _Silence:

@@ -37,7 +37,8 @@
     │   └── CdiUnavailable           46
     ├── drift                    50 to 59
     │   ├── LayoutMismatch           50
-    │   └── StateMoved               51
+    │   ├── StateMoved               51
+    │   └── DecisionChanged          52
     ├── ledger                   60 to 69
     │   ├── LedgerUnavailable        60
     │   ├── LedgerCorrupt            61
@@ -294,6 +295,13 @@ class StateMoved(TrancheError):
 
     reason = "StateMoved"
     exit_code = 51
+
+
+class DecisionChanged(TrancheError):
+    """A recorded decision would be a different one now."""
+
+    reason = "DecisionChanged"
+    exit_code = 52
 
 
 class LedgerUnavailable(TrancheError):

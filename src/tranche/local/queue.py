@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import (
+    AllocationUnknown,
     DoesNotFit,
     GpuNotFound,
     NoRoom,
@@ -43,6 +44,12 @@ _LOOK_AGAIN_SECONDS = 10.0
 _STOPPED_SECONDS = 2.0
 
 
+_IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
+
+Record = Callable[[NodeView, Sequence[Waiter], str, bool, Decision | TrancheError], None]
+"""Told a view, the waiters in order, the id of the one decided about, whether foreign idle instances may go, and the outcome."""
+
+
 class Cancelled(Exception):
     """Somebody took the waiting request out of the queue with `tranche release`."""
 
@@ -57,8 +64,11 @@ class Queue:
         adopt_foreign_destroy: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
+        record: Record | None = None,
     ) -> None:
+        """`record` is told each decision about a request of this process, and what it was made from."""
         self._host = host
+        self._record = record
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
         self._clock = clock
@@ -199,12 +209,18 @@ class Queue:
         """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
         left = failed.left_out_of(view)
         there = _as_asked(attending(self._host.places, queue, self._clock(), but=waiter_id))
+        outcome: Decision | TrancheError
         try:
-            return may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
-        except (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable) as impossible:
-            if (error := failed.error(request)) is None:
-                raise
-            raise error from impossible
+            outcome = may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+        except TrancheError as error:
+            outcome = error
+        if self._record is not None and not isinstance(outcome, AllocationUnknown):
+            self._record(left, there, waiter_id, self._adopt_foreign_destroy, outcome)
+        if not isinstance(outcome, TrancheError):
+            return outcome
+        if isinstance(outcome, _IMPOSSIBLE) and (failure := failed.error(request)) is not None:
+            raise failure from outcome
+        raise outcome
 
     def _ahead_of(self, ticket: Ticket) -> int | None:
         """How many requests came earlier, still wait and answer; None when this one was cancelled."""

@@ -14,7 +14,7 @@ from types import FrameType
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import Life
 from tranche.core.request import Request
-from tranche.local.queue import Cancelled, Queue
+from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host
@@ -43,6 +43,7 @@ def run(
     environment: Mapping[str, str],
     patience: Patience,
     adopt_foreign_destroy: bool = False,
+    record: Record | None = None,
     waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
     granted: Callable[[Held], None] = lambda held: None,
     progress: Progress = no_progress,
@@ -55,10 +56,10 @@ def run(
     What the command started may outlive it: `left` is told what of it keeps the share, which comes back when that ends.
     `cancelled` is told when somebody cancels the request while it waits; the code is that of SIGTERM then. The command's code
     is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
-    takes the share from this dead process.
+    takes the share from this dead process. `record` is told each decision.
     """
     path = find_command(command[0], environment)
-    queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy)
+    queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy, record=record)
     # What is ignored stays ignored, so that nohup works.
     previous = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGINT)}
     for number in _ENDING:

@@ -1,0 +1,95 @@
+"""`tranche replay`: recorded decisions, made again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import IO
+
+import click
+
+from tranche.cli import describe
+from tranche.cli.output import print_json, print_table
+from tranche.cli.settings import TrancheCommand, output_option
+from tranche.core.errors import DecisionChanged, UsageError
+from tranche.node.files import STANDARD_STREAM
+from tranche.planning.allocate import Granted
+from tranche.planning.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict
+
+_LONGEST_LINE = 2**26  # 64 MiB: the machines of a whole rack
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    time: str
+    request: str
+    recorded: str
+    now: str
+    same: bool
+
+
+@click.command(cls=TrancheCommand)
+@click.argument("file")
+@output_option()
+def command(file: str, output: str) -> None:
+    """Make recorded decisions again, with this version's planner, on what was seen then; - is stdin.
+
+    No GPU is looked at. `tranche run --record FILE` records.
+
+    \b
+    $ tranche run --gpu-memory 4Gi --record decisions.jsonl -- python train.py
+    $ tranche replay decisions.jsonl
+    """
+    replayed = [_replay(decision) for decision in _decisions(file)]
+    if output == "json":
+        print_json("Replay", decisions=[asdict(each) for each in replayed])
+    else:
+        rows = [(each.time, each.request, each.recorded, "the same" if each.same else each.now) for each in replayed]
+        print_table(("TIME", "REQUEST", "DECIDED", "NOW"), rows)
+    if changed := sum(not each.same for each in replayed):
+        raise DecisionChanged(
+            f"{changed} of {len(replayed)} decisions would be different now",
+            hint="another version of Tranche recorded them, or the record was changed",
+        )
+
+
+def _replay(decision: RecordedDecision) -> _Replayed:
+    now = answer(decision.question)
+    request = str(decision.question.request)
+    when = describe.timestamp(decision.time)
+    return _Replayed(when, request, _text(decision.outcome), _text(now), now == decision.outcome)
+
+
+def _text(outcome: Outcome) -> str:
+    match outcome:
+        case Granted():
+            return outcome.note
+        case Impossible():
+            return outcome.message
+        case _:
+            return f"waits: {'; '.join(outcome.reasons)}"
+
+
+def _decisions(file: str) -> Iterator[RecordedDecision]:
+    try:
+        with nullcontext(sys.stdin.buffer) if file == STANDARD_STREAM else open(file, "rb") as stream:
+            yield from _lines(stream)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _lines(stream: IO[bytes]) -> Iterator[RecordedDecision]:
+    number = 0
+    while line := stream.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise UsageError(f"line {number} is longer than any recorded decision")
+        try:
+            yield decision_from_dict(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"line {number} is no recorded decision") from error
+        except UsageError as error:
+            raise UsageError(f"line {number}: {error.message}", hint=error.hint) from error

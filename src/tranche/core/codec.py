@@ -1,0 +1,91 @@
+"""Frozen dataclasses as JSON data and back, by their type hints: for what is recorded whole, as a decision with its view.
+
+Fields keep their names. A type for which a shape of its own is agreed elsewhere (a profile's name, a request) has a `Shape`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """How values of `hint`, a type or a union, are written and read."""
+
+    hint: Any
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+class Codec:
+    """Writes and reads values made of dataclasses, tuples, frozen sets, mappings with string keys, enums and plain values."""
+
+    def __init__(self, shapes: Sequence[Shape] = ()) -> None:
+        self._by_hint = {shape.hint: shape for shape in shapes}
+        self._by_class = {cls: shape for shape in shapes for cls in (get_args(shape.hint) or (shape.hint,))}
+
+    def encode(self, value: Any) -> Any:
+        """The value as JSON data; TypeError for what is none of the kinds above."""
+        for cls in type(value).__mro__:
+            if cls in self._by_class:
+                return self._by_class[cls].encode(value)
+        match value:
+            case Enum():
+                return value.value
+            case None | bool() | int() | float() | str():
+                return value
+            case tuple():
+                return [self.encode(each) for each in value]
+            case frozenset():
+                return sorted((self.encode(each) for each in value), key=repr)
+            case Mapping():
+                return {key: self.encode(each) for key, each in value.items()}
+            case _ if dataclasses.is_dataclass(value):
+                return {field.name: self.encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            case _:
+                raise TypeError(f"no JSON for {type(value).__name__}")
+
+    def decode(self, hint: Any, data: Any) -> Any:
+        """The value of that type; TypeError, KeyError or ValueError when the data are not one."""
+        if hint in self._by_hint:
+            return self._by_hint[hint].decode(data)
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in (Union, UnionType):
+            present = [each for each in arguments if each is not NoneType]
+            if data is None and len(present) < len(arguments):
+                return None
+            (only,) = present
+            return self.decode(only, data)
+        if origin is tuple:
+            if arguments[1:] == (...,):
+                return tuple(self.decode(arguments[0], each) for each in data)
+            return tuple(self.decode(each, part) for each, part in zip(arguments, data, strict=True))
+        if origin is frozenset:
+            return frozenset(self.decode(arguments[0], each) for each in data)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {key: self.decode(arguments[1], each) for key, each in data.items()}
+        if dataclasses.is_dataclass(hint):
+            return self._dataclass(hint, data)
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return hint(data)
+        if hint is float and isinstance(data, int):
+            return float(data)
+        if hint not in (bool, int, float, str) or not isinstance(data, hint):
+            raise TypeError(f"{data!r} is no {hint}")
+        return data
+
+    def _dataclass(self, cls: Any, data: Mapping[str, Any]) -> Any:
+        hints = _hints(cls)
+        return cls(
+            **{field.name: self.decode(hints[field.name], data[field.name]) for field in dataclasses.fields(cls)}
+        )
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)

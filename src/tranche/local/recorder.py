@@ -1,0 +1,60 @@
+"""Writes decisions down as they are made: one JSON document on each line of a file, for `tranche replay`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError, UsageError
+from tranche.planning.allocate import Decision, Waiting
+from tranche.planning.queue import Waiter
+from tranche.planning.recording import Impossible, Outcome, Question, RecordedDecision, decision_to_dict
+
+
+class Recorder:
+    """Appends decisions to a file that other processes may append to as well.
+
+    A request that waits is decided again and again; what is decided as before is not written again. `failed` is told when a
+    decision cannot be written, which keeps nothing from being decided.
+    """
+
+    def __init__(
+        self, path: Path, *, failed: Callable[[OSError], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot record decisions in {path}: {error.strerror}") from error
+        self._failed = failed
+        self._clock = clock
+        self._last: Outcome | None = None
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __call__(
+        self,
+        view: NodeView,
+        waiters: Sequence[Waiter],
+        waiter_id: str,
+        adopt_foreign_destroy: bool,
+        decision: Decision | TrancheError,
+    ) -> None:
+        """Write down what was decided about the waiter, and on what."""
+        outcome: Outcome = (
+            Impossible(decision.reason, decision.message) if isinstance(decision, TrancheError) else decision
+        )
+        if isinstance(outcome, Waiting) and outcome == self._last:
+            return
+        self._last = outcome
+        question = Question(view, tuple(waiters), waiter_id, adopt_foreign_destroy)
+        line = json.dumps(decision_to_dict(RecordedDecision(self._clock(), question, outcome))) + "\n"
+        try:
+            os.write(self._descriptor, line.encode())
+        except OSError as error:
+            self._failed(error)
