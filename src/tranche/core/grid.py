@@ -53,6 +53,8 @@ def placements(profile: GpuInstanceProfile) -> tuple[Placement, ...]:
 
 def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
     """Whether the two may not live on one GPU, wherever they are placed."""
+    if not (one.added or other.added):
+        return False
     if "me" in one.added and "me" in other.added:
         return True
     return _takes_all_media(one, other) or _takes_all_media(other, one)
@@ -61,9 +63,9 @@ def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
 def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[Occupant]) -> bool:
     """Whether an instance of the profile could be created there beside the occupants."""
     same = 0
-    wanted = Occupant(profile.name, placement)
+    mask = placement.mask
     for occupant in occupants:
-        if occupant.conflicts(wanted):
+        if occupant.placement.mask & mask or profiles_exclude(occupant.profile, profile.name):
             return False
         same += occupant.profile == profile.name
     return same < profile.max_instances

@@ -81,6 +81,11 @@ class GpuInstance:
         return tuple(seen.values())
 
     @property
+    def has_processes(self) -> bool:
+        """Whether any process is in the instance."""
+        return bool(self.stray_processes) or any(ci.processes for ci in self.compute_instances)
+
+    @property
     def slices(self) -> tuple[ProfileName, ...]:
         """The names of the MIG devices inside, sorted; empty when no compute instance was made."""
         return tuple(sorted(ci.name for ci in self.compute_instances))

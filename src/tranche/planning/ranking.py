@@ -42,7 +42,8 @@ class Ranking:
         self._kind = kind
         self._answer = answer
         self._situations = situations
-        self._answers: dict[Situation, tuple[_Bucket, Option | None]] = {}
+        self._bucket_of: dict[Situation, _Bucket] = {}
+        self._option_in: dict[Situation, Option] = {}
         self._buckets: dict[Preference | Likeness, _Bucket] = {}
         self._open: list[tuple[Preference, _Bucket]] = []
         self.seen = 0
@@ -57,9 +58,12 @@ class Ranking:
     def catch_up(self, moves: Sequence[Move]) -> None:
         """Take in the moves from number `seen` on."""
         crowded: set[_Bucket] = set()
+        bucket_of = self._bucket_of
         for place, before, after in moves[self.seen :]:
-            left = self._bucket(before) if before.kind is self._kind else None
-            entered = self._bucket(after) if after.kind is self._kind else None
+            left = bucket_of.get(before)
+            entered = bucket_of.get(after)
+            if entered is None and after.kind is self._kind:
+                entered = self._bucket(after)
             if left is entered:
                 continue
             if left is not None:
@@ -88,9 +92,7 @@ class Ranking:
 
     def option(self, place: int) -> Option:
         """The best option of one of the GPUs that can serve the request, as on the first GPU seen in its situation."""
-        option = self._answers[self._situations[place]][1]
-        assert option is not None
-        return option
+        return self._option_in[self._situations[place]]
 
     def groups(self) -> Iterator[tuple[Likeness | None, int, int]]:
         """GPUs alike: by their obstacle, or None for those that can serve the request; the lowest place, and how many."""
@@ -108,19 +110,17 @@ class Ranking:
         return [self._lowest(bucket, number) for bucket in (*serving, *others) if bucket.count]
 
     def _bucket(self, situation: Situation) -> _Bucket:
-        known = self._answers.get(situation)
+        known = self._bucket_of.get(situation)
         if known is not None:
-            return known[0]
+            return known
         answer = self._answer(situation)
-        option: Option | None = None
-        key: Preference | Likeness
         if isinstance(answer, Obstacle):
-            key = answer.likeness
-            bucket = self._buckets.setdefault(key, _Bucket(None, key))
+            likeness = answer.likeness
+            bucket = self._buckets.setdefault(likeness, _Bucket(None, likeness))
         else:
-            key, option = answer
-            bucket = self._buckets.setdefault(key, _Bucket(key, None))
-        self._answers[situation] = (bucket, option)
+            preference, self._option_in[situation] = answer
+            bucket = self._buckets.setdefault(preference, _Bucket(preference, None))
+        self._bucket_of[situation] = bucket
         return bucket
 
     def _queue(self, bucket: _Bucket) -> None:
@@ -149,5 +149,4 @@ class Ranking:
         return found
 
     def _is_in(self, place: int, bucket: _Bucket) -> bool:
-        known = self._answers.get(self._situations[place])
-        return known is not None and known[0] is bucket
+        return self._bucket_of.get(self._situations[place]) is bucket

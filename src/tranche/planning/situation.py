@@ -64,7 +64,7 @@ class Situation:
 
 
 def situation_key(kind: GpuKind, here: Tenancy, changing: bool) -> tuple[object, ...]:
-    """Equal for two GPUs when every request gets the same answer from both, but for names, and never equal otherwise."""
+    """Equal for two GPUs only when every request gets the same answer from both, but for names."""
     if changing:
         return (kind, "changing")
     blocked = gpu_blocked(here)

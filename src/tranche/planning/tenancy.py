@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation, Grant, NodeView
-from tranche.core.grid import Occupant
+from tranche.core.grid import Occupant, profiles_exclude
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 
 
@@ -82,9 +82,14 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
     """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
     whole: dict[str, Allocation] = {}
     promised: dict[InstanceKey, dict[str, Allocation]] = {}
+    taken = 0
     for allocation, grant in held:
-        holders = whole if grant.slot is None else promised.setdefault(grant.slot, {})
-        holders[allocation.id] = allocation
+        slot = grant.slot
+        if slot is None:
+            whole[allocation.id] = allocation
+        else:
+            promised.setdefault(slot, {})[allocation.id] = allocation
+            taken |= slot.placement.mask
     in_use: list[GpuInstance] = []
     ours: list[GpuInstance] = []
     foreign: list[GpuInstance] = []
@@ -92,7 +97,11 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
         key = gpu.key(instance)
         if key in promised:
             continue
-        if instance.processes or any(occupant(instance).conflicts(_occupant_of(slot)) for slot in promised):
+        if (
+            instance.has_processes
+            or instance.placement.mask & taken
+            or any(profiles_exclude(instance.profile, slot.profile) for slot in promised)
+        ):
             in_use.append(instance)
         elif key in owned:
             ours.append(instance)
@@ -105,10 +114,6 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
 def occupant(instance: GpuInstance) -> Occupant:
     """The instance as the grid sees it."""
     return Occupant(instance.profile, instance.placement)
-
-
-def _occupant_of(slot: InstanceKey) -> Occupant:
-    return Occupant(slot.profile, slot.placement)
 
 
 def _mask(occupants: Iterable[Occupant]) -> int:
