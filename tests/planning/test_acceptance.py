@@ -7,19 +7,16 @@ from random import Random
 
 import pytest
 from bench.acceptance import GPUS, MIXES, ByIndex, Repack, accepted, arrivals
+from bench.machine import ProductPath, Spot, board_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.board import board_by_key
-from tranche.planning.fleet import MigFleet, Spot
 from tranche.planning.optimum import fluid_optimum
 from tranche.planning.tables import Geometry, geometry_of
 
 
 def a100() -> Geometry:
-    board = board_by_key("A100-40GB")
-    assert board is not None
-    return geometry_of(8, board.profiles)
+    return geometry_of(8, board_of("A100-40GB").profiles)
 
 
 @given(st.integers(0, 10_000), st.booleans())
@@ -51,7 +48,7 @@ def test_the_default_accepts_more_than_first_fit_and_best_fit(mix: str) -> None:
     geometry, weights = a100(), MIXES[mix]
     most = fluid_optimum(geometry, [Fraction(weight, sum(weights)) for weight in weights]).population
     path = arrivals(weights, float(most) * GPUS * 0.95, 6000, seed=1)
-    default = accepted(MigFleet(geometry, GPUS), path)
+    default = accepted(ProductPath(board_of("A100-40GB"), GPUS, keep_idle=False), path)
     first = accepted(ByIndex(geometry, GPUS, tightest=False), path)
     best = accepted(ByIndex(geometry, GPUS, tightest=True), path)
     assert default.count > best.count

@@ -62,13 +62,15 @@ def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
 
 def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[Occupant]) -> bool:
     """Whether an instance of the profile could be created there beside the occupants."""
-    same = 0
     mask = placement.mask
+    present: list[ProfileName] = []
     for occupant in occupants:
-        if occupant.placement.mask & mask or profiles_exclude(occupant.profile, profile.name):
+        if occupant.placement.mask & mask:
             return False
-        same += occupant.profile == profile.name
-    return same < profile.max_instances
+        present.append(occupant.profile)
+    if any(profiles_exclude(each, profile.name) for each in present):
+        return False
+    return len(present) < profile.max_instances or present.count(profile.name) < profile.max_instances
 
 
 def free_placements(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> tuple[Placement, ...]:

@@ -89,7 +89,7 @@ def _option(index: IndexedView, place: int, answer: Candidate, ranking: Ranking,
     if known.destroys <= 1:
         return same_option(known, here.gpu)
     found = best_option(here, answer, terms)
-    assert not isinstance(found, Obstacle)
+    assert found is not None
     return found[1]
 
 

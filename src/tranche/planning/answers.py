@@ -12,7 +12,7 @@ from tranche.core.state import GpuState
 from tranche.planning.candidates import Candidate, candidate
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.obstacle import Likeness, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.options import Freedom, Option, options
+from tranche.planning.options import Freedom, Option, options, ways
 from tranche.planning.policy import Policy
 from tranche.planning.ranking import Answer, Preference, Ranking
 from tranche.planning.situation import GpuKind, Situation
@@ -71,17 +71,23 @@ class Answers:
 def ranking_of(index: IndexedView, kind: GpuKind, answer: Candidate, terms: Terms) -> Ranking:
     """The GPUs of that kind, which would serve the request by that candidate were they empty."""
     name = None if answer.profile is None else answer.profile.name
-    return index.ranking(kind, (name, answer.whole, terms), partial(_answer_in, candidate=answer, terms=terms))
+    # Where every GPU is named, nobody asks which obstacles are alike.
+    told_apart = len(index) > NAMED_AT_MOST
+    return index.ranking(
+        kind,
+        (name, answer.whole, terms),
+        partial(_answer_in, candidate=answer, terms=terms, told_apart=told_apart),
+    )
 
 
-def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Preference, Option] | Obstacle:
-    """The cheapest way to serve the candidate on that GPU, with what is to be said for it; or what is in the way.
+def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Preference, Option] | None:
+    """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
 
     Cheapest change first, then fewest instances destroyed, least memory given, the policy's cost, the lowest start.
     """
-    found = options(here, answer, terms.freedom)
-    if isinstance(found, Obstacle):
-        return found
+    found = ways(here, answer, terms.freedom)
+    if isinstance(found, Obstacle) or not found:
+        return None
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
 
     def preference(option: Option) -> Preference:
@@ -158,15 +164,21 @@ def _answer_at(index: IndexedView, place: int, request: Request, terms: Terms, r
     return GpuAnswer(gpu, found if isinstance(found, Obstacle) else None)
 
 
-def _answer_in(situation: Situation, *, candidate: Candidate, terms: Terms) -> Answer:
+def _answer_in(situation: Situation, *, candidate: Candidate, terms: Terms, told_apart: bool) -> Answer:
     if situation.changing:
-        return _changing(situation.example.gpu)
-    return best_option(situation.example, candidate, terms)
+        return Likeness(Reason.LAYOUT_CHANGING)
+    best = best_option(situation.example, candidate, terms)
+    if best is not None:
+        return best
+    if not told_apart:
+        return Likeness(Reason.NO_ROOM)
+    found = options(situation.example, candidate, terms.freedom)
+    assert isinstance(found, Obstacle)
+    return found.likeness
 
 
 def _reserved(situation: Situation) -> Answer:
-    gpu = situation.example.gpu
-    return _changing(gpu) if situation.changing else _kept_for(gpu, "another")
+    return Likeness(Reason.LAYOUT_CHANGING if situation.changing else Reason.QUEUED_BEHIND)
 
 
 def _changing(gpu: GpuState) -> Obstacle:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tranche.core.state import GpuState, InstanceKey, Process
 
@@ -27,8 +28,12 @@ class Reason(StrEnum):
     QUEUED_BEHIND = "QueuedBehind"
 
 
-# What two GPUs' obstacles have in common that are alike: the reason, and what is missing.
-Likeness = tuple[Reason, int, int]
+class Likeness(NamedTuple):
+    """What the obstacles of GPUs have in common that are alike: the reason, and what is missing, as for an Obstacle."""
+
+    reason: Reason
+    missing_slices: int = 0
+    missing_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Obstacle:
     @property
     def likeness(self) -> Likeness:
         """Equal for obstacles that differ only in names."""
-        return (self.reason, self.missing_slices, self.missing_memory)
+        return Likeness(self.reason, self.missing_slices, self.missing_memory)
 
     @property
     def full_text(self) -> str:

@@ -58,6 +58,14 @@ class Freedom:
 
 def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now, or what is in the way."""
+    found = ways(tenancy, candidate, freedom)
+    if isinstance(found, Obstacle) or found or candidate.profile is None:
+        return found
+    return slice_obstacle(tenancy, candidate.profile)
+
+
+def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """As `options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
     gpu = tenancy.gpu
     blocked = gpu_blocked(tenancy)
     if blocked is not None:
@@ -68,8 +76,7 @@ def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[O
         return _uncut_again(tenancy, freedom)
     if not gpu.mig_enabled:
         return _cut_first(tenancy, candidate.profile, freedom)
-    found = _slices(tenancy, candidate.profile, freedom)
-    return found or slice_obstacle(tenancy, candidate.profile)
+    return _slices(tenancy, candidate.profile, freedom)
 
 
 def same_option(option: Option, gpu: GpuState) -> Option:

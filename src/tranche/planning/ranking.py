@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from tranche.planning.obstacle import Likeness, Obstacle
+from tranche.planning.obstacle import Likeness
 from tranche.planning.options import Option
 from tranche.planning.situation import GpuKind, Situation
 
 # What makes one option better than another, lowest first: the change, instances destroyed, bytes given, the policy's cost.
 Preference = tuple[int, int, int, float]
-Answer = tuple[Preference, Option] | Obstacle
+Answer = tuple[Preference, Option] | Likeness
 # A GPU, by its place in the index, that went from one situation to another.
 Move = tuple[int, Situation, Situation]
 
@@ -35,7 +35,8 @@ class _Bucket:
 class Ranking:
     """What the GPUs of one kind answer to one request. `situations` is the index's own list, by place.
 
-    `answer` is what a GPU in a situation answers: its best option with what is to be said for it, or an obstacle.
+    `answer` is what a GPU in a situation answers: its best option with what is to be said for it, or what obstacles like its have
+    in common.
     """
 
     def __init__(self, kind: GpuKind, answer: Callable[[Situation], Answer], situations: Sequence[Situation]) -> None:
@@ -114,9 +115,8 @@ class Ranking:
         if known is not None:
             return known
         answer = self._answer(situation)
-        if isinstance(answer, Obstacle):
-            likeness = answer.likeness
-            bucket = self._buckets.setdefault(likeness, _Bucket(None, likeness))
+        if isinstance(answer, Likeness):
+            bucket = self._buckets.setdefault(answer, _Bucket(None, answer))
         else:
             preference, self._option_in[situation] = answer
             bucket = self._buckets.setdefault(preference, _Bucket(preference, None))
