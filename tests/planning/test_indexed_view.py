@@ -22,7 +22,7 @@ from tranche.planning.effect import apply
 from tranche.planning.foresee import without
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.policy import POLICIES, Policy
-from tranche.planning.queue import Waiter, may_start, reserved_for, startable
+from tranche.planning.queue import Waiter, may_start, outlooks, reserved_for, startable
 from tranche.planning.tenancy import tenancies
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -156,6 +156,11 @@ def test_the_queue_is_served_as_by_a_plain_scan(data: st.DataObject) -> None:
         if isinstance(expected, Granted):
             may.append(waiter.id)
     assert list(startable(view, waiters)) == may
+    for waiter, outlook in zip(waiters, outlooks(view, waiters), strict=True):
+        alone = outcome(partial(may_start, view, waiters, waiter.id))
+        assert alone == (
+            (type(outlook), outlook.message, outlook.hint) if isinstance(outlook, TrancheError) else outlook
+        )
 
 
 @given(st.data(), st.integers(17, 40))

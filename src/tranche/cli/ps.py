@@ -17,9 +17,9 @@ from tranche.core.errors import TrancheError
 from tranche.core.wire import request_to_dict
 from tranche.local.attendance import silent
 from tranche.node import records
-from tranche.planning.allocate import Granted
+from tranche.planning.allocate import Decision, Granted
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.queue import Waiter, may_start
+from tranche.planning.queue import Waiter, outlooks
 
 _ALLOCATION_COLUMNS = ("ID", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
 _WAITER_COLUMNS = ("#", "WAITING", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
@@ -37,7 +37,7 @@ def command(settings: Settings, /, output: str) -> None:
     now = time.time()
     if output == "json":
         allocations = [allocation_document(each, view) for each in view.allocations]
-        waiters = [waiter_document(view, queue, position, away) for position in range(len(queue))]
+        waiters = waiter_documents(view, queue, away)
         print_json("AllocationList", allocations=allocations, waiters=waiters)
         return
     rows = [
@@ -56,36 +56,40 @@ def command(settings: Settings, /, output: str) -> None:
     print_table(_ALLOCATION_COLUMNS, rows)
     if queue:
         click.echo()
-        print_table(_WAITER_COLUMNS, [_waiter_row(view, queue, position, now, away) for position in range(len(queue))])
+        reasons = why_they_wait(view, queue, away)
+        waiting = [
+            _waiter_row(position, waiter, why, now)
+            for position, (waiter, (why, _)) in enumerate(zip(queue, reasons, strict=True), start=1)
+        ]
+        print_table(_WAITER_COLUMNS, waiting)
 
 
-def why_it_waits(
-    view: NodeView, queue: Sequence[records.Waiter], waiter_id: str, away: Collection[str]
-) -> tuple[str, tuple[Obstacle, ...]]:
-    """What a waiter waits for, as a sentence and as obstacles; it may be about to start.
+def why_they_wait(
+    view: NodeView, queue: Sequence[records.Waiter], away: Collection[str]
+) -> list[tuple[str, tuple[Obstacle, ...]]]:
+    """What each waiter waits for, as a sentence and as obstacles; it may be about to start.
 
     `away` are the waiters that do not answer, and that others do not wait for.
     """
-    if waiter_id in away:
-        return "its process is stopped or does not answer; others are served meanwhile", ()
-    there = [Waiter(each.id, each.request) for each in queue if each.id not in away]
-    try:
-        decision = may_start(view, there, waiter_id)
-    except TrancheError as error:
-        return error.message, ()
-    if isinstance(decision, Granted):
+    answers = outlooks(view, [Waiter(each.id, each.request) for each in queue if each.id not in away])
+    return [_AWAY if each.id in away else _why(next(answers)) for each in queue]
+
+
+_AWAY: tuple[str, tuple[Obstacle, ...]] = ("its process is stopped or does not answer; others are served meanwhile", ())
+
+
+def _why(outlook: Decision | TrancheError) -> tuple[str, tuple[Obstacle, ...]]:
+    if isinstance(outlook, TrancheError):
+        return outlook.message, ()
+    if isinstance(outlook, Granted):
         return "about to start", ()
-    why = describe.gpu_texts((each.gpu_index, each.full_text) for each in decision.obstacles)
-    return why + (f"; and {decision.unnamed:,} more GPUs" if decision.unnamed else ""), decision.obstacles
+    why = describe.gpu_texts((each.gpu_index, each.full_text) for each in outlook.obstacles)
+    return why + (f"; and {outlook.unnamed:,} more GPUs" if outlook.unnamed else ""), outlook.obstacles
 
 
-def _waiter_row(
-    view: NodeView, queue: Sequence[records.Waiter], position: int, now: float, away: Collection[str]
-) -> tuple[object, ...]:
-    waiter = queue[position]
-    why, _ = why_it_waits(view, queue, waiter.id, away)
+def _waiter_row(position: int, waiter: records.Waiter, why: str, now: float) -> tuple[object, ...]:
     return (
-        position + 1,
+        position,
         waiter.id,
         waiter.request,
         describe.age(now - waiter.created),
@@ -95,19 +99,19 @@ def _waiter_row(
     )
 
 
-def waiter_document(
-    view: NodeView, queue: Sequence[records.Waiter], position: int, away: Collection[str]
-) -> dict[str, object]:
-    """One waiter by its place in the queue, from 0, with what it waits for."""
-    waiter = queue[position]
-    why, obstacles = why_it_waits(view, queue, waiter.id, away)
-    return {
-        "position": position + 1,
-        "id": waiter.id,
-        "request": request_to_dict(waiter.request),
-        "created": describe.timestamp(waiter.created),
-        "pid": waiter.pid,
-        "command": waiter.command,
-        "why": why,
-        "obstacles": [obstacle_document(each) for each in obstacles],
-    }
+def waiter_documents(view: NodeView, queue: Sequence[records.Waiter], away: Collection[str]) -> list[dict[str, object]]:
+    """The waiters in their order, each with its place in the queue, from 1, and with what it waits for."""
+    reasons = why_they_wait(view, queue, away)
+    return [
+        {
+            "position": position,
+            "id": waiter.id,
+            "request": request_to_dict(waiter.request),
+            "created": describe.timestamp(waiter.created),
+            "pid": waiter.pid,
+            "command": waiter.command,
+            "why": why,
+            "obstacles": [obstacle_document(each) for each in obstacles],
+        }
+        for position, (waiter, (why, obstacles)) in enumerate(zip(queue, reasons, strict=True), start=1)
+    ]

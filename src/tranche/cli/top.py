@@ -15,7 +15,7 @@ from tranche.cli.documents import allocation_document, gpu_document
 from tranche.cli.duration import Duration
 from tranche.cli.output import print_json
 from tranche.cli.overview import overview
-from tranche.cli.ps import waiter_document
+from tranche.cli.ps import waiter_documents
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.local.attendance import silent
@@ -61,7 +61,7 @@ def _print_document(host: Host) -> None:
         "Overview",
         gpus=[gpu_document(view, gpu) for gpu in view.node],
         allocations=[allocation_document(each, view) for each in view.allocations],
-        waiters=[waiter_document(view, queue, position, away) for position in range(len(queue))],
+        waiters=waiter_documents(view, queue, away),
     )
 
 

@@ -101,6 +101,34 @@ def startable(
             reserved.setdefault(kind, waiter_id)
 
 
+def outlooks(
+    view: NodeView | IndexedView,
+    waiters: Iterable[Waiter],
+    *,
+    policy: Policy = DEFAULT,
+    adopt_foreign_destroy: bool = False,
+    mode_change_allowed: bool = True,
+) -> Iterator[Decision | TrancheError]:
+    """What each waiter gets now, in order of arrival, or why it can never get anything; the options are those of `decide`."""
+    index = indexed(view)
+    reserved: dict[GpuKind, str] = {}
+    for waiter in waiters:
+        try:
+            yield decide(
+                index,
+                waiter.request,
+                policy=policy,
+                adopt_foreign_destroy=adopt_foreign_destroy,
+                mode_change_allowed=mode_change_allowed,
+                reserved=reserved,
+            )
+        except TrancheError as error:
+            yield error
+        if len(reserved) < len(index.kinds):
+            for kind in _wanted(index, waiter.request):
+                reserved.setdefault(kind, waiter.id)
+
+
 def _first_of_each(waiters: Iterable[Waiter]) -> Iterator[tuple[Request, str]]:
     """Each request once, with the id of the first waiter that asks for it."""
     seen: set[Request] = set()
