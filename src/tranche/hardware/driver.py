@@ -7,6 +7,7 @@ from typing import Protocol
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, NodeState
+from tranche.hardware.visible_devices import Scope
 
 
 class Driver(Protocol):
@@ -14,6 +15,11 @@ class Driver(Protocol):
 
     GpuBusy: something is in use. NoRoom: the grid has no place. PermissionDenied, MigNotSupported, HardwareError: as named.
     """
+
+    @property
+    def scope(self) -> Scope:
+        """How much of the machine this process is shown. What is not shown may be there all the same."""
+        ...
 
     def observe(self) -> NodeState:
         """Every GPU as it is now."""

@@ -6,6 +6,7 @@ instance that they name.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,7 @@ from tranche.core.state import GpuInstance, GpuState, MigMode, NodeState
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
 from tranche.hardware.nvml_profiles import Geometry, read_geometry
+from tranche.hardware.visible_devices import VARIABLE, scope_of
 
 _RESET_SECONDS = 120.0
 # What NVML says of one GPU that cannot be reached while the others can: nvml.h names the first four for
@@ -45,6 +47,7 @@ class NvmlDriver:
         self._instances = InstanceReader()
         self._geometries: dict[tuple[str, MigMode], Geometry] = {}
         self._lock = threading.Lock()
+        self.scope = scope_of(os.environ.get(VARIABLE))
 
     def close(self) -> None:
         """Shut NVML down."""

@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import FrameType
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.workload import find_command, run_workload, share_environment
+from tranche.node import register
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host
 from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
-from tranche.node.processes import Process
+from tranche.node.processes import MARK, Process
 from tranche.planning.allocate import Waiting
 
 _AFTERMATH_SECONDS = 0.25
@@ -59,6 +60,7 @@ def run(
     takes the share from this dead process. `record` is told each decision.
     """
     path = find_command(command[0], environment)
+    _refuse_inside(host, environment.get(MARK, ""))
     queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy, record=record)
     # What is ignored stays ignored, so that nohup works.
     previous = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGINT)}
@@ -94,6 +96,17 @@ def run(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _refuse_inside(host: Host, allocation_id: str) -> None:
+    """UsageError when this process runs in a share: what it would wait for may be what it has."""
+    with host.ledger.read() as db:
+        inside = any(each.id == allocation_id for each in register.allocations(db))
+    if inside:
+        raise UsageError(
+            f"this is inside share {allocation_id} already, and a share is not shared further",
+            hint="start the command as it is, in this share; or run tranche outside of it",
+        )
 
 
 def _as_text(command: Sequence[str]) -> str:

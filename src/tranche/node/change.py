@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
 from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_APPLY_MODE
+from tranche.hardware.visible_devices import Scope
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
@@ -53,6 +54,9 @@ class Change:
     def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
         """Carry out what is decided; the last decision. GpuBusy or WaitTimeout when something in use stays in the way."""
         last = decide(self._host.view())
+        if self._host.driver.scope is Scope.PARTS:
+            last.refuse_if_blocked()
+            self._host.require_whole_gpus()
 
         def decide_now(view: NodeView) -> Plan:
             nonlocal last
@@ -75,6 +79,7 @@ class Change:
 
     def as_saved(self, plan: Plan) -> None:
         """Carry out a saved plan; StateMoved when a GPU is no longer as it was when the plan was made."""
+        self._host.require_whole_gpus()
         changes_mode = any(step.changes_mode for step in plan.steps)
         changes_cut = any(not step.changes_mode for step in plan.steps)
 

@@ -10,13 +10,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import GpuNotFound, TrancheError
 from tranche.core.state import GpuState, InstanceKey
 from tranche.hardware.driver import Driver
+from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal
 from tranche.node.acts import BUILT_IN
 from tranche.node.guards import Guards
@@ -76,6 +77,17 @@ class Executor:
             if errors:
                 self.undo(plan_id, allocation_id=allocation_id, held=True)
                 raise errors[0]
+
+    def shows(self, gpu_uuids: Iterable[str]) -> bool:
+        """Whether this process can look at those GPUs, as far as they are still in the machine."""
+        if self._driver.scope is Scope.ALL:
+            return True
+        try:
+            for gpu_uuid in gpu_uuids:
+                self._driver.observe_gpu(gpu_uuid)
+        except GpuNotFound:
+            return False
+        return True
 
     def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
         """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, NodeView, Phase
-from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheError
+from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, StateMoved, TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
 from tranche.hardware.driver import Driver
+from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.executor import Executor, Progress, no_progress
@@ -107,10 +108,18 @@ class Host:
 
     def view(self) -> NodeView:
         """The machine as it is now, after whatever a dead process left behind was cleared."""
-        if self._recovery.needed():
+        if self.driver.scope is not Scope.PARTS and self._recovery.needed():
             with self._deciding():
                 return self._current_view()
         return self._gather()[0]
+
+    def require_whole_gpus(self) -> None:
+        """PermissionDenied when this process is shown parts of GPUs: nothing can be decided on such a view."""
+        if self.driver.scope is Scope.PARTS:
+            raise PermissionDenied(
+                "this process is shown a part of the machine only, by NVIDIA_VISIBLE_DEVICES: it can look, but change nothing",
+                hint="run the command outside of the share or container that set it",
+            )
 
     def recovery_needed(self) -> bool:
         """Whether a dead process left something behind; cheap, no GPU is asked."""
@@ -312,6 +321,7 @@ class Host:
         self._boundary()
 
     def _deciding(self) -> FileLock:
+        self.require_whole_gpus()
         return FileLock(self.places.decision_lock)
 
     def _current_view(self) -> NodeView:

@@ -40,7 +40,7 @@ class Recovery:
         with self._ledger.read() as db:
             dead = interrupted_plans(db, self._places)
             plans = journal.running_plans(db, self._executor.repertoire.kinds)
-            interrupted = [each for each in plans if each.id in dead]
+            interrupted = [each for each in plans if each.id in dead and self._executor.shows(each.gpu_uuids)]
         for plan in interrupted:
             self._settle(plan)
         with self._ledger.read() as db:
@@ -65,11 +65,12 @@ class Recovery:
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
 
-        GPUs that a plan was `working` on when the view was taken are left out: what they show may be on its way.
+        What is not shown is not gone: only a GPU that answers proves that an instance is not there. GPUs that a plan was
+        `working` on when the view was taken are left out, since what they show may be on its way.
         """
         present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
-        unsure = working | {gpu.uuid for gpu in view.node if gpu.lost}
-        gone = {key for key in view.owned - present if key.gpu_uuid not in unsure}
+        answering = {gpu.uuid for gpu in view.node if not gpu.lost} - working
+        gone = {key for key in view.owned - present if key.gpu_uuid in answering}
         if not gone:
             return view
         with self._ledger.write() as db:

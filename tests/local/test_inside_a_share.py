@@ -1,0 +1,119 @@
+"""What is hidden from a process is not gone, and a command in a share decides nothing about the machine."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
+from tranche.hardware.visible_devices import Scope, scope_of
+
+SLICE = ("--mig-profile", "3g.20gb")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[TestMachine]:
+    """Two A100 40 GB; Tranche has made two slices on the first and one on the second."""
+    with machine_in(tmp_path, "A100-40GB", "A100-40GB") as machine:
+        works = [machine.hold(*SLICE) for _ in range(3)]
+        for work in works:
+            work.process.terminate()
+            work.process.wait(timeout=60)
+        assert owned(machine) == [True, True, True]
+        yield machine
+
+
+def owned(machine: TestMachine) -> list[bool]:
+    """Of each slice on the machine, whether Tranche made it."""
+    return [each["owned"] for gpu in machine.json("gpus")["gpus"] for each in gpu["slices"]]
+
+
+def inside(machine: TestMachine, *arguments: str) -> str:
+    """Run tranche in a share; what it says, and its exit code."""
+    nested = shlex.join([*TRANCHE, *arguments])
+    done = machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", f"{nested} 2>&1; echo code $?")
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("ps",), ("gpus",), ("top", "--once"), ("explain", "--mig-profile", "1g.5gb"), ("doctor",), ("events",)],
+)
+def test_looking_from_inside_a_share_changes_nothing(machine: TestMachine, arguments: tuple[str, ...]) -> None:
+    assert "code 0" in inside(machine, *arguments)
+    assert owned(machine) == [True] * 4
+
+
+def test_a_share_inside_a_share_is_refused(machine: TestMachine) -> None:
+    said = inside(machine, "run", *SLICE, "--", "true")
+    assert "code 2" in said
+    assert "inside share" in said
+    assert owned(machine) == [True] * 4
+
+
+def test_a_layout_is_refused_where_slices_may_be_hidden(machine: TestMachine) -> None:
+    before = machine.changes()
+    slices = machine.smi("-L").split("UUID: MIG-")[1].split(")")[0]
+    done = machine.tranche(
+        "layout", "apply", "--selected-config", "all-disabled", NVIDIA_VISIBLE_DEVICES=f"MIG-{slices}", code=22
+    )
+    assert "NVIDIA_VISIBLE_DEVICES" in done.stderr
+    assert machine.changes() == before
+
+
+def test_hidden_gpus_are_not_gone(machine: TestMachine) -> None:
+    for visible in ("1", "none", machine.machine.gpus()[0].uuid):
+        machine.tranche("ps", NVIDIA_VISIBLE_DEVICES=visible)
+        machine.tranche("run", "-q", "--no-wait", *SLICE, "--", "true", NVIDIA_VISIBLE_DEVICES=visible, code=None)
+        assert all(owned(machine))
+
+
+def test_a_lost_gpu_keeps_its_slices_for_when_it_comes_back(machine: TestMachine) -> None:
+    machine.machine.inject_lost(0)
+    machine.tranche("ps")
+    machine.tranche("run", "-q", *SLICE, "--", "true")
+    machine.machine.clear_injections()
+    assert owned(machine) == [True] * 3
+
+
+def test_what_a_killed_process_left_on_a_hidden_gpu_waits_for_somebody_who_sees_it(machine: TestMachine) -> None:
+    machine.machine.set_time_scale(100.0)
+    command = machine.start("run", "-q", "--mig-profile", "7g.40gb", "--", "true")
+    wait_until(lambda: [each["phase"] for each in machine.json("ps")["allocations"]] == ["preparing"], command)
+    (gpu,) = {each["gpuUUID"] for each in machine.json("ps")["allocations"][0]["grants"]}
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    machine.machine.set_time_scale(0)
+    other = next(each.uuid for each in machine.machine.gpus() if each.uuid != gpu)
+    machine.tranche("ps", NVIDIA_VISIBLE_DEVICES=other)
+    machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "true", NVIDIA_VISIBLE_DEVICES=other)
+    kinds = {each["type"] for each in machine.json("events")["events"]}
+    assert not kinds & {"Recovered", "UndoIncomplete"}
+    assert machine.json("ps")["allocations"] == []
+    kinds = {each["type"] for each in machine.json("events")["events"]}
+    assert kinds & {"Recovered", "UndoIncomplete"} == {"Recovered"}
+    assert all(owned(machine))
+
+
+@pytest.mark.parametrize(
+    ("value", "scope"),
+    [
+        (None, Scope.ALL),
+        ("all", Scope.ALL),
+        ("", Scope.GPUS),
+        ("none", Scope.GPUS),
+        ("0,1", Scope.GPUS),
+        ("GPU-0d1e2f3a-0000-1111-2222-333344445555, 1", Scope.GPUS),
+        ("void", Scope.PARTS),
+        ("MIG-0d1e2f3a-0000-1111-2222-333344445555", Scope.PARTS),
+        ("0,1:2", Scope.PARTS),
+        ("/var/run/nvidia-container-devices", Scope.PARTS),
+    ],
+)
+def test_lists_of_gpus_show_them_whole_and_nothing_else_does(value: str | None, scope: Scope) -> None:
+    assert scope_of(value) is scope
