@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.cli import describe
 from tranche.core.errors import UsageError
 from tranche.core.quantity import (
     GIB,
@@ -20,6 +19,7 @@ from tranche.core.quantity import (
     parse_fraction,
     parse_memory,
 )
+from tranche.documents import describe
 
 
 @pytest.mark.parametrize(

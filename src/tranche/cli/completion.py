@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tranche.cli.settings import Settings
+from tranche.core.errors import LayoutInvalid
 
 Words = Iterable[tuple[str, str]]
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -51,10 +52,12 @@ def _ids(context: click.Context) -> Iterator[tuple[str, str]]:
 def _layouts(context: click.Context) -> Words:
     path = context.params.get("config_file")
     if path:
-        from tranche.cli.layout_options import read_layouts
+        from tranche.core.layout_format import parse_layouts
+        from tranche.node.files import read_document
 
         # Neither stdin nor a pipe may be read before the command itself does.
-        return [(name, "") for name in read_layouts(path).names] if os.path.isfile(path) else []
+        file = parse_layouts(read_document(path, LayoutInvalid) if os.path.isfile(path) else None)
+        return [(name, "") for name in file.names]
     from tranche.cli.runtime import open_driver
     from tranche.planning.generate import generate_layouts
 

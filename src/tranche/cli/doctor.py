@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 
-from tranche.cli import describe
 from tranche.cli.output import print_json
 from tranche.cli.runtime import open_driver, state_dir
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
+from tranche.documents import describe
+from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import Driver
 from tranche.node import register
 from tranche.node.checkup import (
@@ -47,7 +48,7 @@ def command(settings: Settings, /, output: str) -> None:
     findings = _findings(settings)
     failures = [each for each in findings if each.status is Status.FAIL]
     if output == "json":
-        print_json("Checkup", healthy=not failures, findings=[_document(each) for each in findings])
+        print_json("Checkup", healthy=not failures, findings=[finding_document(each) for each in findings])
     else:
         _print(findings)
     sys.exit(1 if failures else 0)
@@ -94,13 +95,3 @@ def _print(findings: Sequence[Finding]) -> None:
         click.echo(f"{click.style(f'{status:<4}', fg=_COLOURS[status])}  {where}{text}")
         if hint:
             click.echo(f"      hint: {hint}")
-
-
-def _document(found: Finding) -> dict[str, object]:
-    return {
-        "check": found.check,
-        "status": str(found.status),
-        "gpu": found.gpu,
-        "message": found.text,
-        "hint": found.hint,
-    }

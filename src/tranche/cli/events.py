@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
-from tranche.cli import describe
 from tranche.cli.output import one_line, print_json
 from tranche.cli.runtime import state_dir
-from tranche.cli.settings import API_VERSION, Settings, TrancheCommand, output_option
+from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.cli.streams import pause
-from tranche.core.events import Event, event_data_to_dict
+from tranche.core.events import Event
+from tranche.documents import describe
+from tranche.documents.envelope import document
+from tranche.documents.events import event_document
 from tranche.node import chronicle
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
@@ -38,7 +39,7 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
             found = chronicle.events(db, last=last)
             newest = chronicle.events(db, last=1)
         if output == "json" and not follow:
-            print_json("EventList", events=[_document(event) for event in found])
+            print_json("EventList", events=[event_document(event) for event in found])
             return
         _print(found, output)
         position = newest[-1].position if newest else 0
@@ -55,7 +56,7 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
 def _print(found: tuple[Event, ...], output: str) -> None:
     for event in found:
         if output == "json":
-            click.echo(json.dumps({"apiVersion": API_VERSION, "kind": "Event", **_document(event)}))
+            click.echo(json.dumps(document("Event", **event_document(event))))
         else:
             click.echo(_line(event))
 
@@ -63,16 +64,3 @@ def _print(found: tuple[Event, ...], output: str) -> None:
 def _line(event: Event) -> str:
     about = event.allocation_id or event.gpu_uuid or "-"
     return f"{describe.local_time(event.time)}  {event.name:<15}  {about:<8}  {one_line(event.message)}"
-
-
-def _document(event: Event) -> dict[str, Any]:
-    return {
-        "position": event.position,
-        "time": describe.timestamp(event.time),
-        "type": event.name,
-        "gpuUUID": event.gpu_uuid or None,
-        "allocationId": event.allocation_id or None,
-        "message": event.message,
-        "cause": event.cause,
-        "data": None if event.data is None else event_data_to_dict(event.data),
-    }

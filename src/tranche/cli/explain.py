@@ -8,21 +8,19 @@ from typing import Any
 
 import click
 
-from tranche.cli import describe
-from tranche.cli.documents import key_document, obstacle_document
 from tranche.cli.output import print_json, print_table
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.quantity import format_memory
 from tranche.core.state import NodeState
-from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.documents import describe
+from tranche.documents.explanation import explanation_document, status
 from tranche.local.attendance import attending
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.queue import Waiter
-from tranche.planning.remedies import Remedy
 
 
 @click.command(cls=TrancheCommand)
@@ -46,21 +44,15 @@ def command(settings: Settings, /, adopt_foreign: str, output: str, **request: A
         waiters = [Waiter(each.id, each.request) for each in attending(host.places, host.waiters(), time.time())]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
-        print_json("Explanation", **_document(answer, len(waiters)))
+        print_json("Explanation", **explanation_document(answer, len(waiters)))
     else:
         _print(answer, view.node)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
 
-def _status(answer: Explanation) -> str:
-    if answer.granted is not None:
-        return "Startable"
-    return "Waiting" if answer.impossible is None else answer.impossible.reason
-
-
 def _print(answer: Explanation, node: NodeState) -> None:
-    click.echo(f"{_status(answer)}: {answer.summary}")
+    click.echo(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
         for step in steps:
@@ -97,47 +89,3 @@ def _holders(found: Obstacle, node: NodeState) -> str:
     names = [*found.allocation_ids, *map(str, found.processes)]
     names += [describe.instance(key, node) for key in found.instances]
     return ", ".join(names)
-
-
-def _document(answer: Explanation, waiters_ahead: int) -> dict[str, Any]:
-    granted, impossible = answer.granted, answer.impossible
-    document = {
-        "request": request_to_dict(answer.request),
-        "status": _status(answer),
-        "exitCode": 0 if impossible is None else impossible.exit_code,
-        "message": answer.summary,
-        "waitersAhead": waiters_ahead,
-        "grants": [] if granted is None else [grant_to_dict(each) for each in granted.grants],
-        "steps": []
-        if granted is None
-        else [{"gpuUUID": step.gpu_uuid, "action": str(step)} for step in granted.plan.steps],
-        "gpus": [_gpu_document(each) for each in answer.gpus],
-        "remedies": [_remedy_document(each) for each in answer.remedies],
-        "hint": "" if impossible is None else impossible.hint,
-    }
-    if answer.answers.unnamed:
-        document["otherGpus"] = answer.answers.unnamed
-    if answer.advice.looked_at:
-        document["gpusSearchedForRemedies"] = answer.advice.looked_at
-    return document
-
-
-def _gpu_document(answer: GpuAnswer) -> dict[str, Any]:
-    document = {
-        "index": answer.gpu.index,
-        "uuid": answer.gpu.uuid,
-        "fits": answer.obstacle is None,
-        "obstacle": None if answer.obstacle is None else obstacle_document(answer.obstacle),
-    }
-    return document | ({"moreGpus": answer.alike} if answer.alike else {})
-
-
-def _remedy_document(remedy: Remedy) -> dict[str, Any]:
-    return {
-        "kind": str(remedy.kind),
-        "message": remedy.text,
-        "request": None if remedy.request is None else request_to_dict(remedy.request),
-        "allocationIds": list(remedy.allocation_ids),
-        "processIds": list(remedy.process_ids),
-        "instances": [key_document(key) for key in remedy.instances],
-    }

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import click
 
-from tranche.cli import describe
-from tranche.cli.documents import gpu_document
-from tranche.cli.inventory import SliceRow, slices_on, whole_holders
 from tranche.cli.output import print_json, print_table, warn
 from tranche.cli.runtime import open_driver, state_dir
 from tranche.cli.settings import Settings, TrancheCommand, output_option
@@ -14,6 +11,9 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
+from tranche.documents import describe
+from tranche.documents.machine import gpu_document
+from tranche.documents.slices import SliceRow, slices_on, whole_holders
 from tranche.node.look import look
 from tranche.node.session import Places
 

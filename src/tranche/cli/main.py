@@ -15,9 +15,10 @@ from typing import Any
 import click
 
 from tranche.cli import streams
-from tranche.cli.settings import API_VERSION, Settings, TrancheCommand
+from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.spelling import did_you_mean
+from tranche.documents.envelope import error_document
 from tranche.hardware.simulator_errors import simulator_errors
 
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -131,9 +132,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 def _report(error: TrancheError, *, as_json: bool) -> None:
     if as_json:
-        body = {"apiVersion": API_VERSION, "kind": "Error", "reason": error.reason, "exitCode": error.exit_code}
-        body |= {"message": error.message, "hint": error.hint}
-        click.echo(json.dumps(body), err=True)
+        click.echo(json.dumps(error_document(error)), err=True)
         return
     click.echo(click.style("error", fg="red", bold=True) + f": {error.message}", err=True, color=_colour())
     if error.hint:

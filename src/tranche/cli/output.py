@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from tranche.cli.settings import API_VERSION
+from tranche.documents.envelope import document
 
 
 def print_json(kind: str, **data: Any) -> None:
     """One JSON document with apiVersion and kind, on stdout."""
-    click.echo(json.dumps({"apiVersion": API_VERSION, "kind": kind, **data}, indent=2))
+    click.echo(json.dumps(document(kind, **data), indent=2))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

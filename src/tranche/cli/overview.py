@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from tranche.cli import describe
-from tranche.cli.inventory import SliceRow, slices_on, whole_holders
 from tranche.cli.output import one_line
 from tranche.core.allocation import NodeView
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
+from tranche.documents import describe
+from tranche.documents.slices import SliceRow, slices_on, whole_holders
 from tranche.node.records import Waiter
 
 _BLOCKS = {"held": ("█", "green"), "preparing": ("▒", "yellow"), "in use": ("▓", "magenta"), "idle": ("░", "cyan")}

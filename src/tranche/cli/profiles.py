@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from tranche.cli import completion, describe
-from tranche.cli.documents import profile_document
+from tranche.cli import completion
 from tranche.cli.output import print_json, print_table, say
 from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
 from tranche.cli.runtime import open_driver
@@ -19,6 +18,8 @@ from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, 
 from tranche.core.grid import remaining_capacity
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState, NodeState
+from tranche.documents import describe
+from tranche.documents.profiles import board_document, profile_document
 
 
 @click.command(cls=TrancheCommand)
@@ -196,7 +197,7 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
 
 def _show_catalogue(output: str) -> None:
     if output == "json":
-        print_json("BoardList", boards=[_board_document(board) for board in catalogue()])
+        print_json("BoardList", boards=[board_document(board) for board in catalogue()])
         return
     rows = [
         (
@@ -213,22 +214,3 @@ def _show_catalogue(output: str) -> None:
     ]
     print_table(("BOARD", "MEMORY", "SM", "COMPUTE", "GRID", "ARCHITECTURE", "PROFILES", "PRODUCTS"), rows)
     click.echo("? no source shows it")
-
-
-def _board_document(board: Board) -> dict[str, Any]:
-    return {
-        "board": board.key,
-        "products": list(board.products),
-        "architecture": board.architecture,
-        "computeCapability": board.compute_capability,
-        "pciDeviceIds": list(board.pci_device_ids),
-        "memoryBytes": board.memory,
-        "sm": board.sm,
-        "computeSlices": board.compute_slices,
-        "memorySlices": board.memory_slices,
-        "maxMigDevices": board.max_mig_devices,
-        "modeChangeNeedsReset": board.mode_change_needs_reset,
-        "profiles": [str(profile.name) for profile in board.profiles],
-        "unverified": list(board.unverified),
-        "note": board.note,
-    }

@@ -7,14 +7,14 @@ from collections.abc import Collection, Sequence
 
 import click
 
-from tranche.cli import describe
-from tranche.cli.documents import allocation_document, obstacle_document
 from tranche.cli.output import print_json, print_table
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.wire import request_to_dict
+from tranche.documents import describe
+from tranche.documents.shares import allocation_document, obstacle_document
 from tranche.local.attendance import silent
 from tranche.node import records
 from tranche.planning.allocate import Decision, Granted

@@ -11,7 +11,7 @@ from typing import IO
 
 import click
 
-from tranche.cli import describe
+from tranche.documents import describe
 from tranche.cli.output import print_json, print_table
 from tranche.cli.settings import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError

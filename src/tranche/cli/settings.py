@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import click
 
-API_VERSION = "tranche.dev/v1"
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

@@ -1,23 +1,17 @@
-"""The parts of the JSON documents that `-o json` prints; docs/reference/json.md describes them.
-
-Amounts of memory are bytes, times are RFC 3339 in UTC, and what is not known is null.
-"""
+"""GPUs, their slices and the processes on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tranche.cli.describe import timestamp
-from tranche.cli.inventory import SliceRow, missing_instances, room_on, slices_on, whole_holders
 from tranche.core.allocation import Allocation, NodeView
-from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Placement
 from tranche.core.state import GpuState, InstanceKey, Process
-from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
+from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders
 
 if TYPE_CHECKING:
-    from tranche.planning.obstacle import Obstacle
+    pass
 
 
 def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
@@ -104,68 +98,4 @@ def key_document(key: InstanceKey) -> dict[str, Any]:
         "gpuUUID": key.gpu_uuid,
         "profile": str(key.profile),
         "placement": placement_document(key.placement),
-    }
-
-
-def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any]:
-    """One allocation with what it was given and what of that is missing."""
-    return {
-        "id": allocation.id,
-        "request": request_to_dict(allocation.request),
-        "grants": [grant_to_dict(each) for each in allocation.grants],
-        "phase": str(allocation.phase),
-        "created": timestamp(allocation.created),
-        "keeper": keeper_to_dict(allocation.keeper),
-        "pid": allocation.holder_pid or None,
-        "command": allocation.command,
-        "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
-    }
-
-
-def obstacle_document(found: Obstacle) -> dict[str, Any]:
-    """What keeps one GPU from serving a request; `reason` is a stable word."""
-    document = {
-        "gpuIndex": found.gpu_index,
-        "gpuUUID": found.gpu_uuid,
-        "reason": str(found.reason),
-        "message": found.text,
-        "missingSlices": found.missing_slices,
-        "missingMemoryBytes": found.missing_memory,
-        "allocationIds": list(found.allocation_ids),
-        "processes": process_documents(found.processes),
-        "instances": [key_document(key) for key in found.instances],
-    }
-    return document | ({"moreGpus": found.alike} if found.alike else {})
-
-
-def profile_document(profile: GpuInstanceProfile) -> dict[str, Any]:
-    """One GPU-instance profile of a board; fields named in `unverified` have no first-hand source."""
-    return {
-        "name": str(profile.name),
-        "enum": profile.enum,
-        "id": profile.id,
-        "memoryBytes": profile.memory,
-        "otherMemoryBytes": list(profile.other_memory),
-        "sm": profile.sm,
-        "slices": profile.slices,
-        "copyEngines": profile.copy_engines,
-        "decoders": profile.decoders,
-        "encoders": profile.encoders,
-        "jpeg": profile.jpeg,
-        "ofa": profile.ofa,
-        "maxInstances": profile.max_instances,
-        "placements": [{"start": start, "size": profile.size} for start in profile.starts],
-        "computeProfiles": [
-            {
-                "name": str(inside.name),
-                "enum": inside.enum,
-                "id": inside.id,
-                "slices": inside.slices,
-                "sm": inside.sm,
-                "maxInstances": inside.max_instances,
-                "unverified": sorted(inside.unverified),
-            }
-            for inside in profile.compute_profiles
-        ],
-        "unverified": sorted(profile.unverified),
     }

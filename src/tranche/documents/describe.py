@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from tranche.cli.inventory import SliceRow, missing_instances, room_on
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.errors import GpuNotFound
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState, InstanceKey, NodeState, Process
+from tranche.documents.slices import SliceRow, missing_instances, room_on
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 

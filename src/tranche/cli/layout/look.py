@@ -6,7 +6,7 @@ import json
 
 import click
 
-from tranche.cli.layout_options import config_options, mode_only_option, read_layouts, required_checkpoint_file
+from tranche.cli.layout.options import config_options, mode_only_option, read_layouts, required_checkpoint_file
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_driver
 from tranche.cli.settings import Settings, TrancheCommand, output_option

@@ -7,7 +7,7 @@ from functools import partial
 
 import click
 
-from tranche.cli.layout_options import (
+from tranche.cli.layout.options import (
     config_options,
     hook_options,
     hook_runner,
@@ -20,7 +20,7 @@ from tranche.cli.layout_options import (
     skip_reset_option,
     wait_options,
 )
-from tranche.cli.layout_output import Narrator, decision_data, print_plan, sum_up
+from tranche.cli.layout.report import Narrator, decision_data, print_plan, sum_up
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tranche.cli.layout_apply import apply, plan, restore
-from tranche.cli.layout_show import assert_layout, checkpoint, export, generate
+from tranche.cli.layout.change import apply, plan, restore
+from tranche.cli.layout.look import assert_layout, checkpoint, export, generate
 from tranche.cli.settings import TrancheGroup
 
 

@@ -1,0 +1,20 @@
+"""What every document has in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranche.core.errors import TrancheError
+
+API_VERSION = "tranche.dev/v1"
+
+
+def document(kind: str, **data: Any) -> dict[str, Any]:
+    """A document of that kind."""
+    return {"apiVersion": API_VERSION, "kind": kind, **data}
+
+
+def error_document(error: TrancheError) -> dict[str, Any]:
+    """An error, as it goes to stderr where JSON was asked for."""
+    body = {"reason": error.reason, "exitCode": error.exit_code, "message": error.message, "hint": error.hint}
+    return document("Error", **body)

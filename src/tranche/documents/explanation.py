@@ -1,0 +1,64 @@
+"""Why a request waits, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.documents.machine import key_document
+from tranche.documents.shares import obstacle_document
+from tranche.planning.answers import GpuAnswer
+from tranche.planning.explain import Explanation
+from tranche.planning.remedies import Remedy
+
+
+def status(answer: Explanation) -> str:
+    """The answer in one word: `Startable`, `Waiting`, or the reason word of the error that makes it impossible."""
+    if answer.granted is not None:
+        return "Startable"
+    return "Waiting" if answer.impossible is None else answer.impossible.reason
+
+
+def explanation_document(answer: Explanation, waiters_ahead: int) -> dict[str, Any]:
+    """What a request would meet now, and what would help; a long answer says what it leaves out."""
+    granted, impossible = answer.granted, answer.impossible
+    document = {
+        "request": request_to_dict(answer.request),
+        "status": status(answer),
+        "exitCode": 0 if impossible is None else impossible.exit_code,
+        "message": answer.summary,
+        "waitersAhead": waiters_ahead,
+        "grants": [] if granted is None else [grant_to_dict(each) for each in granted.grants],
+        "steps": []
+        if granted is None
+        else [{"gpuUUID": step.gpu_uuid, "action": str(step)} for step in granted.plan.steps],
+        "gpus": [_gpu_document(each) for each in answer.gpus],
+        "remedies": [_remedy_document(each) for each in answer.remedies],
+        "hint": "" if impossible is None else impossible.hint,
+    }
+    if answer.answers.unnamed:
+        document["otherGpus"] = answer.answers.unnamed
+    if answer.advice.looked_at:
+        document["gpusSearchedForRemedies"] = answer.advice.looked_at
+    return document
+
+
+def _gpu_document(answer: GpuAnswer) -> dict[str, Any]:
+    document = {
+        "index": answer.gpu.index,
+        "uuid": answer.gpu.uuid,
+        "fits": answer.obstacle is None,
+        "obstacle": None if answer.obstacle is None else obstacle_document(answer.obstacle),
+    }
+    return document | ({"moreGpus": answer.alike} if answer.alike else {})
+
+
+def _remedy_document(remedy: Remedy) -> dict[str, Any]:
+    return {
+        "kind": str(remedy.kind),
+        "message": remedy.text,
+        "request": None if remedy.request is None else request_to_dict(remedy.request),
+        "allocationIds": list(remedy.allocation_ids),
+        "processIds": list(remedy.process_ids),
+        "instances": [key_document(key) for key in remedy.instances],
+    }

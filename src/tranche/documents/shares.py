@@ -1,0 +1,45 @@
+"""Shares, and what keeps a request from getting one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
+from tranche.documents.describe import timestamp
+from tranche.documents.machine import key_document, process_documents
+from tranche.documents.slices import missing_instances
+
+if TYPE_CHECKING:
+    from tranche.planning.obstacle import Obstacle
+
+
+def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any]:
+    """One allocation with what it was given and what of that is missing."""
+    return {
+        "id": allocation.id,
+        "request": request_to_dict(allocation.request),
+        "grants": [grant_to_dict(each) for each in allocation.grants],
+        "phase": str(allocation.phase),
+        "created": timestamp(allocation.created),
+        "keeper": keeper_to_dict(allocation.keeper),
+        "pid": allocation.holder_pid or None,
+        "command": allocation.command,
+        "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
+    }
+
+
+def obstacle_document(found: Obstacle) -> dict[str, Any]:
+    """What keeps one GPU from serving a request; `reason` is a stable word."""
+    document = {
+        "gpuIndex": found.gpu_index,
+        "gpuUUID": found.gpu_uuid,
+        "reason": str(found.reason),
+        "message": found.text,
+        "missingSlices": found.missing_slices,
+        "missingMemoryBytes": found.missing_memory,
+        "allocationIds": list(found.allocation_ids),
+        "processes": process_documents(found.processes),
+        "instances": [key_document(key) for key in found.instances],
+    }
+    return document | ({"moreGpus": found.alike} if found.alike else {})
