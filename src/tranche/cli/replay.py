@@ -11,10 +11,10 @@ from typing import IO
 
 import click
 
-from tranche.documents import describe
 from tranche.cli.output import print_json, print_table
 from tranche.cli.settings import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError
+from tranche.documents import describe
 from tranche.node.files import STANDARD_STREAM
 from tranche.planning.allocate import Granted
 from tranche.planning.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict

@@ -14,10 +14,10 @@ import click
 from tranche.cli.duration import Duration
 from tranche.cli.output import print_json
 from tranche.cli.overview import overview
-from tranche.cli.ps import waiter_documents
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.documents.machine import gpu_document
+from tranche.documents.queue import waiter_documents
 from tranche.documents.shares import allocation_document
 from tranche.local.attendance import silent
 from tranche.node.host import Host
