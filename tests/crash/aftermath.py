@@ -94,8 +94,11 @@ def one_further_command(scenario: Scenario, rng: random.Random) -> Aftermath:
             with host.ledger.read() as db:
                 open_plans = "SELECT purpose, status FROM plans WHERE status NOT IN ('done', 'undone')"
                 leftovers += [f"plan {row}" for row in db.execute(open_plans)]
-                units = "SELECT unit FROM granted_units WHERE allocation_id NOT IN (SELECT id FROM allocations)"
-                leftovers += [f"unit {row}" for row in db.execute(units)]
+                nobodys = (
+                    "SELECT unit FROM units WHERE coalesce(allocation_id, '') NOT IN (SELECT id FROM allocations) "
+                    "AND coalesce(device_id, '') NOT IN (SELECT id FROM devices WHERE holders > 0)"
+                )
+                leftovers += [f"unit {row}" for row in db.execute(nobodys)]
             held = {each.id: tuple(grant.slot for grant in each.grants) for each in view.allocations}
             return Aftermath(cuts_of(view.node), held, view.owned, tuple(leftovers))
 

@@ -20,6 +20,7 @@ from tests.node.processes import Child
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import InstanceKey
+from tranche.core.wire import grant_from_dict
 from tranche.node.locks import is_held
 from tranche.node.session import Places, process_start_time
 from tranche_simulator.machine import Client
@@ -144,13 +145,8 @@ def living_allocations(scenario: Scenario) -> tuple[Mapping[str, Slots], Mapping
         for (name,) in db.execute("SELECT id FROM allocations").fetchall():
             if not is_held(places.allocation(name)):
                 continue
-            grants = db.execute(
-                "SELECT gpu_uuid, profile, start, size FROM grants WHERE allocation_id = ? ORDER BY ordinal", (name,)
-            )
-            slots[name] = tuple(
-                None if row[1] is None else InstanceKey(row[0], parse_profile(row[1]), Placement(row[2], row[3]))
-                for row in grants
-            )
+            grants = db.execute("SELECT grant FROM grants WHERE allocation_id = ? ORDER BY ordinal", (name,))
+            slots[name] = tuple(grant_from_dict(json.loads(row[0])).slot for row in grants)
             when = "SELECT time FROM events WHERE kind = 'Granted' AND allocation_id = ?"
             granted[name] = db.execute(when, (name,)).fetchone()[0]
     finally:

@@ -70,6 +70,7 @@ def test_the_command_gets_its_slice_in_its_environment_and_the_rest_as_it_was(a1
     assert found.pop("NVIDIA_VISIBLE_DEVICES") == device
     events = a100.json("events")["events"]
     assert found.pop("TRANCHE_ALLOCATION") in {event["allocationId"] for event in events}
+    assert found.pop("TRANCHE_REGISTER") == str(a100.state_dir.resolve())
     expected = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
     found.pop("LC_CTYPE", None)  # Python itself sets it where no locale is chosen
     assert found == expected

@@ -8,7 +8,7 @@ from enum import StrEnum
 from tranche.core.grid import Occupant, Placement
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
-from tranche.core.request import Isolation, Request
+from tranche.core.request import Isolation, MigSlice, Request, WholeGpus
 from tranche.core.state import InstanceKey, NodeState
 
 
@@ -156,6 +156,12 @@ def overlap(one: Grant, other: Grant) -> bool:
     if isinstance(one, ComputeSlice) and isinstance(other, ComputeSlice) and one.inside == other.inside:
         return one.start < other.start + other.size and other.start < one.start + one.size
     return one.slot.placement.overlaps(other.slot.placement)
+
+
+def nearest_request(grants: tuple[Grant, ...]) -> Request:
+    """The request that comes nearest to what somebody was given who did not ask Tranche for it."""
+    slot = grants[0].slot
+    return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
 
 
 @dataclass(frozen=True, slots=True)

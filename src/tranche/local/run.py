@@ -77,7 +77,7 @@ def run(
             progress=progress,
         )
         try:
-            share = share_environment(held, host.driver.observe_gpu)
+            share = share_environment(held, host.driver.observe_gpu, host.places.state_dir)
             granted(held)
             code = run_workload(path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid))
         except BaseException:

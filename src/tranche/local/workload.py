@@ -9,19 +9,21 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tranche.core.devices import device_uuid
 from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
 from tranche.node.host import Held
-from tranche.node.processes import MARK
+from tranche.node.processes import MARK, REGISTER
 
 
-def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[str, str]:
+def share_environment(held: Held, observe: Callable[[str], GpuState], register: Path) -> dict[str, str]:
     """The variables that confine a CUDA program to the allocation's grants.
 
-    VerificationFailed when a granted instance is not on its GPU.
+    They also name the share and the folder of its register, so that a lost register can be made anew. VerificationFailed when a
+    granted instance is not on its GPU.
     """
     devices: list[str] = []
     for grant in held.allocation.grants:
@@ -39,6 +41,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState]) -> dict[st
         "CUDA_VISIBLE_DEVICES": joined,
         "NVIDIA_VISIBLE_DEVICES": joined,
         MARK: held.allocation.id,
+        REGISTER: str(register.resolve()),
     }
 
 

@@ -65,14 +65,18 @@ class Holders:
                 register.remove_allocation(db, allocation_id)
             for allocation_id, keeper in keepers.items():
                 register.set_keeper(db, allocation_id, keeper)
-            for allocation in added:
-                try:
-                    add_or_refuse(db, allocation)
-                except GpuBusy as error:
-                    chronicle.held_twice(db, self.clock(), allocation, error)
+            self.adopt(db, added)
             settled = register.allocations(db)
         self._boundary()
         return settled
+
+    def adopt(self, db: sqlite3.Connection, allocations: Sequence[Allocation]) -> None:
+        """Add what others say that they hold; what another holds already stays with the first, and is said in an event."""
+        for allocation in allocations:
+            try:
+                add_or_refuse(db, allocation)
+            except GpuBusy as error:
+                chronicle.held_twice(db, self.clock(), allocation, error)
 
 
 def add_or_refuse(db: sqlite3.Connection, allocation: Allocation) -> None:

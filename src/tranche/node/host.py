@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.devices import devices
 from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, StateMoved, TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
@@ -23,6 +24,7 @@ from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
+from tranche.node.adoption import shares_of_processes
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_held
 from tranche.node.holders import Holders, add_or_refuse
@@ -31,6 +33,7 @@ from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
+from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places, process_start_time
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
@@ -108,7 +111,7 @@ class Host:
 
     def view(self) -> NodeView:
         """The machine as it is now, after whatever a dead process left behind was cleared."""
-        if self.driver.scope is not Scope.PARTS and self._recovery.needed():
+        if self.driver.scope is not Scope.PARTS and (self._recovery.needed() or self._adoption_due()):
             with self._deciding():
                 return self._current_view()
         return self._gather()[0]
@@ -328,7 +331,24 @@ class Host:
         """The machine as it is now; the decision lock is held."""
         self._recovery.run()
         view, working = self._gather()
+        if self._adoption_due():
+            self._adopt_shares(view)
+            view, working = self._gather()
         return self._recovery.forget_gone_instances(view, working)
+
+    def _adoption_due(self) -> bool:
+        with self.ledger.read() as db:
+            return register.chore_due(db, ADOPT_SHARES)
+
+    def _adopt_shares(self, view: NodeView) -> None:
+        """Write down the shares of commands that run and that this ledger, which is new, does not know."""
+        owner = os.stat(self.places.ledger).st_uid
+        found = shares_of_processes(devices(view.node), self.places.state_dir, uid=owner, now=self._clock())
+        with self.ledger.write() as db:
+            known = {each.id for each in register.allocations(db)}
+            self.holders.adopt(db, [each for each in found if each.id not in known])
+            if self.driver.scope is Scope.ALL:
+                register.chore_done(db, ADOPT_SHARES)
 
     def _gather(self) -> tuple[NodeView, frozenset[str]]:
         """The view, and the GPUs that some plan was working on.

@@ -27,6 +27,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.RLock()
+        self._file = _NOT_OPEN_YET
         with _explained(path):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +40,7 @@ class Ledger:
             )
             try:
                 self._prepare()
+                self._file = _identity(path)
             except BaseException:
                 self._connection.close()
                 raise
@@ -102,6 +104,7 @@ class Ledger:
             # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._refuse_lost()
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -117,10 +120,26 @@ class Ledger:
             try:
                 if not nested:
                     self._connection.execute("BEGIN")
+                    self._refuse_lost()
                 yield self._connection
             finally:
                 if not nested and self._connection.in_transaction:
                     self._connection.execute("COMMIT")
+
+    def version(self) -> int:
+        """A number that changes when another process, or another open ledger, has written."""
+        with self._lock, _explained(self.path):
+            version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            self._refuse_lost()
+            return version
+
+    def _refuse_lost(self) -> None:
+        """LedgerUnavailable when the file is no longer where it was: what is written there now is seen by nobody."""
+        if self._file != _NOT_OPEN_YET and _identity(self.path) != self._file:
+            raise LedgerUnavailable(
+                f"the ledger {self.path} was removed or replaced while it was open",
+                hint="run the command again: it makes a new one, and finds who holds what",
+            )
 
     def check(self) -> None:
         """Read the whole file, every index and every table's columns; LedgerCorrupt when something does not hold."""
@@ -136,6 +155,17 @@ class Ledger:
         """Close the database."""
         with self._lock:
             self._connection.close()
+
+
+_NOT_OPEN_YET = (0, 0)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return (-1, -1)
+    return found.st_dev, found.st_ino
 
 
 _MOVE_AWAY = (

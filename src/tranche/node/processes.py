@@ -17,6 +17,9 @@ from tranche.core.keeper import ProcessKeeper
 MARK = "TRANCHE_ALLOCATION"
 """The variable that names a workload's share."""
 
+REGISTER = "TRANCHE_REGISTER"
+"""The variable that names the state folder in whose register the share is."""
+
 PROC = Path("/proc")
 
 

@@ -95,6 +95,16 @@ def _units(of: WholeGpu | Slice) -> range:
     return range(of.placement.start, of.placement.start + of.placement.size)
 
 
+def chore_due(db: sqlite3.Connection, name: str) -> bool:
+    """Whether that chore is still to be done."""
+    return db.execute("SELECT 1 FROM chores WHERE name = ?", (name,)).fetchone() is not None
+
+
+def chore_done(db: sqlite3.Connection, name: str) -> None:
+    """Note that a chore is done."""
+    db.execute("DELETE FROM chores WHERE name = ?", (name,))
+
+
 def activate_allocation(db: sqlite3.Connection, allocation_id: str) -> None:
     """Mark an allocation as granted."""
     db.execute("UPDATE allocations SET phase = ? WHERE id = ?", (Phase.ACTIVE, allocation_id))

@@ -14,6 +14,9 @@ from typing import Any
 
 SCHEMA_VERSION = 2
 
+ADOPT_SHARES = "adopt-shares"
+"""A chore of a new ledger, before anything is given away: commands may run that a lost ledger knew."""
+
 WHOLE_GPU_UNITS = range(16)
 """The units of a GPU that is not cut: more than any board has memory slices, so that they do not depend on what a GPU shows."""
 
@@ -46,6 +49,7 @@ CREATE TABLE parts (
     PRIMARY KEY (device_id, allocation_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX parts_by_allocation ON parts (allocation_id);
+CREATE TABLE chores (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE compute_units (
     device_id TEXT NOT NULL REFERENCES devices(id), unit INTEGER NOT NULL,
     allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, PRIMARY KEY (device_id, unit)
@@ -109,6 +113,7 @@ def create(db: sqlite3.Connection) -> None:
     _run(db, _UNCHANGED_SINCE_VERSION_1)
     _run(db, _EVENT_COLUMNS)
     _run(db, _TABLES)
+    db.execute("INSERT INTO chores VALUES (?)", (ADOPT_SHARES,))
     _set_version(db, SCHEMA_VERSION)
 
 

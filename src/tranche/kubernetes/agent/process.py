@@ -30,6 +30,7 @@ from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.observation.register_watch import RegisterWatch
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
 
@@ -117,6 +118,7 @@ async def _serve(
         state_folder,
         node_watch,
         inventory,
+        RegisterWatch(host.ledger.version, inventory),
         gpu_events,
         plugin_config,
         *(build(services, plugin_config) for build in parts),

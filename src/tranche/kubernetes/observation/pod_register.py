@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tranche.core.allocation import Grant, NodeView, overlap
+from tranche.core.allocation import Grant, NodeView, nearest_request, overlap
 from tranche.core.devices import devices
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
-from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, request_for, settle_pods, unaccounted
+from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, settle_pods, unaccounted
 from tranche.node.host import Host
 
 _API_SECONDS = 5.0
@@ -82,7 +82,7 @@ class PodRegister:
         """
         keeper = PodKeeper(resource, kubelet=self._kubelet.run())
         try:
-            return await asyncio.to_thread(self._host.holders.add, keeper, request_for(grants), grants)
+            return await asyncio.to_thread(self._host.holders.add, keeper, nearest_request(grants), grants)
         except GpuBusy:
             view = await self.look()
         superseded = [
@@ -92,7 +92,7 @@ class PodRegister:
             and isinstance(each.keeper, PodKeeper)
             and _same_pod_again(each.keeper, keeper)
         ]
-        return await asyncio.to_thread(self._host.holders.add, keeper, request_for(grants), grants, superseded)
+        return await asyncio.to_thread(self._host.holders.add, keeper, nearest_request(grants), grants, superseded)
 
     async def take_back(self, allocation_id: str) -> None:
         """Undo a hand-over that nobody was told of."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation, Grant, Phase, overlap
+from tranche.core.allocation import Allocation, Grant, Phase, nearest_request, overlap
 from tranche.core.keeper import Life, PodEvidence, PodKeeper, judge_pod
-from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
@@ -205,13 +204,7 @@ def _bound(keeper: PodKeeper, entry: Listed, words: PodWords) -> PodKeeper:
 
 
 def _allocation(allocation_id: str, keeper: PodKeeper, grants: tuple[Grant, ...], now: float) -> Allocation:
-    return Allocation(allocation_id, request_for(grants), grants, Phase.ACTIVE, now, keeper=keeper)
-
-
-def request_for(grants: tuple[Grant, ...]) -> Request:
-    """The demand that comes nearest to what a container was given."""
-    slot = grants[0].slot
-    return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
+    return Allocation(allocation_id, nearest_request(grants), grants, Phase.ACTIVE, now, keeper=keeper)
 
 
 def _pod_keeper(row: Allocation) -> PodKeeper:

@@ -1,0 +1,64 @@
+"""Shares that a new ledger does not know: their processes carry the share's id and its devices in their environment.
+
+A state folder can be lost while commands run. Whoever makes the new ledger finds them by this and writes them down again, before
+anything is given away. Only processes of root and of the ledger's owner count: others could claim what they were not given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
+from tranche.node.processes import MARK, PROC, REGISTER, Process, process_at
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def shares_of_processes(
+    devices: Mapping[str, Grant], register: Path, *, uid: int, now: float, proc: Path = PROC
+) -> tuple[Allocation, ...]:
+    """The shares of that register that running processes of root or of user `uid` name, each kept by the oldest of them.
+
+    `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. A share of which no
+    device is there is left out.
+    """
+    found: dict[str, tuple[Process, tuple[Grant, ...]]] = {}
+    for process, environment in _environments(proc):
+        name = environment.get(MARK, "")
+        uuids = environment.get(DEVICES, "").split(",")
+        grants = tuple(devices[uuid] for uuid in dict.fromkeys(uuids) if uuid in devices)
+        older = name in found and found[name][0].started <= process.started
+        here = environment.get(REGISTER) == str(register.resolve())
+        if here and name and grants and not older and process.uid in (0, uid):
+            found[name] = (process, grants)
+    return tuple(
+        Allocation(
+            name, nearest_request(grants), grants, Phase.ACTIVE, now, _command(process.pid, proc), process.keeper
+        )
+        for name, (process, grants) in sorted(found.items())
+    )
+
+
+def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:
+    for entry in os.scandir(proc):
+        if not entry.name.isdigit():
+            continue
+        # A process may end meanwhile, or be somebody else's.
+        with suppress(OSError):
+            pairs = Path(entry.path, "environ").read_bytes().split(b"\0")
+            if not any(pair.startswith(f"{MARK}=".encode()) for pair in pairs):
+                continue
+            process = process_at(int(entry.name), proc)
+            if process is not None:
+                decoded = (os.fsdecode(pair).partition("=") for pair in pairs)
+                yield process, {name: value for name, _, value in decoded}
+
+
+def _command(pid: int, proc: Path) -> str:
+    try:
+        return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).rstrip("\0").replace("\0", " ")
+    except OSError:
+        return ""

@@ -1,0 +1,135 @@
+"""A state folder that is lost while commands run: a new ledger finds them again, and nobody is given what they have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.node.machines import Node, change, create, enable, node_of
+from tranche.core.allocation import Slice, WholeGpu
+from tranche.core.errors import LedgerUnavailable, NoRoom
+from tranche.core.grid import Placement
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.profile import parse_profile
+from tranche.core.request import parse_request
+from tranche.core.state import GpuState
+from tranche.local.queue import Queue
+from tranche.node.host import Host
+from tranche.node.patience import Patience
+from tranche.node.session import process_start_time
+
+LOITER = "import sys; sys.stdin.read()"
+
+
+@contextmanager
+def loiterer(node: Node, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with that environment, for the length of the block."""
+    own = {**os.environ, "TRANCHE_REGISTER": str(node.state_dir.resolve()), **environment}
+    with subprocess.Popen([sys.executable, "-c", LOITER], env=own, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def a100_in_slices(folder: Path) -> tuple[Node, GpuState]:
+    node = node_of(folder, "A100-40GB", "A30-24GB")
+    with node.host() as host:
+        gpu = host.driver.observe().gpus[0]
+        change(host, *enable(gpu), create(gpu, "1g.5gb", 0), create(gpu, "1g.5gb", 1))
+        return node, host.driver.observe().gpus[0]
+
+
+def lose(node: Node) -> None:
+    shutil.rmtree(node.state_dir)
+
+
+def test_a_new_ledger_takes_the_shares_of_running_commands_over(tmp_path: Path) -> None:
+    node, gpu = a100_in_slices(tmp_path)
+    uuid = gpu.instances[0].compute_instances[0].uuid
+    place = Slice(gpu.uuid, parse_profile("1g.5gb"), gpu.instances[0].placement)
+    with loiterer(node, TRANCHE_ALLOCATION="aaaa0001", CUDA_VISIBLE_DEVICES=uuid) as first:
+        lose(node)
+        with node.host() as host:
+            (found,) = host.view().allocations
+            assert found.id == "aaaa0001"
+            assert found.grants == (place,)
+            assert found.keeper == ProcessKeeper(first.pid, process_start_time(first.pid))
+            assert LOITER in found.command
+            queue = Queue(host)
+            request = parse_request(mig_profile="1g.5gb")
+            other = queue.acquire(request, command="x", pid=1, patience=Patience(False, None))
+            assert other.allocation.grants[0] != place
+            first.kill()
+            first.wait()
+            assert [each.id for each in host.view().allocations] == [other.allocation.id]
+
+
+def test_a_whole_gpu_is_taken_over_as_well_and_every_command_that_names_it_is_one_share(tmp_path: Path) -> None:
+    node, _ = a100_in_slices(tmp_path)
+    with node.host() as host:
+        whole = host.driver.observe().gpus[1].uuid
+    mark = {"TRANCHE_ALLOCATION": "aaaa0002", "CUDA_VISIBLE_DEVICES": whole}
+    with loiterer(node, **mark) as first, loiterer(node, **mark) as second:
+        lose(node)
+        with node.host() as host:
+            (found,) = host.view().allocations
+            assert found.grants == (WholeGpu(whole),)
+            assert isinstance(found.keeper, ProcessKeeper)
+            assert found.keeper.pid in (first.pid, second.pid)
+            with pytest.raises(NoRoom):
+                Queue(host).acquire(
+                    parse_request(gpus="1", gpu_model="A30"), command="x", pid=1, patience=Patience(False, None)
+                )
+
+
+@pytest.mark.parametrize("devices", ["", "0", "MIG-somewhere-else", "GPU-gone,MIG-gone"])
+def test_who_names_no_device_of_this_machine_holds_nothing(tmp_path: Path, devices: str) -> None:
+    node, _ = a100_in_slices(tmp_path)
+    with loiterer(node, TRANCHE_ALLOCATION="aaaa0003", CUDA_VISIBLE_DEVICES=devices):
+        lose(node)
+        with node.host() as host:
+            assert host.view().allocations == ()
+
+
+def test_who_names_another_register_holds_nothing_of_this_one(tmp_path: Path) -> None:
+    node, gpu = a100_in_slices(tmp_path)
+    uuid = gpu.instances[0].compute_instances[0].uuid
+    mark = {"TRANCHE_ALLOCATION": "aaaa0005", "CUDA_VISIBLE_DEVICES": uuid, "TRANCHE_REGISTER": str(tmp_path)}
+    with loiterer(node, **mark):
+        lose(node)
+        with node.host() as host:
+            assert host.view().allocations == ()
+
+
+def test_a_ledger_that_is_there_takes_nobodys_word(tmp_path: Path) -> None:
+    node, gpu = a100_in_slices(tmp_path)
+    uuid = gpu.instances[0].compute_instances[0].uuid
+    with loiterer(node, TRANCHE_ALLOCATION="aaaa0004", CUDA_VISIBLE_DEVICES=uuid), node.host() as host:
+        assert host.view().allocations == ()
+
+
+def test_who_still_has_the_lost_ledger_open_decides_nothing_by_it(tmp_path: Path) -> None:
+    node, gpu = a100_in_slices(tmp_path)
+    with node.host() as host:
+        ticket = Queue(host)
+        shutil.rmtree(host.places.state_dir)
+        with pytest.raises(LedgerUnavailable, match="was removed or replaced"):
+            host.view()
+        with node.host() as fresh:
+            _take_all(fresh)
+        with pytest.raises(LedgerUnavailable):
+            ticket.acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=Patience(False, None))
+    assert gpu.instances[0].placement == Placement(0, 1)
+
+
+def _take_all(host: Host) -> None:
+    for _ in range(2):
+        Queue(host).acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=Patience(False, None))
