@@ -216,6 +216,19 @@ def test_rankings_outlive_more_changes_than_are_kept(monkeypatch: pytest.MonkeyP
                 index.release(allocation.id)
 
 
+def test_an_allocation_may_change_and_may_lie_on_a_gpu_that_is_not_there() -> None:
+    gpu = gpu_on(A100)
+    index = IndexedView(view_of(gpu))
+    request = parse_request(gpus="1")
+    away = Allocation("a-1", request, (WholeGpu("GPU-gone"),), Phase.PREPARING, 0.0)
+    index.promise(away)
+    assert index.view.allocations == (away,)
+    here = replace(away, grants=(WholeGpu(gpu.uuid),), phase=Phase.ACTIVE)
+    index.promise(here)
+    assert index.view.allocations == (here,)
+    assert index.at(0)[0].whole == (here,)
+
+
 def test_what_is_not_there_is_an_error() -> None:
     index = IndexedView(view_of(gpu_on(A100)))
     with pytest.raises(AllocationUnknown, match="a-1"):

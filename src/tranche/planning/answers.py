@@ -160,8 +160,13 @@ def _answer_at(index: IndexedView, place: int, request: Request, terms: Terms, r
     waiter = reserved.get(index.kind_at(place))
     if waiter is not None:
         return GpuAnswer(gpu, _kept_for(gpu, waiter))
-    found = options(here, answer, terms.freedom)
-    return GpuAnswer(gpu, found if isinstance(found, Obstacle) else None)
+
+    def work_out() -> GpuAnswer:
+        found = options(here, answer, terms.freedom)
+        return GpuAnswer(gpu, found if isinstance(found, Obstacle) else None)
+
+    # Whoever decides often and in vain asks the same few GPUs again and again.
+    return index.remembered(place, (request, terms), work_out)
 
 
 def _answer_in(situation: Situation, *, candidate: Candidate, terms: Terms, told_apart: bool) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TypeVar, cast
 
 from tranche.core.allocation import Allocation, Grant, NodeView
 from tranche.core.errors import AllocationUnknown, GpuNotFound
@@ -24,6 +25,9 @@ from tranche.planning.tenancy import Tenancy, tenancy_of
 # How many moves are kept for rankings that nobody asks, before those are dropped.
 _MOVES_KEPT = 10_000
 _REQUESTS_KEPT = 4_096
+_REMEMBERED = 4_096
+
+_T = TypeVar("_T")
 
 
 class IndexedView:
@@ -50,6 +54,7 @@ class IndexedView:
         self._stale: set[int] = set()
         self._moves: list[Move] = []
         self._rankings: dict[object, Ranking] = {}
+        self._remembered: dict[object, tuple[Tenancy, object]] = {}
         self._kinds: dict[GpuKind, tuple[int, int]] | None = None
         self._candidates: dict[Request, dict[GpuKind, Candidate | Obstacle]] = {}
 
@@ -157,6 +162,18 @@ class IndexedView:
             ranking.catch_up(self._moves)
         return ranking
 
+    def remembered(self, place: int, question: object, work_out: Callable[[], _T]) -> _T:
+        """What was worked out for a question from what is on that GPU; worked out again when that has changed."""
+        key, here = (place, question), self._tenancies[place]
+        known = self._remembered.get(key)
+        if known is not None and known[0] is here:
+            return cast(_T, known[1])
+        if len(self._remembered) >= _REMEMBERED:
+            self._remembered.clear()
+        answer = work_out()
+        self._remembered[key] = (here, answer)
+        return answer
+
     def observe(self, gpu: GpuState) -> None:
         """Take in how one of the GPUs looks now; GpuNotFound when the view has none of its UUID."""
         place = self._place(gpu.uuid)
@@ -167,6 +184,7 @@ class IndexedView:
         """Take in an allocation that is new or has changed."""
         if allocation.id in self._allocations:
             self.release(allocation.id)
+        self._view = None
         self._allocations[allocation.id] = allocation
         for place in self._hold(allocation):
             self._touch(place)
