@@ -16,7 +16,7 @@ from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, repeated, reques
 from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
 from tranche.core.request import Request, parse_request
-from tranche.core.state import GpuState
+from tranche.core.state import GpuState, Process
 from tranche.planning.allocate import Decision, Granted, Waiting, decide
 from tranche.planning.effect import apply
 from tranche.planning.foresee import without
@@ -31,15 +31,40 @@ policies = st.sampled_from(list(POLICIES.values()))
 
 @st.composite
 def fleets(draw: st.DrawFn) -> NodeView:
-    """Up to ten GPUs with trouble of every sort; some have a twin, so that equals have to be told apart."""
-    view = draw(node_views(max_gpus=5))
-    gpus, owned = list(view.node.gpus), set(view.owned)
+    """Up to nine GPUs with trouble of every sort; some have twins that differ in one thing or in nothing."""
+    view = draw(node_views(max_gpus=3))
+    gpus, owned, allocations = list(view.node.gpus), set(view.owned), list(view.allocations)
     for gpu in view.node:
-        if draw(st.booleans()):
-            uuid = f"{gpu.uuid}-twin"
-            gpus.append(replace(gpu, uuid=uuid, index=len(gpus)))
-            owned |= {replace(key, gpu_uuid=uuid) for key in view.owned if key.gpu_uuid == gpu.uuid}
-    return replace(view, node=replace(view.node, gpus=tuple(gpus)), owned=frozenset(owned))
+        for difference in draw(
+            st.lists(st.sampled_from(["", "order", "process", "gone", "owner", "empty"]), max_size=2)
+        ):
+            index = len(gpus)
+            twin = replace(gpu, uuid=f"{gpu.uuid}-{index}", index=index)
+            mine = {key for key in view.owned if key.gpu_uuid == gpu.uuid}
+            if draw(st.booleans()):
+                allocations += [_moved(each, twin) for each in view.allocations if each.grants[0].gpu_uuid == gpu.uuid]
+            if difference == "process":
+                twin = replace(twin, processes=(Process(9_000 + index, "monitor"),))
+            elif difference == "order":
+                twin = replace(twin, instances=twin.instances[::-1])
+            elif gpu.instances:
+                one = draw(st.sampled_from(gpu.instances))
+                others = tuple(each for each in gpu.instances if each is not one)
+                if difference == "gone":
+                    twin = replace(twin, instances=others)
+                elif difference == "owner":
+                    mine ^= {gpu.key(one)}
+                elif difference == "empty":
+                    twin = replace(twin, instances=(*others, replace(one, compute_instances=())))
+            gpus.append(twin)
+            owned |= {replace(key, gpu_uuid=twin.uuid) for key in mine}
+    node = replace(view.node, gpus=tuple(gpus))
+    return replace(view, node=node, owned=frozenset(owned), allocations=tuple(allocations))
+
+
+def _moved(allocation: Allocation, gpu: GpuState) -> Allocation:
+    grants = tuple(grant.moved_to(gpu.uuid) for grant in allocation.grants)
+    return replace(allocation, id=f"{allocation.id}-{gpu.index}", grants=grants)
 
 
 def outcome(decision: Callable[[], Decision]) -> Decision | tuple[object, ...]:
