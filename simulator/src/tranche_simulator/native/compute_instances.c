@@ -4,6 +4,13 @@
 #include "clients.h"
 #include "geometry.h"
 
+/* What all versions of the profile info have in common. Engines are the GPU instance's. */
+#define PROFILE_FIELDS(ci, gi)                                                                        \
+    .id = (ci)->id, .sliceCount = (ci)->slices, .instanceCount = (ci)->max_instances,                 \
+    .multiprocessorCount = (ci)->multiprocessors, .sharedCopyEngineCount = (gi)->copy_engines,        \
+    .sharedDecoderCount = (gi)->decoders, .sharedEncoderCount = (gi)->encoders,                       \
+    .sharedJpegCount = (gi)->jpegs, .sharedOfaCount = (gi)->ofas
+
 /* The GPU instance a call is about. */
 struct gi_target {
     struct target target;
@@ -22,14 +29,7 @@ static nvmlReturn_t refer(struct gi_target *t) {
 }
 
 static nvmlReturn_t enter_gi(const char *function, nvmlGpuInstance_t instance, struct gi_target *t) {
-    const struct session *session;
-    nvmlReturn_t result = session_of_call(&session);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    unsigned int gpu;
-    REQUIRE(gi_of_handle(instance, &gpu, &t->id));
-    result = enter_gpu_index(function, gpu, t->id, &t->target);
+    nvmlReturn_t result = enter_gpu_instance(function, instance, &t->target, &t->id);
     return result != NVML_SUCCESS ? result : refer(t);
 }
 
@@ -62,15 +62,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gpuI
         return result;
     }
     *info = (nvmlComputeInstanceProfileInfo_t){
-        .id = found->id,
-        .sliceCount = found->slices,
-        .instanceCount = found->max_instances,
-        .multiprocessorCount = found->multiprocessors,
-        .sharedCopyEngineCount = t.profile->copy_engines,
-        .sharedDecoderCount = t.profile->decoders,
-        .sharedEncoderCount = t.profile->encoders,
-        .sharedJpegCount = t.profile->jpegs,
-        .sharedOfaCount = t.profile->ofas,
+        PROFILE_FIELDS(found, t.profile),
     };
     return NVML_SUCCESS;
 }
@@ -93,15 +85,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gpu
     }
     *info = (nvmlComputeInstanceProfileInfo_v2_t){
         .version = version,
-        .id = found->id,
-        .sliceCount = found->slices,
-        .instanceCount = found->max_instances,
-        .multiprocessorCount = found->multiprocessors,
-        .sharedCopyEngineCount = t.profile->copy_engines,
-        .sharedDecoderCount = t.profile->decoders,
-        .sharedEncoderCount = t.profile->encoders,
-        .sharedJpegCount = t.profile->jpegs,
-        .sharedOfaCount = t.profile->ofas,
+        PROFILE_FIELDS(found, t.profile),
     };
     snprintf(info->name, sizeof info->name, "MIG %s", found->name);
     if (third) { /* version 3 is version 2 with the capabilities behind the name */
@@ -155,16 +139,23 @@ static unsigned int free_ci_id(const struct gi_state *gi) {
     return id;
 }
 
-/* The caller holds the GPU's lock. */
-static nvmlReturn_t create(struct gi_target *t, unsigned int profile_id, const nvmlComputeInstancePlacement_t *asked,
-                           unsigned int *created) {
-    gpu_read(t->target.m, t->target.place.gpu, &t->target.state);
+struct wanted_ci {
+    struct gi_target *place;
+    unsigned int profile_id;
+    const nvmlComputeInstancePlacement_t *placement; /* NULL: the lowest free start */
+    unsigned int created;                            /* its id */
+};
+
+static nvmlReturn_t create(struct target *target, void *what) {
+    struct wanted_ci *wanted = what;
+    struct gi_target *t = wanted->place;
+    const nvmlComputeInstancePlacement_t *asked = wanted->placement;
     nvmlReturn_t result = refer(t);
     if (result != NVML_SUCCESS) {
         return result;
     }
     const struct ci_profile *profile;
-    result = find_profile(t, profile_id, 0, &profile);
+    result = find_profile(t, wanted->profile_id, 0, &profile);
     if (result != NVML_SUCCESS) {
         return result;
     }
@@ -177,34 +168,24 @@ static nvmlReturn_t create(struct gi_target *t, unsigned int profile_id, const n
     if (start == ANY_START || id == STATE_MAX_CIS || !ci_start_is_free(t->gi, profile, start)) {
         return NVML_ERROR_INSUFFICIENT_RESOURCES;
     }
-    simulate_ci_create(t->target.m, t->target.board, profile->slices);
+    simulate_ci_create(target->m, target->board, profile->slices);
     t->gi->cis[id] = (struct ci_state){
         .live = 1,
         .profile = (uint8_t)(profile - t->profile->cis),
         .start = (uint8_t)start,
         .size = (uint8_t)profile->slices,
     };
-    gpu_commit(t->target.m, t->target.place.gpu, &t->target.state);
-    *created = id;
+    gpu_commit(target->m, target->place.gpu, &target->state);
+    wanted->created = id;
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t create_locked(struct gi_target *t, unsigned int profile_id,
-                                  const nvmlComputeInstancePlacement_t *asked, nvmlComputeInstance_t *instance) {
-    unsigned int gpu = t->target.place.gpu;
-    if (!caller_may_change(t->target.m) || t->target.view->only_mig[gpu]) {
-        return NVML_ERROR_NO_PERMISSION;
-    }
-    int lock;
-    nvmlReturn_t result = state_lock(t->target.m, LOCK_GPU + gpu, &lock);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    unsigned int id;
-    result = create(t, profile_id, asked, &id);
-    state_unlock(lock);
+static nvmlReturn_t create_one(struct gi_target *t, unsigned int profile_id,
+                               const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *instance) {
+    struct wanted_ci wanted = {.place = t, .profile_id = profile_id, .placement = placement};
+    nvmlReturn_t result = change_gpu(&t->target, create, &wanted);
     if (result == NVML_SUCCESS) {
-        *instance = ci_handle(gpu, t->id, id);
+        *instance = ci_handle(t->target.place.gpu, t->id, wanted.created);
     }
     return result;
 }
@@ -215,7 +196,7 @@ nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t gpuInstance,
     ENTER_GI(gpuInstance, &t);
     count_change(t.target.m, CHANGE_CREATE_COMPUTE_INSTANCE);
     REQUIRE(computeInstance != NULL);
-    return create_locked(&t, profileId, NULL, computeInstance);
+    return create_one(&t, profileId, NULL, computeInstance);
 }
 
 nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t gpuInstance, unsigned int profileId,
@@ -225,7 +206,7 @@ nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t
     ENTER_GI(gpuInstance, &t);
     count_change(t.target.m, CHANGE_CREATE_COMPUTE_INSTANCE_WITH_PLACEMENT);
     REQUIRE(computeInstance != NULL && placement != NULL);
-    return create_locked(&t, profileId, placement, computeInstance);
+    return create_one(&t, profileId, placement, computeInstance);
 }
 
 /* The compute instance a call is about. */
@@ -250,44 +231,38 @@ static nvmlReturn_t enter_ci(const char *function, nvmlComputeInstance_t instanc
     return result;
 }
 
-/* The caller holds the GPU's lock. */
-static nvmlReturn_t destroy(struct gi_target *t, unsigned int id) {
-    unsigned int gpu = t->target.place.gpu;
-    gpu_read(t->target.m, gpu, &t->target.state);
+struct unwanted_ci {
+    struct gi_target *place;
+    unsigned int id;
+};
+
+static nvmlReturn_t destroy(struct target *target, void *what) {
+    const struct unwanted_ci *unwanted = what;
+    struct gi_target *t = unwanted->place;
     nvmlReturn_t result = refer(t);
-    if (result != NVML_SUCCESS || !t->gi->cis[id].live) {
+    if (result != NVML_SUCCESS || !t->gi->cis[unwanted->id].live) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
     struct usage usage;
-    usage_of(t->target.m, gpu, t->id, id, &usage);
+    usage_of(target->m, target->place.gpu, t->id, unwanted->id, &usage);
     if (usage.clients > 0) {
         return NVML_ERROR_IN_USE;
     }
-    simulate_ci_destroy(t->target.m, t->target.board, t->gi->cis[id].size);
-    t->gi->cis[id] = (struct ci_state){0};
-    gpu_commit(t->target.m, gpu, &t->target.state);
+    simulate_ci_destroy(target->m, target->board, t->gi->cis[unwanted->id].size);
+    t->gi->cis[unwanted->id] = (struct ci_state){0};
+    gpu_commit(target->m, target->place.gpu, &target->state);
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t computeInstance) {
     struct gi_target t;
-    unsigned int id;
-    nvmlReturn_t result = enter_ci(__func__, computeInstance, &t, &id);
+    struct unwanted_ci unwanted = {.place = &t};
+    nvmlReturn_t result = enter_ci(__func__, computeInstance, &t, &unwanted.id);
     if (result != NVML_SUCCESS) {
         return result;
     }
-    unsigned int gpu = t.target.place.gpu;
     count_change(t.target.m, CHANGE_DESTROY_COMPUTE_INSTANCE);
-    if (!caller_may_change(t.target.m) || t.target.view->only_mig[gpu]) {
-        return NVML_ERROR_NO_PERMISSION;
-    }
-    int lock;
-    result = state_lock(t.target.m, LOCK_GPU + gpu, &lock);
-    if (result == NVML_SUCCESS) {
-        result = destroy(&t, id);
-        state_unlock(lock);
-    }
-    return result;
+    return change_gpu(&t.target, destroy, &unwanted);
 }
 
 nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gpuInstance, unsigned int profileId,

@@ -4,6 +4,13 @@
 #include "clients.h"
 #include "geometry.h"
 
+/* What all versions of the profile info have in common. */
+#define PROFILE_FIELDS(profile)                                                                          \
+    .id = (profile)->id, .sliceCount = (profile)->slices, .instanceCount = (profile)->max_instances,     \
+    .multiprocessorCount = (profile)->multiprocessors, .copyEngineCount = (profile)->copy_engines,       \
+    .decoderCount = (profile)->decoders, .encoderCount = (profile)->encoders,                            \
+    .jpegCount = (profile)->jpegs, .ofaCount = (profile)->ofas, .memorySizeMB = (profile)->memory_mib
+
 /* Profiles are listed while MIG is off only where the driver does so (Hopper and later). */
 static nvmlReturn_t queries_allowed(const struct target *target) {
     bool off = !target->state.mig_current && target->board->family->queries_need_mode;
@@ -37,16 +44,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned i
         return result;
     }
     *info = (nvmlGpuInstanceProfileInfo_t){
-        .id = found->id,
-        .sliceCount = found->slices,
-        .instanceCount = found->max_instances,
-        .multiprocessorCount = found->multiprocessors,
-        .copyEngineCount = found->copy_engines,
-        .decoderCount = found->decoders,
-        .encoderCount = found->encoders,
-        .jpegCount = found->jpegs,
-        .ofaCount = found->ofas,
-        .memorySizeMB = found->memory_mib,
+        PROFILE_FIELDS(found),
     };
     return NVML_SUCCESS;
 }
@@ -68,16 +66,7 @@ static nvmlReturn_t versioned_info(const struct target *target, unsigned int val
     if (version == NVML_STRUCT_VERSION(nvmlGpuInstanceProfileInfo_v2_t, 2u)) {
         *info = (nvmlGpuInstanceProfileInfo_v2_t){
             .version = version,
-            .id = found->id,
-            .sliceCount = found->slices,
-            .instanceCount = found->max_instances,
-            .multiprocessorCount = found->multiprocessors,
-            .copyEngineCount = found->copy_engines,
-            .decoderCount = found->decoders,
-            .encoderCount = found->encoders,
-            .jpegCount = found->jpegs,
-            .ofaCount = found->ofas,
-            .memorySizeMB = found->memory_mib,
+            PROFILE_FIELDS(found),
         };
         memcpy(info->name, name, sizeof name);
         return NVML_SUCCESS;
@@ -85,16 +74,7 @@ static nvmlReturn_t versioned_info(const struct target *target, unsigned int val
     nvmlGpuInstanceProfileInfo_v3_t *info3 = (nvmlGpuInstanceProfileInfo_v3_t *)(void *)info;
     *info3 = (nvmlGpuInstanceProfileInfo_v3_t){
         .version = version,
-        .id = found->id,
-        .sliceCount = found->slices,
-        .instanceCount = found->max_instances,
-        .multiprocessorCount = found->multiprocessors,
-        .copyEngineCount = found->copy_engines,
-        .decoderCount = found->decoders,
-        .encoderCount = found->encoders,
-        .jpegCount = found->jpegs,
-        .ofaCount = found->ofas,
-        .memorySizeMB = found->memory_mib,
+        PROFILE_FIELDS(found),
         .capabilities = found->graphics ? NVML_GPU_INSTANCE_PROFILE_CAPS_GFX : 0,
     };
     memcpy(info3->name, name, sizeof name);
@@ -169,15 +149,20 @@ static bool memory_is_held(const struct target *target, const struct gi_profile 
            whole_gpu_clients(target->m, target->place.gpu) > 0;
 }
 
-/* The caller holds the GPU's lock. */
-static nvmlReturn_t create(struct target *target, unsigned int profile_id, const nvmlGpuInstancePlacement_t *asked,
-                           unsigned int *created) {
+struct wanted_gi {
+    unsigned int profile_id;
+    const nvmlGpuInstancePlacement_t *placement; /* NULL: where the driver would put it */
+    unsigned int created;                        /* its id */
+};
+
+static nvmlReturn_t create(struct target *target, void *what) {
+    struct wanted_gi *wanted = what;
     struct gpu_state *state = &target->state;
-    gpu_read(target->m, target->place.gpu, state);
+    const nvmlGpuInstancePlacement_t *asked = wanted->placement;
     if (!state->mig_current) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    const struct gi_profile *profile = board_profile_by_id(target->board, profile_id);
+    const struct gi_profile *profile = board_profile_by_id(target->board, wanted->profile_id);
     if (profile == NULL || (asked != NULL &&
                             (asked->size != profile->size || !gi_start_is_legal(profile, asked->start)))) {
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -202,25 +187,16 @@ static nvmlReturn_t create(struct target *target, unsigned int profile_id, const
         .size = (uint8_t)profile->size,
     };
     gpu_commit(target->m, target->place.gpu, state);
-    *created = id;
+    wanted->created = id;
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t create_locked(struct target *target, unsigned int profile_id,
-                                  const nvmlGpuInstancePlacement_t *asked, nvmlGpuInstance_t *instance) {
-    if (!caller_may_change(target->m) || target->view->only_mig[target->place.gpu]) {
-        return NVML_ERROR_NO_PERMISSION;
-    }
-    int lock;
-    nvmlReturn_t result = state_lock(target->m, LOCK_GPU + target->place.gpu, &lock);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    unsigned int id;
-    result = create(target, profile_id, asked, &id);
-    state_unlock(lock);
+static nvmlReturn_t create_one(struct target *target, unsigned int profile_id,
+                               const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *instance) {
+    struct wanted_gi wanted = {.profile_id = profile_id, .placement = placement};
+    nvmlReturn_t result = change_gpu(target, create, &wanted);
     if (result == NVML_SUCCESS) {
-        *instance = gi_handle(target->place.gpu, id);
+        *instance = gi_handle(target->place.gpu, wanted.created);
     }
     return result;
 }
@@ -230,7 +206,7 @@ nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int profi
     ENTER_GPU(device, &target);
     count_change(target.m, CHANGE_CREATE_GPU_INSTANCE);
     REQUIRE(gpuInstance != NULL);
-    return create_locked(&target, profileId, NULL, gpuInstance);
+    return create_one(&target, profileId, NULL, gpuInstance);
 }
 
 nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int profileId,
@@ -240,13 +216,12 @@ nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsig
     ENTER_GPU(device, &target);
     count_change(target.m, CHANGE_CREATE_GPU_INSTANCE_WITH_PLACEMENT);
     REQUIRE(gpuInstance != NULL && placement != NULL);
-    return create_locked(&target, profileId, placement, gpuInstance);
+    return create_one(&target, profileId, placement, gpuInstance);
 }
 
-/* The caller holds the GPU's lock. */
-static nvmlReturn_t destroy(struct target *target, unsigned int id) {
+static nvmlReturn_t destroy(struct target *target, void *what) {
+    unsigned int id = *(const unsigned int *)what;
     struct gpu_state *state = &target->state;
-    gpu_read(target->m, target->place.gpu, state);
     if (!state->gis[id].live) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
@@ -262,29 +237,11 @@ static nvmlReturn_t destroy(struct target *target, unsigned int id) {
 }
 
 nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t gpuInstance) {
-    unsigned int gpu, id;
+    unsigned int id;
     struct target target;
-    const struct session *session;
-    nvmlReturn_t result = session_of_call(&session);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    REQUIRE(gi_of_handle(gpuInstance, &gpu, &id));
-    result = enter_gpu_index(__func__, gpu, id, &target);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
+    ENTER_GPU_INSTANCE(gpuInstance, &target, &id);
     count_change(target.m, CHANGE_DESTROY_GPU_INSTANCE);
-    if (!caller_may_change(target.m) || target.view->only_mig[gpu]) {
-        return NVML_ERROR_NO_PERMISSION;
-    }
-    int lock;
-    result = state_lock(target.m, LOCK_GPU + gpu, &lock);
-    if (result == NVML_SUCCESS) {
-        result = destroy(&target, id);
-        state_unlock(lock);
-    }
-    return result;
+    return change_gpu(&target, destroy, &id);
 }
 
 nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstance_t *gpuInstances,
@@ -324,22 +281,13 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, 
 }
 
 nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t gpuInstance, nvmlGpuInstanceInfo_t *info) {
-    unsigned int gpu, id;
+    unsigned int id;
     struct target target;
-    const struct session *session;
-    nvmlReturn_t result = session_of_call(&session);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    REQUIRE(gi_of_handle(gpuInstance, &gpu, &id));
-    result = enter_gpu_index(__func__, gpu, id, &target);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
+    ENTER_GPU_INSTANCE(gpuInstance, &target, &id);
     const struct gi_state *gi = &target.state.gis[id];
     REQUIRE(info != NULL && gi->live);
     *info = (nvmlGpuInstanceInfo_t){
-        .device = device_handle(gpu),
+        .device = device_handle(target.place.gpu),
         .id = id,
         .profileId = target.board->gis[gi->profile].id,
         .placement = {.start = gi->start, .size = gi->size},

@@ -23,34 +23,43 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode
     return NVML_SUCCESS;
 }
 
-/* The caller holds the GPU's lock. `why_not` says why the mode did not become current at once. */
-static nvmlReturn_t change_mode(machine *m, unsigned int gpu, uint8_t mode, nvmlReturn_t *why_not) {
-    struct gpu_state state;
-    gpu_read(m, gpu, &state);
-    *why_not = NVML_SUCCESS;
-    if (mode == state.mig_current) {
-        if (state.mig_pending != mode) {
-            state.mig_pending = mode;
-            gpu_commit(m, gpu, &state);
+struct wanted_mode {
+    uint8_t mode;
+    nvmlReturn_t *why_not; /* why the mode did not become current at once */
+};
+
+static nvmlReturn_t change_mode(struct target *target, void *what) {
+    const struct wanted_mode *wanted = what;
+    machine *m = target->m;
+    unsigned int gpu = target->place.gpu;
+    struct gpu_state *state = &target->state;
+    if (target->board->placement_units == 0) {
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    *wanted->why_not = NVML_SUCCESS;
+    if (wanted->mode == state->mig_current) {
+        if (state->mig_pending != wanted->mode) {
+            state->mig_pending = wanted->mode;
+            gpu_commit(m, gpu, state);
         }
         return NVML_SUCCESS;
     }
     struct usage usage;
     usage_of(m, gpu, NO_INSTANCE, NO_INSTANCE, &usage);
-    if (mode == NVML_DEVICE_MIG_DISABLE && (has_instances(&state) || usage.clients > 0)) {
+    if (wanted->mode == NVML_DEVICE_MIG_DISABLE && (has_instances(state) || usage.clients > 0)) {
         return NVML_ERROR_IN_USE;
     }
     simulate_mode_change(m);
-    state.mig_pending = mode;
+    state->mig_pending = wanted->mode;
     if (usage.clients > 0) {
-        *why_not = NVML_ERROR_IN_USE;
-    } else if (m->boards[gpu]->family->mode_change_needs_reset) {
-        *why_not = NVML_ERROR_RESET_REQUIRED;
+        *wanted->why_not = NVML_ERROR_IN_USE;
+    } else if (target->board->family->mode_change_needs_reset) {
+        *wanted->why_not = NVML_ERROR_RESET_REQUIRED;
     } else {
-        gpu_apply_pending_mode(m, gpu, &state);
-        *why_not = state.mig_current == mode ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
+        gpu_apply_pending_mode(m, gpu, state);
+        *wanted->why_not = state->mig_current == wanted->mode ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
     }
-    gpu_commit(m, gpu, &state);
+    gpu_commit(m, gpu, state);
     return NVML_SUCCESS;
 }
 
@@ -59,20 +68,8 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlRe
     ENTER_GPU(device, &target);
     count_change(target.m, CHANGE_SET_MIG_MODE);
     REQUIRE(activationStatus != NULL && mode <= NVML_DEVICE_MIG_ENABLE);
-    if (!caller_may_change(target.m) || target.view->only_mig[target.place.gpu]) {
-        return NVML_ERROR_NO_PERMISSION;
-    }
-    if (target.board->placement_units == 0) {
-        return NVML_ERROR_NOT_SUPPORTED;
-    }
-    int lock;
-    nvmlReturn_t result = state_lock(target.m, LOCK_GPU + target.place.gpu, &lock);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    result = change_mode(target.m, target.place.gpu, (uint8_t)mode, activationStatus);
-    state_unlock(lock);
-    return result;
+    struct wanted_mode wanted = {.mode = (uint8_t)mode, .why_not = activationStatus};
+    return change_gpu(&target, change_mode, &wanted);
 }
 
 /* The caller holds the GPU's lock. */

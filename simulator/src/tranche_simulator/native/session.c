@@ -175,6 +175,34 @@ nvmlReturn_t enter_gpu_index(const char *function, unsigned int gpu, unsigned in
     return view_shows_gi(&session->view, gpu, gi) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+nvmlReturn_t enter_gpu_instance(const char *function, nvmlGpuInstance_t instance, struct target *target,
+                                unsigned int *id) {
+    const struct session *session;
+    unsigned int gpu;
+    nvmlReturn_t result = session_of_call(&session);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    REQUIRE(gi_of_handle(instance, &gpu, id));
+    return enter_gpu_index(function, gpu, *id, target);
+}
+
+nvmlReturn_t change_gpu(struct target *target, nvmlReturn_t (*change)(struct target *target, void *what), void *what) {
+    unsigned int gpu = target->place.gpu;
+    if (!caller_may_change(target->m) || target->view->only_mig[gpu]) {
+        return NVML_ERROR_NO_PERMISSION;
+    }
+    int lock;
+    nvmlReturn_t result = state_lock(target->m, LOCK_GPU + gpu, &lock);
+    if (result != NVML_SUCCESS) {
+        return result;
+    }
+    gpu_read(target->m, gpu, &target->state);
+    result = change(target, what);
+    state_unlock(lock);
+    return result;
+}
+
 nvmlReturn_t give_text(char *buffer, unsigned int length, const char *text) {
     if (buffer == NULL) {
         return NVML_ERROR_INVALID_ARGUMENT;

@@ -45,8 +45,14 @@ nvmlReturn_t enter(const char *function, const struct session **session);
 nvmlReturn_t enter_device(const char *function, nvmlDevice_t device, struct target *target);
 /* Like enter_device, but a MIG device is NOT_SUPPORTED. */
 nvmlReturn_t enter_gpu(const char *function, nvmlDevice_t device, struct target *target);
-/* Like enter_device for a GPU index found otherwise (handles of instances); checks visibility of `gi` too. */
+/* The GPU of an instance, and the instance's id; the instance is visible, and may be gone. */
+nvmlReturn_t enter_gpu_instance(const char *function, nvmlGpuInstance_t instance, struct target *target,
+                                unsigned int *id);
+/* The same for a GPU and an id that were found otherwise. */
 nvmlReturn_t enter_gpu_index(const char *function, unsigned int gpu, unsigned int gi, struct target *target);
+/* Carries out a change, if this process may change the GPU and sees more of it than MIG devices: with the GPU's lock held, and
+ * its state read anew. `what` is the change's own. */
+nvmlReturn_t change_gpu(struct target *target, nvmlReturn_t (*change)(struct target *target, void *what), void *what);
 
 /* faults.c: sleeps an injected latency, returns an injected error. */
 nvmlReturn_t fault_check(machine *m, const char *function, unsigned int gpu);
@@ -74,6 +80,13 @@ nvmlReturn_t unsupported(const char *function);
         if (entered != NVML_SUCCESS) {                             \
             return entered;                                        \
         }                                                          \
+    } while (0)
+#define ENTER_GPU_INSTANCE(instance, target, id)                                  \
+    do {                                                                          \
+        nvmlReturn_t entered = enter_gpu_instance(__func__, instance, target, id); \
+        if (entered != NVML_SUCCESS) {                                            \
+            return entered;                                                       \
+        }                                                                         \
     } while (0)
 #define REQUIRE(condition)                      \
     do {                                        \

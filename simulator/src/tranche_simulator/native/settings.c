@@ -16,40 +16,37 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode) {
     return NVML_SUCCESS;
 }
 
-/* Writes one setting of a GPU under its lock. */
-static nvmlReturn_t change_setting(struct target *target, enum change_call call, uint8_t value) {
-    count_change(target->m, call);
-    if (!caller_may_change(target->m) || target->view->only_mig[target->place.gpu]) {
-        return NVML_ERROR_NO_PERMISSION;
-    }
-    int lock;
-    nvmlReturn_t result = state_lock(target->m, LOCK_GPU + target->place.gpu, &lock);
-    if (result != NVML_SUCCESS) {
-        return result;
-    }
-    gpu_read(target->m, target->place.gpu, &target->state);
-    if (call == CHANGE_SET_PERSISTENCE_MODE) {
-        target->state.persistence = value;
-    } else if (call == CHANGE_SET_TIMESLICE) {
-        target->state.timeslice = value;
+struct setting {
+    enum change_call call;
+    uint8_t value;
+};
+
+static nvmlReturn_t write_setting(struct target *target, void *what) {
+    const struct setting *setting = what;
+    if (setting->call == CHANGE_SET_PERSISTENCE_MODE) {
+        target->state.persistence = setting->value;
+    } else if (setting->call == CHANGE_SET_TIMESLICE) {
+        target->state.timeslice = setting->value;
     } else {
-        target->state.compute_mode = value;
+        target->state.compute_mode = setting->value;
     }
     gpu_commit(target->m, target->place.gpu, &target->state);
-    state_unlock(lock);
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode);
-nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode) {
+static nvmlReturn_t change_setting(struct target *target, enum change_call call, uint8_t value) {
+    count_change(target->m, call);
+    return change_gpu(target, write_setting, &(struct setting){.call = call, .value = value});
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode) {
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(mode == NVML_FEATURE_DISABLED || mode == NVML_FEATURE_ENABLED);
     return change_setting(&target, CHANGE_SET_PERSISTENCE_MODE, mode == NVML_FEATURE_ENABLED);
 }
 
-NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode);
-nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode) {
+NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode) {
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(mode == NVML_COMPUTEMODE_DEFAULT || mode == NVML_COMPUTEMODE_PROHIBITED ||
@@ -89,8 +86,7 @@ nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *mo
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode);
-nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode) {
+NVML_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode) {
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(mode != NULL);
@@ -98,9 +94,7 @@ nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled,
-                                                   unsigned int *defaultMode);
-nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled, unsigned int *defaultMode) {
+NVML_API nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled, unsigned int *defaultMode) {
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(enabled != NULL && defaultMode != NULL);

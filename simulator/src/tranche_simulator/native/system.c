@@ -109,8 +109,7 @@ nvmlReturn_t unsupported(const char *function) {
 }
 
 /* The driver sees no unit (S-class enclosure) and excludes no device. */
-NVML_API nvmlReturn_t nvmlUnitGetCount(unsigned int *count);
-nvmlReturn_t nvmlUnitGetCount(unsigned int *count) {
+NVML_API nvmlReturn_t nvmlUnitGetCount(unsigned int *count) {
     const struct session *session;
     ENTER(&session);
     REQUIRE(count != NULL);
@@ -118,8 +117,7 @@ nvmlReturn_t nvmlUnitGetCount(unsigned int *count) {
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlGetExcludedDeviceCount(unsigned int *count);
-nvmlReturn_t nvmlGetExcludedDeviceCount(unsigned int *count) {
+NVML_API nvmlReturn_t nvmlGetExcludedDeviceCount(unsigned int *count) {
     const struct session *session;
     ENTER(&session);
     REQUIRE(count != NULL);

@@ -18,8 +18,7 @@ typedef struct {
 enum { GPM_SUPPORT_VERSION = 1 };
 
 /* Through the processor's page tables where the GPU is one chip with it, else through the kernel's (HMM). */
-NVML_API nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, addressing_mode *mode);
-nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, addressing_mode *mode) {
+NVML_API nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, addressing_mode *mode) {
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(mode != NULL);
@@ -31,8 +30,7 @@ nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, addressing_mode *m
 }
 
 /* Nothing is sampled here, and the answer says so. */
-NVML_API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support);
-nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support) {
+NVML_API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support) {
     struct target target;
     ENTER_DEVICE(device, &target);
     REQUIRE(support != NULL);
@@ -44,10 +42,7 @@ nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support
 }
 
 /* No row of a simulated memory was ever replaced. Older families retire pages instead. */
-NVML_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
-                                                unsigned int *uncorrectable, unsigned int *pending,
-                                                unsigned int *failed);
-nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable, unsigned int *uncorrectable,
+NVML_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable, unsigned int *uncorrectable,
                                        unsigned int *pending, unsigned int *failed) {
     struct target target;
     ENTER_GPU(device, &target);
