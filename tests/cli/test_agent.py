@@ -39,6 +39,13 @@ def test_a_wish_of_nvidias_manager_that_is_not_served_is_refused_by_name(two_a10
     assert "WITH_SHUTDOWN_HOST_GPU_CLIENTS is not supported" in done.stderr
 
 
+def test_a_restart_of_the_machine_needs_the_hosts_root(two_a100: TestMachine, tmp_path: Path) -> None:
+    options = [f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}", "--health-port=0", "--with-reboot"]
+    done = two_a100.tranche("agent", *options, f"--host-root={tmp_path / 'none'}", code=2)
+    assert "--with-reboot needs the host's root" in done.stderr
+    assert "deploy/host-root.yaml" in done.stderr
+
+
 def test_a_taken_health_port_is_said(two_a100: TestMachine, tmp_path: Path) -> None:
     config = kubeconfig_in(tmp_path, "http://127.0.0.1:1")
     with socket.create_server(("127.0.0.1", 0)) as taken:

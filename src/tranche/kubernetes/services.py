@@ -17,7 +17,7 @@ class NodeServices:
     """What components share.
 
     `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for. `host`
-    blocks: call it through `asyncio.to_thread`.
+    blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder cannot be written, "" when it can.
     """
 
     node_name: str
@@ -28,3 +28,4 @@ class NodeServices:
     gpu_events: GpuEvents
     pods: PodRegister
     host: Host
+    state_problem: Live[str]

@@ -19,6 +19,7 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeApi, PodRef
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -176,6 +177,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 gpu_events=GpuEvents(GpuEventStream, inventory),
                 pods=pods,
                 host=host,
+                state_problem=Live(),
             )
             background = [asyncio.create_task(watch.run()), asyncio.create_task(inventory.run())]
             try:

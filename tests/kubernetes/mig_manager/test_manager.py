@@ -447,6 +447,30 @@ def test_a_lost_gpu_keeps_no_layout_from_the_others_and_is_named(tmp_path: Path)
     on_node(tmp_path, test, A100, A100, A100)
 
 
+def test_a_state_folder_that_cannot_be_written_is_told_on_the_node_and_what_must_go_stays_marked(
+    tmp_path: Path,
+) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.10gb")
+            await node.shows("success")
+            held = node.slice_uuid(0, 0)
+            node.kubelet.holders[held] = node.pod("a")
+            await node.inventory.refresh()
+            node.label(mig_config="all-7g.80gb")
+            await node.shows("pending", "GpuBusy")
+            node.services.state_problem.publish("the state folder /s cannot be written: Read-only file system")
+            await node.shows("failed", "LedgerUnavailable")
+            assert node.condition is not None
+            assert "/s cannot be written" in node.condition[2]
+            assert node.inventory.is_condemned(held)
+            node.services.state_problem.publish("")
+            node.kubelet.holders.clear()
+            await node.shows("success")
+
+    on_node(tmp_path, test, H100)
+
+
 def test_a_manager_that_is_cut_short_at_any_write_is_made_good_by_the_next(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         key = "nvidia.com/gpu.deploy.dcgm"

@@ -103,6 +103,7 @@ async def _serve(
     gpu_events = GpuEvents(GpuEventStream, inventory)
     namespace = options.namespace or server.namespace
     plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
+    state_folder = StateFolder(host.places)
     services = NodeServices(
         node_name=options.node_name,
         namespace=namespace,
@@ -112,8 +113,8 @@ async def _serve(
         gpu_events=gpu_events,
         pods=pods,
         host=host,
+        state_problem=state_folder.problem,
     )
-    state_folder = StateFolder(host.places)
     components: list[Component] = [
         state_folder,
         node_watch,

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.live import Live
 from tranche.node.locks import FileLock, leads_to
 from tranche.node.session import Places
 
@@ -28,6 +29,8 @@ class StateFolder:
     def __init__(self, places: Places, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self.lost = asyncio.Event()
         """Set when the folder was deleted or replaced: what this process has open there, nobody else sees any more."""
+        self.problem: Live[str] = Live()
+        """Why nothing can be written there; "" when it can."""
         self._places = places
         self._sleep = sleep
         self._lock: FileLock | None = None
@@ -50,6 +53,7 @@ class StateFolder:
         os.ftruncate(lock.descriptor, 0)
         os.pwrite(lock.descriptor, b"%d\n" % os.getpid(), 0)
         self._lock, self._trouble = lock, ""
+        self.problem.publish("")
 
     async def run(self) -> None:
         """Watch the folder, once it was taken, until cancelled."""
@@ -62,6 +66,7 @@ class StateFolder:
                 self.lost.set()
                 return
             self._trouble = self._why_not_writable()
+            self.problem.publish(self._trouble)
 
     def _try_to_lock(self) -> FileLock | None:
         """The lock, or None; the trouble then says why not."""

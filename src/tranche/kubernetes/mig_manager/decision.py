@@ -59,7 +59,7 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class NodeSituation:
     """All that a decision depends on.
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
@@ -113,7 +113,7 @@ class NodeDecision:
         return bool(self.labels or self.annotations)
 
 
-def decide(situation: Situation) -> NodeDecision:
+def decide(situation: NodeSituation) -> NodeDecision:
     """The next thing to do."""
     name = wished_layout(situation.node)
     if situation.rivals:
@@ -178,7 +178,7 @@ def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
     return frozenset(gone)
 
 
-def failed_attempt(situation: Situation, layout: Layout, error: TrancheError, *, changed_mode: bool) -> Attempt:
+def failed_attempt(situation: NodeSituation, layout: Layout, error: TrancheError, *, changed_mode: bool) -> Attempt:
     """What to remember of work that failed. `changed_mode` says whether it was to change the MIG mode of some GPU."""
     digest = layout_digest(layout)
     last = situation.attempt
@@ -204,7 +204,7 @@ def layout_digest(layout: Layout) -> str:
     return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
 
 
-def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> NodeDecision:
+def _change(situation: NodeSituation, layout: Layout, change: LayoutDecision) -> NodeDecision:
     digest = layout_digest(layout)
     attempt = situation.attempt
     plan, later = change.plan, change.plan
@@ -229,7 +229,7 @@ def _change(situation: Situation, layout: Layout, change: LayoutDecision) -> Nod
     return _make_room(situation, report, refs, condemned)
 
 
-def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
+def _cut(situation: NodeSituation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
     """Pause the operands, wait for their end, cut."""
     paused = operands.pause(situation.node)
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
@@ -261,7 +261,7 @@ def _cut(situation: Situation, change: LayoutDecision, digest: str, condemned: f
 
 
 def _make_room(
-    situation: Situation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
+    situation: NodeSituation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
 ) -> NodeDecision:
     """Wait for what is in use; under the policy to drain, evict the pods among it."""
     leaving = drainable(refs, situation.pods) if situation.policy is InUsePolicy.DRAIN else ()
@@ -274,7 +274,7 @@ def _make_room(
     )
 
 
-def _reboot(situation: Situation) -> NodeDecision:
+def _reboot(situation: NodeSituation) -> NodeDecision:
     """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
     holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
     condemned = frozenset(devices(situation.view.node))
@@ -289,7 +289,7 @@ def _reboot(situation: Situation) -> NodeDecision:
     return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
 
 
-def _patience(situation: Situation, attempt: Attempt, wait: float, condemned: frozenset[str]) -> NodeDecision:
+def _patience(situation: NodeSituation, attempt: Attempt, wait: float, condemned: frozenset[str]) -> NodeDecision:
     """Wait for the next try. While the layout is pending, what it will take stays marked; a failed one is given up until then."""
     passing = attempt.reason in _PASSING and situation.policy is not InUsePolicy.REFUSE
     goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
@@ -301,7 +301,7 @@ def _patience(situation: Situation, attempt: Attempt, wait: float, condemned: fr
     return _at_rest(situation, report, condemned=condemned if goes_on else frozenset(), look_again=wait)
 
 
-def _conflict(situation: Situation, name: str) -> NodeDecision:
+def _conflict(situation: NodeSituation, name: str) -> NodeDecision:
     named = ", ".join(situation.rivals)
     report = (
         _failure(Why.MANAGER_CONFLICT, f"another MIG manager is on this node: {named}; nothing is changed")
@@ -313,7 +313,7 @@ def _conflict(situation: Situation, name: str) -> NodeDecision:
 
 
 def _at_rest(
-    situation: Situation,
+    situation: NodeSituation,
     report: Report | None,
     *,
     condemned: frozenset[str] = frozenset(),
@@ -339,7 +339,7 @@ def _at_rest(
     )
 
 
-def _shown(situation: Situation, report: Report | None) -> dict[str, str | None]:
+def _shown(situation: NodeSituation, report: Report | None) -> dict[str, str | None]:
     return needed(NOTHING_ASKED if report is None else report.labels, situation.node.labels)
 
 

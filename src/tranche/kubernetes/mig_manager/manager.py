@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import HardwareError, KubernetesUnavailable, StateMoved, TrancheError
+from tranche.core.errors import HardwareError, KubernetesUnavailable, LedgerUnavailable, StateMoved, TrancheError
 from tranche.core.layout import Layout
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import (
@@ -32,7 +32,7 @@ from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.claims import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.decision import (
     NodeDecision,
-    Situation,
+    NodeSituation,
     Work,
     condemned_by,
     decide,
@@ -130,6 +130,7 @@ class MigManager:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(self._services.node.changes()))
                 group.create_task(self._listen(self._services.inventory.latest.changes()))
+                group.create_task(self._listen(self._services.state_problem.changes()))
                 group.create_task(self._follow_layouts())
                 group.create_task(self._rounds(me))
         finally:
@@ -203,7 +204,7 @@ class MigManager:
         waits = [seconds for seconds in (decision.look_again, standing.look_again) if seconds is not None]
         return min(waits, default=None)
 
-    async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> Situation:
+    async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> NodeSituation:
         pods = await self._services.api.list_pods_on_node(self._services.node_name)
         rivals = [f"the manager {name}" for name in claims]
         rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods, self._trusted)]
@@ -211,7 +212,7 @@ class MigManager:
         view = self._services.inventory.latest.value.view if unseen is None else NodeView(NodeState(()))
         present = {pod.ref for pod in pods}
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
-        return Situation(
+        return NodeSituation(
             node=node,
             layouts=self._source.value if self._source.synced else LayoutSource(),
             view=view,
@@ -226,7 +227,12 @@ class MigManager:
         )
 
     async def _why_unseen(self) -> TrancheError | None:
-        """Why layouts or GPUs were not read since the start; None once they were. What was read stands for what is now."""
+        """Why nothing can be decided: layouts or GPUs were not read since the start, or nothing can be written down; else None.
+
+        What was read once stands for what is now.
+        """
+        if self._services.state_problem.synced and self._services.state_problem.value:
+            return LedgerUnavailable(self._services.state_problem.value, hint="see: tranche doctor")
         if not self._source.synced:
             hint = "the agent's log says why; the manifest gives it the right to read its own namespace's"
             return KubernetesUnavailable(f"ConfigMap {self._config_map} of layouts cannot be read", hint=hint)
@@ -285,7 +291,7 @@ class MigManager:
         else:
             self._eviction_answers.pop(pod.ref, None)
 
-    async def _condemned(self, situation: Situation) -> tuple[Situation, TrancheError | None]:
+    async def _condemned(self, situation: NodeSituation) -> tuple[NodeSituation, TrancheError | None]:
         """The situation in which exactly that is marked which its decision condemns; or as it was, and why it cannot be read.
 
         A mark lasts until the layout is reached or given up. What one decision wants to keep and the next one wants to take is
@@ -293,6 +299,9 @@ class MigManager:
         Only when a decision takes nothing but what was marked before it was made, are the marks of the rest taken back.
         """
         inventory = self._services.inventory
+        if situation.unseen is not None:  # what was marked stays so, as nothing else is known
+            inventory.condemn(inventory.condemned)
+            return situation, None
         decision = decide(situation)
         while self._outdated or not decision.condemned <= inventory.condemned:
             inventory.condemn(inventory.condemned | decision.condemned)
@@ -309,7 +318,7 @@ class MigManager:
                 await inventory.refresh()
         return situation, None
 
-    async def _work(self, situation: Situation, decision: NodeDecision) -> bool:
+    async def _work(self, situation: NodeSituation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
         work = _CutWork(layout, situation.policy, decision.condemned)
