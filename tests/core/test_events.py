@@ -10,19 +10,19 @@ from hypothesis import given
 from tests.strategies import node_views, requests
 from tranche.core.allocation import NodeView
 from tranche.core.events import (
-    Cancelled,
     ChangeBegun,
     Event,
     EventData,
     EventKind,
-    Granted,
     HeldTwice,
-    Kept,
-    Recovered,
-    Released,
+    PlanRecovered,
+    PlanUndone,
+    RequestCancelled,
+    ShareGranted,
+    ShareKept,
+    ShareReleased,
     StepDone,
     UndoIncomplete,
-    Undone,
     event_data_from_dict,
     event_data_to_dict,
     event_name,
@@ -39,14 +39,14 @@ def some(view: NodeView, request: Request) -> list[EventData]:
     return [
         ChangeBegun("p", "layout x"),
         STEP,
-        Granted("", "w", request, grants),
-        Cancelled("w"),
-        Kept(7),
+        ShareGranted("", "w", request, grants),
+        RequestCancelled("w"),
+        ShareKept(7),
         HeldTwice(PodKeeper("nvidia.com/gpu", "default", "a"), grants),
-        Released("ended"),
-        Undone("p", "HardwareError", "GPU-0"),
+        ShareReleased("ended"),
+        PlanUndone("p", "HardwareError", "GPU-0"),
         UndoIncomplete("p", "GpuBusy"),
-        Recovered("p", "layout x"),
+        PlanRecovered("p", "layout x"),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.node.machines import Node, change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import TrancheError
-from tranche.core.events import ChangeBegun, Event, EventKind, Granted, Released, StepDone, Undone
+from tranche.core.events import ChangeBegun, Event, EventKind, PlanUndone, ShareGranted, ShareReleased, StepDone
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.node.host import Held, Host
@@ -55,7 +55,7 @@ def test_a_failure_says_of_which_change_on_which_gpu_and_why(a100: Node) -> None
             change(host, create(host.view().node.gpus[0], "1g.5gb", 0))
         begun, (undone,) = of_kind(host, EventKind.CHANGE_BEGUN)[-1], of_kind(host, EventKind.UNDONE)
         assert isinstance(begun.data, ChangeBegun)
-        assert undone.data == Undone(begun.data.plan_id, "HardwareError", gpu.uuid)
+        assert undone.data == PlanUndone(begun.data.plan_id, "HardwareError", gpu.uuid)
         assert undone.cause == begun.position
 
 
@@ -66,8 +66,8 @@ def test_a_share_is_told_with_request_grants_and_plan_and_causes_its_release(a10
         host.release(held.allocation.id, why="ended")
         again = serve(host)
         first, second = of_kind(host, EventKind.GRANTED)
-        assert isinstance(first.data, Granted)
-        assert isinstance(second.data, Granted)
+        assert isinstance(first.data, ShareGranted)
+        assert isinstance(second.data, ShareGranted)
         assert (first.data.request, first.data.grants) == (SLICE, held.allocation.grants)
         assert second.data.grants == again.allocation.grants
         steps = of_kind(host, EventKind.STEP_DONE)
@@ -75,4 +75,4 @@ def test_a_share_is_told_with_request_grants_and_plan_and_causes_its_release(a10
         assert {event.allocation_id for event in steps} == {held.allocation.id}
         assert second.data.plan_id == "", "nothing had to be cut"
         (released,) = of_kind(host, EventKind.RELEASED)
-        assert (released.data, released.cause) == (Released("ended"), first.position)
+        assert (released.data, released.cause) == (ShareReleased("ended"), first.position)

@@ -5,6 +5,7 @@ The kind moves an idle instance to another place on its GPU, which no kind of Tr
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -315,6 +316,34 @@ def test_a_kind_of_the_same_name_is_another_kind(cut: Node) -> None:
 
 
 # Without its act the type checker refuses it
+
+SOURCE = Path(tranche.__file__).parent
+STEP_CLASSES = {"SetMigMode", "ResetGpu", "DestroyInstance", "CreateInstance", "SlotStep"}
+
+
+def asked_kinds(path: Path) -> set[str]:
+    """The classes of steps that a module asks for, by isinstance, by a case, or by the name of a kind."""
+    asked: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        ):
+            asked |= {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name):
+            asked.add(node.cls.id)
+        elif isinstance(node, ast.Compare):
+            asked |= {str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    return asked & STEP_CLASSES
+
+
+def test_nobody_else_asks_what_kind_a_step_is() -> None:
+    homes = (SOURCE / "planning" / "steps", SOURCE / "node" / "acts")
+    others = [path for path in SOURCE.rglob("*.py") if not any(path.is_relative_to(home) for home in homes)]
+    assert len(others) > 100
+    assert {str(path.relative_to(SOURCE)): asked for path in others if (asked := asked_kinds(path))} == {}
+
 
 PREAMBLE = """
 from abc import ABC, abstractmethod

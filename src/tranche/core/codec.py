@@ -1,6 +1,6 @@
 """Frozen dataclasses as JSON data and back, by their type hints: for what is recorded whole, as a decision with its view.
 
-Fields keep their names. A type for which a shape of its own is agreed elsewhere (a profile's name, a request) has a `Shape`.
+Fields keep their names. A type for which a form of its own is agreed elsewhere (a profile's name, a request) has a `Form`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
+class Form:
     """How values of `hint`, a type or a union, are written and read."""
 
     hint: Any
@@ -25,9 +25,9 @@ class Shape:
 class Codec:
     """Writes and reads values made of dataclasses, tuples, frozen sets, mappings with string keys, enums and plain values."""
 
-    def __init__(self, shapes: Sequence[Shape] = ()) -> None:
-        self._by_hint = {shape.hint: shape for shape in shapes}
-        self._by_class = {cls: shape for shape in shapes for cls in (get_args(shape.hint) or (shape.hint,))}
+    def __init__(self, forms: Sequence[Form] = ()) -> None:
+        self._by_hint = {form.hint: form for form in forms}
+        self._by_class = {cls: form for form in forms for cls in (get_args(form.hint) or (form.hint,))}
 
     def encode(self, value: Any) -> Any:
         """The value as JSON data; TypeError for what is none of the kinds above."""

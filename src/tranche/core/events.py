@@ -59,7 +59,7 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class ShareGranted:
     """A request got its share. `waiter_id` was its place in the queue, `plan_id` is empty when nothing had to be cut."""
 
     kind: ClassVar = EventKind.GRANTED
@@ -70,7 +70,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class RequestCancelled:
     """A waiting request was taken out of the queue by somebody else than its own process."""
 
     kind: ClassVar = EventKind.CANCELLED
@@ -78,7 +78,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ShareKept:
     """A process that came of the command has the share now."""
 
     kind: ClassVar = EventKind.KEPT
@@ -95,7 +95,7 @@ class HeldTwice:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ShareReleased:
     """A share was given back."""
 
     kind: ClassVar = EventKind.RELEASED
@@ -103,7 +103,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class PlanUndone:
     """A plan failed and was undone; `reason` is the error's word, `failed_gpu` the UUID of the GPU on which it failed."""
 
     kind: ClassVar = EventKind.UNDONE
@@ -122,7 +122,7 @@ class UndoIncomplete:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class PlanRecovered:
     """An interrupted plan of a dead process was undone."""
 
     kind: ClassVar = EventKind.RECOVERED
@@ -131,7 +131,16 @@ class Recovered:
 
 
 EventData = (
-    ChangeBegun | StepDone | Granted | Cancelled | Kept | HeldTwice | Released | Undone | UndoIncomplete | Recovered
+    ChangeBegun
+    | StepDone
+    | ShareGranted
+    | RequestCancelled
+    | ShareKept
+    | HeldTwice
+    | ShareReleased
+    | PlanUndone
+    | UndoIncomplete
+    | PlanRecovered
 )
 
 
@@ -168,22 +177,22 @@ def event_name(data: EventData) -> str:
 def event_data_to_dict(data: EventData) -> dict[str, Any]:
     """The data as JSON data."""
     match data:
-        case ChangeBegun(plan_id, purpose) | Recovered(plan_id, purpose):
+        case ChangeBegun(plan_id, purpose) | PlanRecovered(plan_id, purpose):
             return {"planId": plan_id, "purpose": purpose}
         case StepDone(plan_id, step):
             return {"planId": plan_id, "step": dict(step)}
-        case Granted(plan_id, waiter_id, request, grants):
+        case ShareGranted(plan_id, waiter_id, request, grants):
             asked, given = request_to_dict(request), [grant_to_dict(grant) for grant in grants]
             return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given}
-        case Cancelled(waiter_id):
+        case RequestCancelled(waiter_id):
             return {"waiterId": waiter_id}
-        case Kept(pid):
+        case ShareKept(pid):
             return {"pid": pid}
         case HeldTwice(keeper, grants):
             return {"keeper": keeper_to_dict(keeper), "grants": [grant_to_dict(grant) for grant in grants]}
-        case Released(why):
+        case ShareReleased(why):
             return {"why": why}
-        case Undone(plan_id, reason, failed_gpu):
+        case PlanUndone(plan_id, reason, failed_gpu):
             return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
         case UndoIncomplete(plan_id, reason):
             return {"planId": plan_id, "reason": reason}
@@ -196,20 +205,20 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return ChangeBegun(data["planId"], data["purpose"])
         case EventKind.GRANTED:
             grants = tuple(map(grant_from_dict, data["grants"]))
-            return Granted(data["planId"], data["waiterId"], request_from_dict(data["request"]), grants)
+            return ShareGranted(data["planId"], data["waiterId"], request_from_dict(data["request"]), grants)
         case EventKind.CANCELLED:
-            return Cancelled(data["waiterId"])
+            return RequestCancelled(data["waiterId"])
         case EventKind.KEPT:
-            return Kept(data["pid"])
+            return ShareKept(data["pid"])
         case EventKind.HELD_TWICE:
             return HeldTwice(keeper_from_dict(data["keeper"]), tuple(map(grant_from_dict, data["grants"])))
         case EventKind.RELEASED:
-            return Released(data["why"])
+            return ShareReleased(data["why"])
         case EventKind.UNDONE:
-            return Undone(data["planId"], data["reason"], data["failedGpu"])
+            return PlanUndone(data["planId"], data["reason"], data["failedGpu"])
         case EventKind.UNDO_INCOMPLETE:
             return UndoIncomplete(data["planId"], data["reason"])
         case EventKind.RECOVERED:
-            return Recovered(data["planId"], data["purpose"])
+            return PlanRecovered(data["planId"], data["purpose"])
         case _:
             return StepDone(data["planId"], data["step"]) if "step" in data else None

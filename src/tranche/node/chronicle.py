@@ -43,25 +43,25 @@ def granted(
     db: sqlite3.Connection, time: float, allocation: Allocation, *, plan_id: str, waiter_id: str, note: str
 ) -> None:
     """A request got its share; `note` says how."""
-    from tranche.core.events import Granted
+    from tranche.core.events import ShareGranted
 
-    data = Granted(plan_id, waiter_id, allocation.request, allocation.grants)
+    data = ShareGranted(plan_id, waiter_id, allocation.request, allocation.grants)
     _write(db, time, data, f"{allocation.request}: {note}", allocation_id=allocation.id)
 
 
 def cancelled(db: sqlite3.Connection, time: float, waiter_id: str) -> None:
     """A request was taken out of the queue."""
-    from tranche.core.events import Cancelled
+    from tranche.core.events import RequestCancelled
 
-    _write(db, time, Cancelled(waiter_id), f"the waiting request {waiter_id} was cancelled")
+    _write(db, time, RequestCancelled(waiter_id), f"the waiting request {waiter_id} was cancelled")
 
 
 def kept(db: sqlite3.Connection, time: float, allocation_id: str, pid: int) -> None:
     """A process that came of an allocation's command keeps the share."""
-    from tranche.core.events import Kept
+    from tranche.core.events import ShareKept
 
     message = f"its command has ended; pid {pid}, which came of it, keeps it"
-    _write(db, time, Kept(pid), message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+    _write(db, time, ShareKept(pid), message, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
 def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, error: TrancheError) -> None:
@@ -74,16 +74,16 @@ def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, erro
 
 def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str) -> None:
     """A share was given back."""
-    from tranche.core.events import Released
+    from tranche.core.events import ShareReleased
 
-    _write(db, time, Released(why), why, _grant_of(db, allocation_id), allocation_id=allocation_id)
+    _write(db, time, ShareReleased(why), why, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
 def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str) -> None:
     """A plan failed and was undone."""
-    from tranche.core.events import Undone
+    from tranche.core.events import PlanUndone
 
-    data = Undone(plan_id, error.reason, error.gpu_uuid)
+    data = PlanUndone(plan_id, error.reason, error.gpu_uuid)
     _write(db, time, data, str(error), _begin_of(db, plan_id), allocation_id=allocation_id)
 
 
@@ -99,10 +99,10 @@ def undo_incomplete(
 
 def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *, allocation_id: str) -> None:
     """An interrupted plan was undone."""
-    from tranche.core.events import Recovered
+    from tranche.core.events import PlanRecovered
 
     message = f"'{purpose}' was interrupted and has been undone"
-    _write(db, time, Recovered(plan_id, purpose), message, _begin_of(db, plan_id), allocation_id=allocation_id)
+    _write(db, time, PlanRecovered(plan_id, purpose), message, _begin_of(db, plan_id), allocation_id=allocation_id)
 
 
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:

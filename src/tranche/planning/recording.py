@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tranche.core.allocation import Grant, NodeView
-from tranche.core.codec import Codec, Shape
+from tranche.core.codec import Codec, Form
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import Keeper
 from tranche.core.profile import ProfileName, parse_profile
@@ -108,10 +108,10 @@ _OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted,
 
 _CODEC = Codec(
     [
-        Shape(ProfileName, str, parse_profile),
-        Shape(Request, request_to_dict, request_from_dict),
-        Shape(Grant, grant_to_dict, grant_from_dict),
-        Shape(Keeper, keeper_to_dict, keeper_from_dict),
-        Shape(Step, Step.to_dict, KINDS.decode),
+        Form(ProfileName, str, parse_profile),
+        Form(Request, request_to_dict, request_from_dict),
+        Form(Grant, grant_to_dict, grant_from_dict),
+        Form(Keeper, keeper_to_dict, keeper_from_dict),
+        Form(Step, Step.to_dict, KINDS.decode),
     ]
 )
