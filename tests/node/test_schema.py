@@ -146,7 +146,11 @@ def _units(slot: InstanceKey) -> range:
 @pytest.mark.parametrize("grant", [GPU, LEFT, compute(1, 2), Part(GPU, 10, 30), Part(LEFT, 5)], ids=str)
 @pytest.mark.parametrize(
     "keeper",
-    [ProcessKeeper(1, 2), PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run"), ClaimKeeper("ns", "c", "u")],
+    [
+        ProcessKeeper(1, 2),
+        PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run", True),
+        ClaimKeeper("ns", "c", "u"),
+    ],
     ids=lambda each: type(each).__name__,
 )
 def test_the_register_gives_back_what_was_written(grant: Grant, keeper: Keeper) -> None:

@@ -42,7 +42,8 @@ class PodKeeper:
     """A container of a pod that the kubelet gave devices of `resource`.
 
     Empty names stand for a pod that is being admitted: the kubelet asks for devices without saying for whom. `kubelet` is the
-    run of the kubelet that last listed the container with these devices, or that asked for them.
+    run of the kubelet that last listed the container with these devices, or that asked for them. `lingers` says that this run
+    took the devices back while processes of the pod lived: a pod deleted by force is forgotten before its containers have ended.
     """
 
     resource: str
@@ -51,6 +52,7 @@ class PodKeeper:
     container: str = ""
     uid: str = ""
     kubelet: str = ""
+    lingers: bool = False
 
     @property
     def admitted(self) -> bool:
@@ -83,7 +85,7 @@ class PodEvidence:
     `kubelet` is the present run of the kubelet, "" when it does not answer; `kubelet_age` for how many seconds that run is known
     to answer; `listed` whether it lists the container with any of these devices. `pod_exists` is the API server's word for that
     uid: False also for a pod that has finished, None when the server does not answer. `waited` is for how many seconds the
-    allocation is there.
+    allocation is there. `processes` says that a process of the pod was seen on the machine.
     """
 
     kubelet: str
@@ -91,6 +93,7 @@ class PodEvidence:
     listed: bool
     pod_exists: bool | None
     waited: float
+    processes: bool = False
 
 
 ADMISSION_SECONDS = 30.0
@@ -101,10 +104,10 @@ SETTLED_SECONDS = 15.0
 def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Life:
     """Whether a pod's container still holds its devices.
 
-    The run of the kubelet that listed it and lists it no more is believed. One that started since knows its pods only after a
-    while: there the API server must say that the pod is over as well.
+    While a process of the pod lives, it does. The run of the kubelet that listed it and lists it no more is believed otherwise.
+    One that started since knows its pods only after a while: there the API server must say that the pod is over as well.
     """
-    if evidence.listed:
+    if evidence.listed or evidence.processes:
         return Life.ALIVE
     if not evidence.kubelet:
         return Life.UNKNOWN

@@ -94,6 +94,7 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "container": keeper.container,
                 "uid": keeper.uid,
                 "kubelet": keeper.kubelet,
+                "lingers": keeper.lingers,
             }
         case ClaimKeeper(namespace, name, uid):
             return {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}

@@ -123,6 +123,7 @@ class Contest:
         api: list[tuple[int, str, Callable[[], str | None]]] = [
             (30, "pods", self._create_pods),
             (6, "delete", lambda: self._delete_pod(force=False)),
+            (5, "force-delete", lambda: self._delete_pod(force=True)),
             (11, "layout", self._label_layout),
             (3, "strategy by label", self._label_strategy),
             (2, "strategy by ConfigMap", self._write_strategy),

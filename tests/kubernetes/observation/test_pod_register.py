@@ -19,6 +19,7 @@ from tranche.core.keeper import ADMISSION_SECONDS, SETTLED_SECONDS, PodKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.local.queue import Queue
 from tranche.node.host import Held, Host
@@ -38,9 +39,12 @@ class Scene:
     kubelet: Kubelet = field(default_factory=Kubelet)
     pods: list[KubePod] | None = field(default_factory=list)
     now: float = 0.0
+    living: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.register = PodRegister(self.host, self.kubelet, self._ask, clock=lambda: self.now)
+        self.register = PodRegister(
+            self.host, self.kubelet, self._ask, clock=lambda: self.now, living=self.living.intersection
+        )
 
     async def _ask(self) -> Sequence[KubePod]:
         if self.pods is None:
@@ -144,6 +148,27 @@ def test_the_kubelet_may_give_anew_what_it_took_back_and_nobody_else_may(tmp_pat
             await scene.register.hand_over(ONE, (scene.slot(2),))
         with pytest.raises(GpuBusy):
             await scene.register.hand_over(GPU, (scene.slot(2),))
+
+    play(tmp_path, scenario)
+
+
+def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.run_pod("a", 0)
+        before = await scene.held()
+        scene.living.add("uid-a")
+        scene.kubelet.holders.clear()  # it forgets the pod at once, and ends its containers a while later
+        scene.pods = []
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(ONE, (scene.slot(0),))
+        assert await scene.held() == before
+        (allocation,) = (await scene.register.look()).allocations
+        assert held_otherwise(scene.slot(0), ONE, [allocation]) is allocation
+        gpu = scene.host.driver.observe().gpus[0]
+        with pytest.raises(GpuBusy, match="held by allocation"):
+            change(scene.host, destroy(gpu, "1g.5gb", 0))
+        scene.living.clear()
+        await scene.register.hand_over(ONE, (scene.slot(0),))
 
     play(tmp_path, scenario)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import count
 
 from hypothesis import given
@@ -15,7 +16,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
-from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, settle_pods
+from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, forgotten, settle_pods
 
 ONE, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/gpu"
 SLICES = {f"MIG-{start}": Slice("GPU-0", parse_profile("1g.5gb"), Placement(start, 1)) for start in range(7)}
@@ -46,10 +47,11 @@ def settle(
     run: str = "run-1",
     age: float = LONG,
     waited: float = LONG,
+    living: Collection[str] = (),
 ) -> PodSettlement:
     rows = tuple(rows)
     known = None if pods is None else {each.ref: each for each in pods}
-    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows})
+    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, living=living)
     numbers = count()
     return settle_pods(rows, DEVICES, words, now=5.0, new_id=lambda: f"new-{next(numbers)}")
 
@@ -90,6 +92,18 @@ def test_the_run_of_the_kubelet_that_listed_a_pod_is_believed_when_it_lists_it_n
     rows = [row("x", of_pod("a"), "MIG-0")]
     for pods in (None, (), [pod("a")]):
         assert settle(rows, pods=pods).removed == ("x",)
+
+
+def test_a_pod_that_was_deleted_by_force_holds_its_devices_until_its_last_process_has_ended() -> None:
+    rows = [row("x", of_pod("a"), "MIG-0"), row("y", of_pod("b"), "MIG-1")]
+    assert forgotten(rows, DEVICES, KubeletWord("run-1", (listed("b", "MIG-1"),))) == {"uid-a"}
+    found = settle(rows, listed("b", "MIG-1"), pods=[pod("b")], living={"uid-a"})
+    assert not found.removed
+    assert found.keepers == {"x": replace(of_pod("a"), lingers=True)}
+    lingering = [row("x", replace(of_pod("a"), lingers=True), "MIG-0")]
+    assert settle(lingering, living={"uid-a"}).empty
+    assert settle(lingering, run="run-2", pods=(), living={"uid-a"}).empty
+    assert settle(lingering).removed == ("x",)
 
 
 def test_a_kubelet_that_has_just_started_is_not_believed_about_what_it_lacks() -> None:

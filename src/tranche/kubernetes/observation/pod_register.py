@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,7 +18,14 @@ from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
-from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, settle_pods, unaccounted
+from tranche.kubernetes.observation.pod_processes import pods_with_processes
+from tranche.kubernetes.observation.pod_settlement import (
+    PodSettlement,
+    PodWords,
+    forgotten,
+    settle_pods,
+    unaccounted,
+)
 from tranche.node.host import Host
 
 _API_SECONDS = 5.0
@@ -39,7 +46,10 @@ class Kubelet(Protocol):
 
 
 class PodRegister:
-    """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds."""
+    """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
+
+    `living` says which of these pods, by uid, have processes on the machine; it blocks.
+    """
 
     def __init__(
         self,
@@ -48,11 +58,13 @@ class PodRegister:
         pods: Callable[[], Awaitable[Sequence[KubePod]]],
         *,
         clock: Callable[[], float],
+        living: Callable[[Collection[str]], Collection[str]] = pods_with_processes,
     ) -> None:
         self._host = host
         self._kubelet = kubelet
         self._pods = pods
         self._clock = clock
+        self._living = living
         self._runs: dict[str, float] = {}
         self._complete_run = ""
         self._seen: dict[str, float] = {}
@@ -64,9 +76,11 @@ class PodRegister:
         """
         word = await self._kubelet.read()
         view = await asyncio.to_thread(self._host.view)
-        found = self._settle(view, word, None)
+        unlisted = forgotten(view.allocations, devices(view.node), word)
+        living = await asyncio.to_thread(self._living, unlisted) if unlisted else ()
+        found = self._settle(view, word, None, living)
         if found.undecided or word.run != self._complete_run:
-            found = self._settle(view, word, await self._ask_api_server())
+            found = self._settle(view, word, await self._ask_api_server(), living)
         if found.empty:
             return view
         allocations = await asyncio.to_thread(
@@ -98,12 +112,14 @@ class PodRegister:
         """Undo a hand-over that nobody was told of."""
         await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
 
-    def _settle(self, view: NodeView, word: KubeletWord, pods: Mapping[PodRef, KubePod] | None) -> PodSettlement:
+    def _settle(
+        self, view: NodeView, word: KubeletWord, pods: Mapping[PodRef, KubePod] | None, living: Collection[str]
+    ) -> PodSettlement:
         now = self._clock()
         self._runs = {word.run: self._runs.get(word.run, now)}
         self._seen = {each.id: self._seen.get(each.id, now) for each in view.allocations}
         waited = {each: now - since for each, since in self._seen.items()}
-        words = PodWords(word, now - self._runs[word.run], pods, waited)
+        words = PodWords(word, now - self._runs[word.run], pods, waited, living=living)
         if pods is not None and word.run != self._complete_run:
             keepers = [each.keeper for each in view.allocations if isinstance(each.keeper, PodKeeper)]
             missing = unaccounted(words, [each for each in keepers if each.container])
@@ -130,6 +146,6 @@ def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
     """Whether the kubelet that asks gave the devices to that keeper itself, and now gives them anew.
 
     It does so to a second container of one pod, and after an admission that failed. A kubelet never gives to one pod what it
-    knows that another has.
+    knows that another has; but it forgets a pod that is deleted by force before its containers have ended.
     """
-    return keeper.resource == asking.resource and keeper.kubelet == asking.kubelet
+    return not keeper.lingers and keeper.resource == asking.resource and keeper.kubelet == asking.kubelet

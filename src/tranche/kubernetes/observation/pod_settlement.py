@@ -7,8 +7,8 @@ they had nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tranche.core.allocation import Allocation, Grant, Phase, nearest_request, overlap
 from tranche.core.keeper import Life, PodEvidence, PodKeeper, judge_pod
@@ -27,7 +27,7 @@ class PodWords:
     `pods` are the API server's pods of this node; None when it was not asked or does not answer. `kubelet_age` is for how many
     seconds this run of the kubelet is known to answer; `complete` says that this run once listed every pod that ran, so that what
     it lists no more has ended, even if the API server has not heard of it. `waited` is for how many seconds each allocation, by
-    id, has been known.
+    id, has been known. `living` are the uids, among those of `forgotten`, of pods that have processes on the machine.
     """
 
     kubelet: KubeletWord
@@ -35,6 +35,7 @@ class PodWords:
     pods: Mapping[PodRef, KubePod] | None
     waited: Mapping[str, float]
     complete: bool = False
+    living: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,13 @@ def settle_pods(
         if standing.get(keeper) != grants
     ]
     return PodSettlement(tuple(removed), keepers, tuple(added), undecided)
+
+
+def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletWord) -> frozenset[str]:
+    """The uids of pods that hold something by the register and that the kubelet does not list with it: do they still run?"""
+    listed = _listed(word.listed, devices)
+    rows = [each for each in register if isinstance(each.keeper, PodKeeper) and _pod_keeper(each).uid]
+    return frozenset(_pod_keeper(row).uid for row in rows if _entry_of(row, listed) is None)
 
 
 def unaccounted(words: PodWords, known: Sequence[PodKeeper]) -> tuple[tuple[KubePod, str], ...]:
@@ -190,9 +198,12 @@ def _judged(row: Allocation, entry: Listed | None, words: PodWords) -> tuple[Lif
     if words.pods is not None:
         pod = words.pods.get(PodRef(keeper.namespace, keeper.name))
         exists = pod is not None and not pod.finished and keeper.uid in ("", pod.uid)
+    processes = keeper.uid != "" and keeper.uid in words.living
     evidence = PodEvidence(
-        words.kubelet.run, words.kubelet_age, entry is not None, exists, words.waited.get(row.id, 0.0)
+        words.kubelet.run, words.kubelet_age, entry is not None, exists, words.waited.get(row.id, 0.0), processes
     )
+    if entry is None and processes and keeper.kubelet == words.kubelet.run:
+        keeper = replace(keeper, lingers=True)
     return judge_pod(keeper, evidence), keeper
 
 
