@@ -18,11 +18,15 @@ from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
 from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuState, Process
 from tranche.planning.allocate import Decision, Granted, Waiting, decide
+from tranche.planning.answers import Terms, best_option, option_at, ranking_of
+from tranche.planning.candidates import Candidate
 from tranche.planning.effect import apply
 from tranche.planning.foresee import without
 from tranche.planning.indexed_view import IndexedView
+from tranche.planning.options import Freedom
 from tranche.planning.policy import POLICIES, Policy
 from tranche.planning.queue import Waiter, may_start, outlooks, reserved_for, startable
+from tranche.planning.situation import kind_of
 from tranche.planning.tenancy import tenancies
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -89,6 +93,27 @@ def test_it_decides_as_a_plain_scan(data: st.DataObject, policy: Policy, foreign
         looked_up = partial(decide, index, request, reserved=reserved_for(index, waiters), **terms)
         scanned = partial(decide_by_scan, view, request, reserved=reserved_by_scan(view, waiters), **terms)
         assert outcome(looked_up) == outcome(scanned)
+
+
+@given(fleets(), st.data(), policies, st.booleans(), st.booleans())
+def test_every_gpu_is_ranked_by_its_own_best_option(
+    view: NodeView, data: st.DataObject, policy: Policy, foreign: bool, mode: bool
+) -> None:
+    index, terms = IndexedView(view), Terms(Freedom(foreign, mode), policy)
+    for kind in index.kinds:
+        profiles = [profile for profile in kind.profiles if profile.starts]
+        for profile in (None, *(data.draw(st.lists(st.sampled_from(profiles), max_size=4)) if profiles else ())):
+            answer = Candidate(profile, profile is None or profile.size == kind.memory_slices)
+            own = {}
+            for place, here in enumerate(tenancies(view)):
+                if kind_of(here.gpu) is kind and here.gpu.uuid not in view.changing:
+                    best = best_option(here, answer, terms)
+                    if best is not None:
+                        own[place] = best
+            ranking = ranking_of(index, kind, answer, terms)
+            assert ranking.best(len(index)) == sorted((preference, place) for place, (preference, _) in own.items())
+            for place, (_, option) in own.items():
+                assert option_at(index, place, answer, ranking, terms) == option
 
 
 @given(st.data())

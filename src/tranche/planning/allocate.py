@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.request import Request
-from tranche.planning.answers import Reserved, Terms, answers, best_option, ranking_of
+from tranche.planning.answers import Reserved, Terms, answers, option_at, ranking_of
 from tranche.planning.candidates import Candidate, gpus_needed
 from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.options import Change, Freedom, Option, same_option
+from tranche.planning.options import Change, Freedom, Option
 from tranche.planning.plan import Plan
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.ranking import Preference, Ranking
@@ -79,18 +79,7 @@ def decide(
         found = answers(index, request, terms, reserved or {})
         return Waiting(found.obstacles, found.unnamed)
     best.sort(key=lambda each: each[:2])
-    return granted(request, [_option(index, *each[1:], terms) for each in best[:needed]])
-
-
-def _option(index: IndexedView, place: int, answer: Candidate, ranking: Ranking, terms: Terms) -> Option:
-    """How that GPU, which can, serves the candidate best."""
-    here, _ = index.at(place)
-    known = ranking.option(place)
-    if known.destroys <= 1:
-        return same_option(known, here.gpu)
-    found = best_option(here, answer, terms)
-    assert found is not None
-    return found[1]
+    return granted(request, [option_at(index, *each[1:], terms) for each in best[:needed]])
 
 
 def granted(request: Request, chosen: Sequence[Option]) -> Granted:

@@ -12,7 +12,7 @@ from tranche.core.state import GpuState
 from tranche.planning.candidates import Candidate, candidate
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.obstacle import Likeness, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.options import Freedom, Option, options, ways
+from tranche.planning.options import Freedom, Option, options, same_option, ways
 from tranche.planning.policy import Policy
 from tranche.planning.ranking import Answer, Preference, Ranking
 from tranche.planning.situation import GpuKind, Situation
@@ -102,6 +102,17 @@ def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Prefere
     ranked = [(preference(option), start(option), option) for option in found]
     best = min(ranked, key=lambda each: each[:2])
     return best[0], best[2]
+
+
+def option_at(index: IndexedView, place: int, answer: Candidate, ranking: Ranking, terms: Terms) -> Option:
+    """How the GPU at that place, which can, serves the candidate best. The ranking is the one of candidate and terms."""
+    here, _ = index.at(place)
+    known = ranking.option(place)
+    if known.destroys <= 1:
+        return same_option(known, here.gpu)
+    found = best_option(here, answer, terms)
+    assert found is not None
+    return found[1]
 
 
 def answers(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Answers:
