@@ -12,9 +12,10 @@ from bench.plain_scan import decide_by_scan, reserved_by_scan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, repeated, requests_for, view_of
+from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, repeated, requests_for, uncuttable_gpu, view_of
 from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
+from tranche.core.quantity import GIB
 from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuState, Process
 from tranche.planning.allocate import Decision, Granted, Waiting, decide
@@ -241,6 +242,17 @@ def test_a_full_machine_of_many_gpus_is_told_in_one_line() -> None:
     decision = decide(replace(view, allocations=held), parse_request(mig_profile="1g.5gb"))
     assert isinstance(decision, Waiting)
     assert decision.reasons == ("GPU 0: held whole by a-0 (and 99 more GPUs like it)",)
+
+
+def test_obstacles_that_are_not_alike_are_named_up_to_a_number_and_the_rest_is_counted() -> None:
+    small = [uncuttable_gpu(index, memory=(index + 1) * GIB) for index in range(20)]
+    large = uncuttable_gpu(20, memory=80 * GIB)
+    held = Allocation("a-1", parse_request(gpus="1"), (WholeGpu(large.uuid),), Phase.ACTIVE, 0.0)
+    decision = decide(view_of(*small, large, allocations=[held]), parse_request(gpu_memory="70Gi"))
+    assert isinstance(decision, Waiting)
+    assert [each.gpu_index for each in decision.obstacles] == list(range(16))
+    assert decision.unnamed == 5
+    assert decision.reasons[-1] == "and 5 more GPUs"
 
 
 def test_very_many_waiters_are_looked_at_once_for_each_different_request() -> None:
