@@ -190,3 +190,29 @@ def test_every_legal_placement_has_a_gi_id() -> None:
 def test_no_machine_type_has_two_gpus_at_one_address() -> None:
     for machine in MACHINE_TYPES.values():
         assert len({gpu.pci for gpu in machine.gpus}) == len(machine.gpus)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "device"),
+    [
+        ("RTX-PRO-6000-96GB", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 0x2BB5),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            0x2BB1,
+        ),
+        (
+            "rtx pro 6000 blackwell max-q workstation edition",
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            0x2BB4,
+        ),
+        ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", 0x20B2),
+        ("NVIDIA A100 80GB PCIe", "NVIDIA A100 80GB PCIe", 0x20B5),
+        ("T4", "Tesla T4", 0x1EB8),
+    ],
+)
+def test_a_product_is_that_product_and_not_the_first_of_its_board(
+    tmp_path: Path, asked: str, name: str, device: int
+) -> None:
+    (gpu,) = SimulatedMachine.create("m", boards=[asked], root=tmp_path).gpus()
+    assert (gpu.name, gpu.pci_device_id) == (name, device << 16 | 0x10DE)

@@ -23,17 +23,19 @@ def chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec
         return MACHINE_TYPES[machine_type].gpus
     if boards:
         by_key = {str(model["key"]): model for model in load_models()}
-        return in_a_row([_board_key(board, by_key) for board in boards])
+        return in_a_row([_board_and_product(board, by_key) for board in boards])
     return gpus
 
 
-def _board_key(board: str, by_key: Mapping[str, Model]) -> str:
-    """A catalogue key, whatever the case, or a product name with or without "NVIDIA"."""
+def _board_and_product(board: str, by_key: Mapping[str, Model]) -> tuple[str, int]:
+    """What a catalogue key, whatever the case, or a product name, with or without "NVIDIA", stands for."""
     wanted = board.lower().removeprefix("nvidia ")
     for key, model in by_key.items():
         names = [name.lower().removeprefix("nvidia ") for name in product_names(model)]
-        if wanted == key.lower() or wanted in names:
-            return key
+        if wanted == key.lower():
+            return key, 0
+        if wanted in names:
+            return key, names.index(wanted)
     raise InvalidRequest(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
 
 

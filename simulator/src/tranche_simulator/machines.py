@@ -41,9 +41,11 @@ def _eight(board: str, buses: Sequence[tuple[int, int]]) -> tuple[GpuSpec, ...]:
     )
 
 
-def in_a_row(boards: Sequence[str]) -> tuple[GpuSpec, ...]:
-    """GPUs of a machine made from board keys: one bus each, one NUMA node, dies not swapped."""
-    return tuple(GpuSpec(board, pci=(0, 0x10 + index, 0)) for index, board in enumerate(boards))
+def in_a_row(boards: Sequence[tuple[str, int]]) -> tuple[GpuSpec, ...]:
+    """GPUs of a machine made from board keys and products: one bus each, one NUMA node, dies not swapped."""
+    return tuple(
+        GpuSpec(board, product=product, pci=(0, 0x10 + index, 0)) for index, (board, product) in enumerate(boards)
+    )
 
 
 _P4_BUSES = [
