@@ -59,6 +59,7 @@ befores = st.builds(
     st.sampled_from([MigMode.ENABLED, MigMode.DISABLED]),
     st.one_of(st.none(), boards().flatmap(lambda board: slices_of(placed(board)[0].name))),
     st.booleans(),
+    st.text(max_size=5),
 )
 
 
