@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,24 @@ def test_with_the_rights_to_drain_an_agents_token_evicts_on_its_own_node_alone(
     assert is_refused(thief.evicts(namespace, "there"))
 
 
+def test_the_api_server_finds_nothing_to_object_to_in_the_policies(cluster: Cluster, thief: Somebody) -> None:
+    with rights_to_drain(cluster):
+        for name in ("tranche-agent-own-node", "tranche-agent-evictions"):
+            checked = wait_for(f"{name} is checked", partial(_status_of_policy, cluster, name))
+            assert not checked["typeChecking"], checked
+
+
 def test_a_token_of_no_node_changes_no_node(cluster: Cluster, p4d: Node, thief: Somebody) -> None:
     nowhere = Somebody(cluster, cluster.account_kubeconfig(NAMESPACE, ACCOUNT))
     answer = nowhere.patches(f"node/{p4d.name}", {"metadata": {"labels": {OWN_LABELS[0]: "x"}}})
     assert "its own node only" in answer
+
+
+def _status_of_policy(cluster: Cluster, name: str) -> dict[str, Any]:
+    """What the API server says of a policy; empty until it has looked at it as it is now."""
+    policy = json.loads(cluster.kubectl("get", "validatingadmissionpolicy", name, "--output=json"))
+    status: dict[str, Any] = policy.get("status", {})
+    return status if status.get("observedGeneration") == policy["metadata"]["generation"] else {}
 
 
 def _of_others(node: dict[str, Any]) -> dict[str, str]:
