@@ -18,7 +18,7 @@ from tests.node.processes import isolated
 from tranche.core.errors import HardwareError
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
-from tranche.demo.clock import DemoClock
+from tranche.demo.clock import DemoClock, clock_face
 from tranche.demo.jobs import JobRunner
 from tranche.demo.machine import demo_machine
 from tranche.demo.scene import Scene
@@ -46,7 +46,7 @@ def job_processes(folder: Path) -> list[int]:
 
 def test_the_demo_measures_both_batches_serves_the_mixture_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*TRANCHE, "demo", "--speed", "60", "-o", "json"],
+        [*TRANCHE, "demo", "--speed", "60", "-o", "json", "--picture", str(tmp_path / "demo.svg")],
         env=environment(tmp_path, NVIDIA_VISIBLE_DEVICES="0", TRANCHE_SIM_TIME_SCALE="7"),
         capture_output=True,
         text=True,
@@ -74,6 +74,8 @@ def test_the_demo_measures_both_batches_serves_the_mixture_and_leaves_nothing(tm
     assert any(item["instancesDestroyed"] > 0 for item in mixed)
     assert "8 GPUs cut into 56 slices in 72 steps" in done.stderr
     assert "\x1b" not in done.stderr
+    assert f"done after {clock_face(slices['seconds'])}" in (tmp_path / "demo.svg").read_text()
+    (tmp_path / "demo.svg").unlink()
     assert list(tmp_path.iterdir()) == []
     assert job_processes(tmp_path) == []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -14,7 +16,9 @@ from tranche.cli import demo_view
 from tranche.cli.output import hint, print_json, say
 from tranche.cli.runtime import child_environment, open_driver, state_dir
 from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.errors import PermissionDenied, UsageError
 from tranche.demo.batches import Demo, DemoResult
+from tranche.demo.chart import chart_of, draw_chart
 from tranche.demo.clock import DemoClock
 from tranche.demo.jobs import Command
 from tranche.demo.machine import MACHINE_TYPE, demo_machine
@@ -22,6 +26,7 @@ from tranche.demo.real import check_free, first_product, job_command, mig_boards
 from tranche.demo.scene import Scene
 from tranche.demo.schedule import DEFAULT_SEED
 from tranche.local.run import Terminated
+from tranche.node.files import write_text
 from tranche.node.host import Host
 
 _SIMULATED_SPEED = 15.0
@@ -38,23 +43,39 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
     help="How many times as fast as a wall clock the demo runs.  [default: 15; 1 with --real]",
 )
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Draws the mixed requests.")
+@click.option("--picture", metavar="FILE", help="Draw when each job ran, as an SVG file.")
 @output_option()
 @click.pass_obj
-def command(settings: Settings, /, real: bool, yes: bool, speed: float | None, seed: int, output: str) -> None:
+def command(
+    settings: Settings, /, real: bool, yes: bool, speed: float | None, seed: int, picture: str | None, output: str
+) -> None:
     """Show what slices are for: the same jobs on whole GPUs and in slices, then a mixture served on demand.
 
     Without --real a simulated p4d.24xlarge is made for the demo and removed afterwards; no GPU is needed and no other
     state is touched. Figures go to stdout.
     """
+    if picture is not None:
+        _check_writable(picture)
     with _terminable():
         result = (
             _real(settings, yes, speed or _REAL_SPEED, seed) if real else _simulated(speed or _SIMULATED_SPEED, seed)
         )
     machine = f"{len(result.gpus)} x {result.gpus[0].name}" if real else MACHINE_TYPE
+    if picture is not None:
+        write_text(picture, draw_chart(chart_of(result, machine, simulated=not real)))
     if output == "json":
         print_json("DemoResult", **demo_view.result_json(result, machine, simulated=not real))
     else:
         demo_view.print_result(result, machine, simulated=not real)
+
+
+def _check_writable(picture: str) -> None:
+    """Refuse, before the demo runs, a file that could not be written after it."""
+    folder = Path(picture).parent
+    if picture == "-" or Path(picture).is_dir() or not folder.is_dir():
+        raise UsageError(f"cannot write a picture to {picture!r}", hint="name a file in a folder that exists")
+    if not os.access(folder, os.W_OK):
+        raise PermissionDenied(f"no permission to write {picture}")
 
 
 def _simulated(speed: float, seed: int) -> DemoResult:
