@@ -72,7 +72,7 @@ def parse_checkpoint(data: object) -> Checkpoint:
                 f"this is not a {VERSION} checkpoint", hint="write one with: tranche layout checkpoint -f FILE"
             )
         return Checkpoint(tuple(_parse_gpu(device) for device in data["MigState"]["Devices"] or ()))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CheckpointInvalid(f"the checkpoint cannot be read: {error!r}") from error
 
 

@@ -30,8 +30,8 @@ class Kinds:
         try:
             kind = self._kinds.get(data["action"])
             step = None if kind is None else kind.from_fields(str(data["gpu"]), data)
-        except (KeyError, TypeError, ValueError, TrancheError) as error:
-            raise PlanInvalid(f"a step of the plan cannot be read: {dict(data)!r}") from error
+        except (KeyError, TypeError, ValueError, OverflowError, TrancheError) as error:
+            raise PlanInvalid(f"a step of the plan cannot be read: {data!s:.200}") from error
         if step is None:
             raise _unknown(data["action"])
         return step
