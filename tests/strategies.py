@@ -12,9 +12,10 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.board import Board, GpuInstanceProfile, catalogue
 from tranche.core.grid import Occupant, Placement, fits, placements
+from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, MigSlice, Request, WholeGpus
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, MigMode, NodeState, Process
@@ -143,9 +144,15 @@ def occupant_lists(draw: st.DrawFn, board: Board) -> list[tuple[GpuInstanceProfi
     return chosen
 
 
+_STATES = ("active", "preparing", "promised", "shared", "divided", "owned", "empty", "foreign", "used", "cut")
+
+
 @st.composite
 def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> NodeView:
-    """A node between commands: held, promised, idle, foreign and used slices; GPUs lost, busy, pending and being re-cut."""
+    """A node between commands: held, shared, promised, idle, foreign and used slices; GPUs lost, busy, pending and being re-cut.
+
+    Commands hold, and pods; alone, parts of a device together, and compute slices of one instance side by side.
+    """
     states: list[GpuState] = []
     allocations: list[Allocation] = []
     owned: list[InstanceKey] = []
@@ -155,7 +162,14 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
 
     def allocate(grant: Grant, demand: Demand, phase: Phase) -> None:
         number = len(allocations) + 1
-        allocations.append(Allocation(f"a-{number}", Request(demand), (grant,), phase, float(number)))
+        pod = PodKeeper("nvidia.com/gpu", "ns", f"pod-{number}", "main", f"uid-{number}", "run-1")
+        keeper = pod if phase is Phase.ACTIVE and draw(st.integers(0, 4)) == 0 else ProcessKeeper(number, number)
+        allocations.append(Allocation(f"a-{number}", Request(demand), (grant,), phase, float(number), keeper=keeper))
+
+    def share(device: WholeGpu | Slice, memory: int) -> None:
+        parts = draw(st.integers(1, 3))
+        for _ in range(parts):
+            allocate(Part(device, memory // parts), GpuMemory(memory // parts), draw(st.sampled_from(Phase)))
 
     for index in range(draw(st.integers(1, max_gpus))):
         if mixed and draw(st.integers(0, 9)) == 0:
@@ -175,22 +189,28 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
             instances: list[GpuInstance] = []
             for profile, spot in draw(occupant_lists(board)):
                 key = InstanceKey(gpu.uuid, profile.name, spot)
-                state = draw(
-                    st.sampled_from(["active", "preparing", "promised", "owned", "empty", "foreign", "used", "cut"])
-                )
+                state = draw(st.sampled_from(_STATES))
                 process = Process(next_pid, "python")
                 next_pid += 1
                 if state in {"active", "preparing", "promised"}:
                     phase = Phase.ACTIVE if state == "active" else Phase.PREPARING
                     allocate(Slice(gpu.uuid, profile.name, spot), MigSlice(profile.name), phase)
-                if state in {"active", "owned", "empty"} or draw(st.booleans()):
+                if state == "shared":
+                    share(Slice(gpu.uuid, profile.name, spot), profile.memory or 1 << 30)
+                if state in {"active", "shared", "divided", "owned", "empty"} or draw(st.booleans()):
                     owned.append(key)
                 running = (process,) if state == "used" or (state == "active" and draw(st.booleans())) else ()
                 if state == "promised":
                     continue
                 made = instance_of(profile, spot, filled=state != "empty", processes=running)
-                if state == "cut":
+                if state in {"cut", "divided"}:
                     made = replace(made, compute_instances=_single_slices(profile, made))
+                if state == "divided":
+                    inside = Slice(gpu.uuid, profile.name, spot)
+                    pieces = [each for each in made.compute_instances if draw(st.booleans())] or made.compute_instances
+                    for each in pieces:
+                        grant = ComputeSlice(inside, each.name, each.start, each.slices)
+                        allocate(grant, MigSlice(profile.name), Phase.ACTIVE)
                 instances.append(made)
             gpu = replace(gpu, instances=tuple(instances))
         elif draw(st.integers(0, 3)) == 0:
@@ -198,6 +218,8 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
             next_pid += 1
         elif draw(st.integers(0, 3)) == 0:
             allocate(WholeGpu(gpu.uuid), WholeGpus(1), draw(st.sampled_from(Phase)))
+        elif draw(st.integers(0, 5)) == 0:
+            share(WholeGpu(gpu.uuid), gpu.memory)
         elif gpu.mig_capable and draw(st.integers(0, 7)) == 0:
             profile, spot = draw(st.sampled_from([(p, s) for p in placed(board) for s in placements(p)]))
             allocate(Slice(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from tests.node.machines import Node, disable, enable, node_of
 from tests.node.processes import Child
-from tranche.core.allocation import NodeView, Slice, WholeGpu
+from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, nearest_request
 from tranche.core.board import GpuInstanceProfile
+from tranche.core.devices import memory_of
 from tranche.core.grid import Occupant, Placement, free_placements
+from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
@@ -158,19 +160,33 @@ class _Life:
                 self._host.driver.create_compute_instance(gpu.uuid, number, name)
 
     def use(self, gpu: GpuState) -> None:
-        """Give some of it to allocations, living and dead, and to programs that Tranche knows nothing of."""
+        """Give some of it to allocations, living and dead, to pods, to several together, and to programs of nobody's."""
         rng = self._rng
         if not gpu.mig_enabled:
             if rng.random() < 0.3:
                 self._allocate(gpu, None)
+            elif rng.random() < 0.2:
+                self._share(gpu, WholeGpu(gpu.uuid))
             elif rng.random() < 0.3:
                 self.clients.append((gpu.uuid, gpu.uuid, None))
             return
         for instance in gpu.instances:
-            if instance.whole_slice is not None and rng.random() < 0.45:
+            if instance.whole_slice is not None and rng.random() < 0.35:
                 self._allocate(gpu, instance)
+            elif instance.whole_slice is not None and rng.random() < 0.2:
+                self._share(gpu, Slice(gpu.uuid, instance.profile, instance.placement))
             elif instance.compute_instances and rng.random() < 0.4:
                 self._attach(gpu, instance)
+
+    def _share(self, gpu: GpuState, device: WholeGpu | Slice) -> None:
+        """Give the device to a pod alone, or parts of it to several pods."""
+        memory = memory_of(device, gpu)
+        count = self._rng.randint(1, 3)
+        grants: list[Grant] = [device] if count == 1 or memory == 0 else [Part(device, memory // count)] * count
+        for number, grant in enumerate(grants):
+            keeper = PodKeeper("nvidia.com/gpu", "ns", f"pod-{number}", "main", f"uid-{number}", "run")
+            name = self._host.holders.add(keeper, nearest_request((grant,)), (grant,), memory={device: memory})
+            self.held.append((name, gpu.uuid, device.slot))
 
     def _allocate(self, gpu: GpuState, instance: GpuInstance | None) -> None:
         if instance is None:

@@ -147,7 +147,11 @@ def living_allocations(scenario: Scenario) -> tuple[Mapping[str, Slots], Mapping
                 continue
             grants = db.execute("SELECT grant FROM grants WHERE allocation_id = ? ORDER BY ordinal", (name,))
             slots[name] = tuple(grant_from_dict(json.loads(row[0])).slot for row in grants)
-            when = "SELECT time FROM events WHERE kind = 'Granted' AND allocation_id = ?"
+            # A pod holds from its first moment on, and no event says so.
+            when = (
+                "SELECT coalesce((SELECT time FROM events WHERE kind = 'Granted' AND allocation_id = id), created) "
+                "FROM allocations WHERE id = ?"
+            )
             granted[name] = db.execute(when, (name,)).fetchone()[0]
     finally:
         db.close()

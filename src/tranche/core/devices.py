@@ -28,6 +28,15 @@ def _inside(gpu: GpuState, instance: GpuInstance) -> Mapping[str, Grant]:
     return {each.uuid: ComputeSlice(whole, each.name, each.start, each.slices) for each in instance.compute_instances}
 
 
+def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
+    """The bytes of a device that several may share parts of: what the driver reports, or the catalogue where it does not."""
+    if isinstance(device, WholeGpu):
+        return gpu.memory
+    instance, profile = gpu.instance_at(device.placement), gpu.profile(device.profile)
+    known = None if instance is None else instance.memory
+    return known or (0 if profile is None else profile.memory or 0)
+
+
 def device_uuid(grant: Grant, gpu: GpuState) -> str:
     """The UUID of the device that the grant is on, or a part of; "" when the GPU does not show it.
 

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
-from tranche.core.allocation import Allocation, Grant, Phase
+from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import Keeper
 from tranche.core.request import Request
@@ -38,9 +38,17 @@ class Holders:
         self._kinds = kinds
         self._boundary = boundary
 
-    def add(self, keeper: Keeper, request: Request, grants: tuple[Grant, ...], superseded: Collection[str] = ()) -> str:
+    def add(
+        self,
+        keeper: Keeper,
+        request: Request,
+        grants: tuple[Grant, ...],
+        superseded: Collection[str] = (),
+        memory: Mapping[WholeGpu | Slice, int] | None = None,
+    ) -> str:
         """Record that somebody holds these from now on; the allocation's id. Those superseded end with it.
 
+        `memory` gives the bytes of each device that parts are granted of.
         GpuBusy when another allocation holds something of it, or an open plan is about to take it.
         """
         allocation = Allocation(self.new_id(), request, grants, Phase.ACTIVE, self.clock(), keeper=keeper)
@@ -48,7 +56,7 @@ class Holders:
             for allocation_id in superseded:
                 register.remove_allocation(db, allocation_id)
             _refuse_planned(db, self._kinds, grants)
-            add_or_refuse(db, allocation)
+            add_or_refuse(db, allocation, memory)
         self._boundary()
         return allocation.id
 
@@ -79,11 +87,16 @@ class Holders:
                 chronicle.held_twice(db, self.clock(), allocation, error)
 
 
-def add_or_refuse(db: sqlite3.Connection, allocation: Allocation) -> None:
-    """Add an allocation to the register; GpuBusy, and nothing is written, when somebody else has something of it."""
+def add_or_refuse(
+    db: sqlite3.Connection, allocation: Allocation, memory: Mapping[WholeGpu | Slice, int] | None = None
+) -> None:
+    """Add an allocation to the register; GpuBusy, and nothing is written, when somebody else has something of it.
+
+    `memory` as for `register.add_allocation`.
+    """
     db.execute("SAVEPOINT adding")
     try:
-        register.add_allocation(db, allocation)
+        register.add_allocation(db, allocation, memory)
     except sqlite3.IntegrityError as error:
         db.execute("ROLLBACK TO adding")
         wanted = ", ".join(map(_named, allocation.grants))

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.core.allocation import Allocation, NodeView, Phase
-from tranche.core.devices import devices
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.devices import devices, memory_of
 from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, StateMoved, TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
@@ -260,7 +260,7 @@ class Host:
         plan_id = "" if decision.plan.empty else self._new_id()
         try:
             with self.ledger.write() as db:
-                add_or_refuse(db, allocation)
+                add_or_refuse(db, allocation, _capacities(allocation, view))
                 _refuse_held(db, view, decision.plan, allocation.id)
                 if not records.remove_waiter(db, waiter.id):
                     raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
@@ -379,3 +379,9 @@ def _refuse_held(db: sqlite3.Connection, view: NodeView, plan: Plan, allocation_
     """GpuBusy when the plan takes what somebody came to hold since the decision; within the plan's own transaction."""
     for step in plan.steps:
         refuse_held(db, step, view.node.gpu(step.gpu_uuid).label, allocation_id)
+
+
+def _capacities(allocation: Allocation, view: NodeView) -> dict[WholeGpu | Slice, int]:
+    """The bytes of each device that the allocation is granted a part of."""
+    parts = (grant for grant in allocation.grants if isinstance(grant, Part))
+    return {part.device: memory_of(part.device, view.node.gpu(part.gpu_uuid)) for part in parts}
