@@ -18,6 +18,9 @@ EXPLAINED: Mapping[str, str] = {
     "CUDA version": "drivers of several CUDA releases serve the same boards",
     "serial": "virtual machines may hide the serial number",
     "PCI bus id": "virtual machines may renumber the bus",
+    "PCI subsystem": "one product is sold on several cards; the catalogue has one of them",
+    "addressing mode": "it depends on the kernel and its modules too",
+    "GPM support": "the simulator samples nothing, and says so",
 }
 
 

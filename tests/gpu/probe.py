@@ -53,6 +53,10 @@ def probe(index: int) -> Answers:
     ask(
         "pci", lambda: pynvml.nvmlDeviceGetPciInfo(gpu), lambda pci: [f"{pci.pciDeviceId:08X}", _form(_text(pci.busId))]
     )
+    ask("PCI subsystem", lambda: pynvml.nvmlDeviceGetPciInfo(gpu), lambda pci: f"{pci.pciSubSystemId:08X}")
+    ask("addressing mode", lambda: pynvml.nvmlDeviceGetAddressingMode(gpu))
+    ask("GPM support", lambda: pynvml.nvmlGpmQueryDeviceSupport(gpu), lambda support: support.isSupportedDevice)
+    ask("remapped rows", lambda: pynvml.nvmlDeviceGetRemappedRows(gpu), len)
     ask("minor number", lambda: pynvml.nvmlDeviceGetMinorNumber(gpu), lambda value: type(value).__name__)
     ask("is a MIG device", lambda: pynvml.nvmlDeviceIsMigDeviceHandle(gpu), lambda value: value.value)
     ask("MIG mode", lambda: pynvml.nvmlDeviceGetMigMode(gpu))
