@@ -62,7 +62,7 @@ def test_no_slice_is_lost_or_given_twice_and_no_queue_held_up(
         record_property(
             "figure",
             f"competition, seed {seed}: {ROUNDS} rounds ({done}); {witness.looks} looks at up to {witness.most_held} held "
-            f"devices; none had two holders, none was lost; pods ended: {ended}",
+            f"devices; none had two holders, none was lost; pods ended: {ended}; commands ended with: {runs.exit_codes()}",
         )
     finally:
         strategies.remove(cluster, p4d)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +106,11 @@ class Runs:
         """Those that have no devices yet, the oldest first; stopped ones do not count."""
         served = {each.competitor for each in self.remains() if each.devices}
         return [run for run in self.living if run.name not in served and not run.stopped]
+
+    def exit_codes(self) -> str:
+        """How often each exit code came; below 0 it is the signal that ended `tranche run` itself."""
+        codes = Counter(run.process.returncode for run in self.all)
+        return ", ".join(f"{count} {code}" for code, count in sorted(codes.items()))
 
     def end_all(self) -> None:
         """Continue what is stopped, and end everything that ever came of any run."""
