@@ -41,8 +41,9 @@ NOT_KNOWN_YET = ProcessKeeper()
 class PodKeeper:
     """A container of a pod that the kubelet gave devices of `resource`.
 
-    Empty names stand for a pod that is being admitted: the kubelet asks for devices without saying for whom. `kubelet` is the
-    run of the kubelet that last listed the container with these devices, or that asked for them. `lingers` says that this run
+    Empty names stand for a pod that is being admitted: the kubelet asks for devices without saying for whom. With a `uid` they
+    stand for one that was found by its processes, and `resource` is empty as well. `kubelet` is the run of the kubelet that last
+    listed the container with these devices, or that asked for them. `lingers` says that this run
     took the devices back while processes of the pod lived: a pod deleted by force is forgotten before its containers have ended.
     """
 
@@ -60,7 +61,9 @@ class PodKeeper:
         return bool(self.name)
 
     def __str__(self) -> str:
-        return f"pod {self.namespace}/{self.name}" if self.admitted else "a pod that is being admitted"
+        if self.admitted:
+            return f"pod {self.namespace}/{self.name}"
+        return f"a pod of uid {self.uid}" if self.uid else "a pod that is being admitted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
 from tranche.hardware.nodes import ContainerEdits, DeviceNode, Mount
+from tranche.hardware.simulated_containers import STATE_IN_CONTAINER
 from tranche.hardware.simulator_errors import simulator_errors
 from tranche_simulator.build import ensure_built
 
-STATE_IN_CONTAINER = "/run/tranche/simulator/state"
 LIBRARIES_IN_CONTAINER = "/usr/local/nvidia/lib64"
 PROGRAM_IN_CONTAINER = "/usr/bin/nvidia-smi"
 VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"

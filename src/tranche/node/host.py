@@ -21,6 +21,7 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, St
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
 from tranche.hardware.driver import Driver
+from tranche.hardware.simulated_containers import meets_this_machine
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
@@ -31,6 +32,7 @@ from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
+from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
@@ -73,6 +75,7 @@ class Host:
         state_dir: Path,
         *,
         repertoire: Repertoire[BuiltInStep] = BUILT_IN,
+        is_of_this_machine: Callable[[int], bool] = meets_this_machine,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         new_id: Callable[[], str] = new_id,
@@ -82,6 +85,7 @@ class Host:
         self.places = Places(state_dir)
         self.ledger = Ledger(self.places.ledger)
         self._clock = clock
+        self._is_of_this_machine = is_of_this_machine
         self._new_id = new_id
         self._repertoire = repertoire
         self._boundary = boundary
@@ -341,9 +345,11 @@ class Host:
             return register.chore_due(db, ADOPT_SHARES)
 
     def _adopt_shares(self, view: NodeView) -> None:
-        """Write down the shares of commands that run and that this ledger, which is new, does not know."""
+        """Write down what commands and pods that run have and this ledger, which is new, does not know."""
         owner = os.stat(self.places.ledger).st_uid
-        found = shares_of_processes(devices(view.node), self.places.state_dir, uid=owner, now=self._clock())
+        there, now = devices(view.node), self._clock()
+        found = shares_of_processes(there, self.places.state_dir, uid=owner, now=now)
+        found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
         with self.ledger.write() as db:
             known = {each.id for each in register.allocations(db)}
             self.holders.adopt(db, [each for each in found if each.id not in known])

@@ -48,10 +48,11 @@ def settle(
     age: float = LONG,
     waited: float = LONG,
     living: Collection[str] = (),
+    complete: bool = False,
 ) -> PodSettlement:
     rows = tuple(rows)
     known = None if pods is None else {each.ref: each for each in pods}
-    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, living=living)
+    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, complete, living)
     numbers = count()
     return settle_pods(rows, DEVICES, words, now=5.0, new_id=lambda: f"new-{next(numbers)}")
 
@@ -104,6 +105,20 @@ def test_a_pod_that_was_deleted_by_force_holds_its_devices_until_its_last_proces
     assert settle(lingering, living={"uid-a"}).empty
     assert settle(lingering, run="run-2", pods=(), living={"uid-a"}).empty
     assert settle(lingering).removed == ("x",)
+
+
+def test_a_pod_that_was_found_by_its_processes_gets_its_name_from_the_kubelet_or_ends_with_them() -> None:
+    rows = [row("x", PodKeeper("", uid="uid-a"), "MIG-0")]
+    told = settle(rows, listed("a", "MIG-0"), pods=[pod("a")], living={"uid-a"})
+    assert told.keepers == {"x": of_pod("a")}
+    assert not told.added
+    forced = settle(rows, pods=[], living={"uid-a"}, complete=True)
+    assert forced.removed == (), "deleted by force: neither kubelet nor API server know it"
+    assert settle(rows, living={"uid-a"}, pods=None).undecided
+    assert settle(rows, pods=[pod("a")], living={"uid-a"}).removed == (), "the kubelet may list it later"
+    denied = settle(rows, pods=[pod("a")], living={"uid-a"}, complete=True)
+    assert denied.removed == ("x",), "it names a device that it was not given"
+    assert settle(rows).removed == ("x",)
 
 
 def test_a_kubelet_that_has_just_started_is_not_believed_about_what_it_lacks() -> None:

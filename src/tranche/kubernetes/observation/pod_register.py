@@ -18,7 +18,6 @@ from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
-from tranche.kubernetes.observation.pod_processes import pods_with_processes
 from tranche.kubernetes.observation.pod_settlement import (
     PodSettlement,
     PodWords,
@@ -27,6 +26,7 @@ from tranche.kubernetes.observation.pod_settlement import (
     unaccounted,
 )
 from tranche.node.host import Host
+from tranche.node.pod_processes import pods_with_processes
 
 _API_SECONDS = 5.0
 

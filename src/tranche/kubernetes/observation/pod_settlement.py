@@ -77,7 +77,8 @@ def settle_pods(
             continue
         entry = _entry_of(row, listed)
         life, keeper = _judged(row, entry, words)
-        undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid)
+        found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
+        undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
         if life is Life.GONE:
             removed.append(row.id)
             continue
@@ -185,7 +186,11 @@ def _entry_of(row: Allocation, listed: Mapping[Listed, tuple[Grant, ...]]) -> Li
     keeper = _pod_keeper(row)
     for entry, grants in listed.items():
         same_pod = (entry.namespace, entry.name) == (keeper.namespace, keeper.name)
-        if (same_pod or not keeper.admitted) and entry.resource == keeper.resource and set(grants) & set(row.grants):
+        if (
+            (same_pod or not keeper.admitted)
+            and keeper.resource in ("", entry.resource)
+            and set(grants) & set(row.grants)
+        ):
             return entry
     return None
 
@@ -198,13 +203,20 @@ def _judged(row: Allocation, entry: Listed | None, words: PodWords) -> tuple[Lif
     if words.pods is not None:
         pod = words.pods.get(PodRef(keeper.namespace, keeper.name))
         exists = pod is not None and not pod.finished and keeper.uid in ("", pod.uid)
-    processes = keeper.uid != "" and keeper.uid in words.living
+    processes = keeper.uid != "" and keeper.uid in words.living and not _disowned(keeper, words)
     evidence = PodEvidence(
         words.kubelet.run, words.kubelet_age, entry is not None, exists, words.waited.get(row.id, 0.0), processes
     )
     if entry is None and processes and keeper.kubelet == words.kubelet.run:
         keeper = replace(keeper, lingers=True)
     return judge_pod(keeper, evidence), keeper
+
+
+def _disowned(keeper: PodKeeper, words: PodWords) -> bool:
+    """Whether a pod that was found by its processes only names devices: a kubelet that knows it, and all others, denies it."""
+    if keeper.admitted or not words.complete:
+        return False
+    return any(pod.uid == keeper.uid and not pod.finished for pod in (words.pods or {}).values())
 
 
 def _bound(keeper: PodKeeper, entry: Listed, words: PodWords) -> PodKeeper:

@@ -1,0 +1,69 @@
+"""Pods' processes on this machine: whose they are, by their cgroups, and which devices their environment names.
+
+A kubelet puts the containers of a pod below a cgroup that is named for the pod's uid: `pod<uid>`, with underscores for dashes
+where systemd makes it. No pod can change that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
+from tranche.core.keeper import PodKeeper
+from tranche.node.processes import PROC
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+_POD = re.compile(r"[/-]pod([0-9a-zA-Z_-]+?)(?:\.slice)?(?:/|$)", re.MULTILINE)
+
+
+def pods_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[str]:
+    """Those of the uids of which a process lives, a zombie aside: the kernel has taken its files and its driver from it."""
+    return frozenset(uid for _, uid in _processes(proc) if uid in uids)
+
+
+def devices_of_pods(
+    devices: Mapping[str, Grant],
+    *,
+    now: float,
+    new_id: Callable[[], str],
+    of_this_machine: Callable[[int], bool],
+    proc: Path = PROC,
+) -> tuple[Allocation, ...]:
+    """What pods have by their processes' environment, for a register that is new; only the pod's uid is known of each keeper.
+
+    `devices` are the machine's, by UUID; `now` is in seconds since the epoch; `of_this_machine` says of a pid whether it meets
+    this machine's GPUs. Devices that a container is told of in another way are not found.
+    """
+    found: dict[tuple[str, Grant], Allocation] = {}
+    for pid, uid in _processes(proc):
+        try:
+            content = (proc / str(pid) / "environ").read_bytes()
+        except OSError:
+            continue
+        values = dict(os.fsdecode(pair).partition("=")[::2] for pair in content.split(b"\0"))
+        grants = [devices[uuid] for uuid in values.get(DEVICES, "").split(",") if uuid in devices]
+        if not grants or not of_this_machine(pid):
+            continue
+        for grant in grants:
+            if (uid, grant) not in found:
+                keeper = PodKeeper("", uid=uid)
+                found[uid, grant] = Allocation(
+                    new_id(), nearest_request((grant,)), (grant,), Phase.ACTIVE, now, keeper=keeper
+                )
+    return tuple(found.values())
+
+
+def _processes(proc: Path) -> Iterator[tuple[int, str]]:
+    """Each living process of a pod, with the pod's uid."""
+    for entry in os.scandir(proc):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            named = _POD.search(Path(entry.path, "cgroup").read_text())
+            if named and Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                yield int(entry.name), named[1].replace("_", "-")
+        except OSError:  # it ended meanwhile: these two files are readable for everybody
+            continue

@@ -1,0 +1,67 @@
+"""Pods are known by the cgroups of their processes, however the cgroups are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tranche.core.allocation import Grant, Slice, WholeGpu
+from tranche.core.grid import Placement
+from tranche.core.keeper import PodKeeper
+from tranche.core.profile import parse_profile
+from tranche.node.pod_processes import devices_of_pods, pods_with_processes
+
+UID, OTHER = "958d53a2-4189-4279-8fe3-8bd25234530a", "958d53a2-4189-4279-8fe3-8bd25234530b"
+SLICE = "kubepods-besteffort-pod958d53a2_4189_4279_8fe3_8bd25234530a.slice"
+
+
+def process(proc: Path, pid: int, cgroup: str, state: str = "S", environment: bytes = b"") -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cgroup").write_text(cgroup)
+    (proc / str(pid) / "environ").write_bytes(environment)
+    (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {state} 1 1")
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"0::/kubepods/pod{UID}\n",
+        f"0::/../../burstable/pod{UID}/7abba731\n",
+        f"9:name=systemd:/\n8:pids:/kubepods/besteffort/pod{UID}/7abba731\n",
+        f"0::/kubepods.slice/kubepods-besteffort.slice/{SLICE}/cri-containerd-7abba731.scope\n",
+        f"0::/kubepods.slice/kubepods-besteffort.slice/{SLICE}",
+    ],
+)
+def test_a_process_below_the_pods_cgroup_is_the_pods(tmp_path: Path, cgroup: str) -> None:
+    process(tmp_path, 7, cgroup)
+    process(tmp_path, 8, "0::/system.slice/containerd.service\n")
+    (tmp_path / "9").mkdir()  # it ended meanwhile
+    (tmp_path / "self").mkdir()
+    assert pods_with_processes([UID, OTHER], tmp_path) == {UID}
+    assert pods_with_processes([OTHER], tmp_path) == frozenset()
+
+
+def test_a_zombie_holds_nothing(tmp_path: Path) -> None:
+    process(tmp_path, 7, f"0::/kubepods/pod{UID}\n", state="Z")
+    assert pods_with_processes([UID], tmp_path) == frozenset()
+
+
+def test_a_new_register_learns_from_their_processes_what_pods_have(tmp_path: Path) -> None:
+    one = Slice("GPU-0", parse_profile("1g.5gb"), Placement(0, 1))
+    devices: dict[str, Grant] = {"MIG-0": one, "GPU-1": WholeGpu("GPU-1")}
+    visible = b"A=b\0NVIDIA_VISIBLE_DEVICES=MIG-0,GPU-1\0"
+    process(tmp_path, 7, f"0::/kubepods/pod{UID}/a\n", environment=visible)
+    process(tmp_path, 8, f"0::/kubepods/pod{UID}/a\n", environment=visible)
+    process(tmp_path, 9, f"0::/kubepods/pod{OTHER}/b\n", environment=b"NVIDIA_VISIBLE_DEVICES=all\0")
+    process(tmp_path, 10, "0::/user.slice\n", environment=visible)
+    process(tmp_path, 11, f"0::/kubepods/pod{OTHER}/b\n", environment=b"NVIDIA_VISIBLE_DEVICES=MIG-0")
+    ids = iter("abc")
+
+    def of_this_machine(pid: int) -> bool:
+        return pid != 11
+
+    found = devices_of_pods(devices, now=5.0, new_id=lambda: next(ids), of_this_machine=of_this_machine, proc=tmp_path)
+    assert {grant for each in found for grant in each.grants} == set(devices.values())
+    assert {each.keeper for each in found} == {PodKeeper("", uid=UID)}
+    assert len(found) == 2
