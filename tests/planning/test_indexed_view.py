@@ -157,11 +157,14 @@ def _release(data: st.DataObject, view: NodeView, index: IndexedView, number: in
 
 
 def _observe(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:
-    """A GPU is lost, comes back, or everything that ran on it has ended."""
+    """A GPU is lost, comes back, is another than was thought, or everything that ran on it has ended."""
     place = data.draw(st.integers(0, len(view.node.gpus) - 1))
     gpu = view.node.gpus[place]
-    if data.draw(st.booleans()):
+    what = data.draw(st.sampled_from(["lost", "another", "ended"]))
+    if what == "lost":
         gpu = replace(gpu, lost=not gpu.lost)
+    elif what == "another":
+        gpu = replace(gpu, memory=gpu.memory // 2, name=f"{gpu.name} Half")
     else:
         pids = [process.pid for process in gpu.all_processes]
         gpu = without(NodeView(replace(view.node, gpus=(gpu,))), [], pids).node.gpus[0]
@@ -279,16 +282,14 @@ def test_rankings_outlive_more_changes_than_are_kept(monkeypatch: pytest.MonkeyP
 
 
 def test_an_allocation_may_change_and_may_lie_on_a_gpu_that_is_not_there() -> None:
-    gpu = gpu_on(A100)
-    index = IndexedView(view_of(gpu))
-    request = parse_request(gpus="1")
-    away = Allocation("a-1", request, (WholeGpu("GPU-gone"),), Phase.PREPARING, 0.0)
-    index.promise(away)
-    assert index.view.allocations == (away,)
-    here = replace(away, grants=(WholeGpu(gpu.uuid),), phase=Phase.ACTIVE)
-    index.promise(here)
-    assert index.view.allocations == (here,)
-    assert index.at(0)[0].whole == (here,)
+    one, other = gpu_on(A100), gpu_on(A100, 1)
+    index = IndexedView(view_of(one, other))
+    away = Allocation("a-1", parse_request(gpus="1"), (WholeGpu("GPU-gone"),), Phase.PREPARING, 0.0)
+    there, moved = (replace(away, grants=(WholeGpu(gpu.uuid),)) for gpu in (one, other))
+    for allocation, whole in ((away, ((), ())), (there, ((there,), ())), (moved, ((), (moved,)))):
+        index.promise(allocation)
+        assert index.view.allocations == (allocation,)
+        assert (index.at(0)[0].whole, index.at(1)[0].whole) == whole
 
 
 def test_what_is_not_there_is_an_error() -> None:
