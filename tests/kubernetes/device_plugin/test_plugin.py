@@ -19,12 +19,13 @@ from tests.kubernetes.kubelet_stand_in import no_pods
 from tests.node.machines import Node, change, create, enable, node_of
 from tranche.core.devices import device_uuid
 from tranche.core.errors import KubernetesUnavailable, TrancheError
+from tranche.core.request import parse_request
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.agent.node_agent import NodeAgent
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode, Severity
+from tranche.kubernetes.api.objects import ConfigMap, KubeNode, PodRef, Severity
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
@@ -35,7 +36,9 @@ from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.local.queue import Queue
 from tranche.node.host import Host
+from tranche.node.patience import Patience
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -458,3 +461,50 @@ def test_linked_gpus_are_preferred_together(tmp_path: Path) -> None:
         assert len(chosen) == 2
 
     run(tmp_path, scenario, *["A100-40GB"] * 4)
+
+
+def test_a_device_that_a_pod_has_is_offered_under_no_other_resource_when_the_strategy_changes(tmp_path: Path) -> None:
+    config = "version: v1\nflags: {{migStrategy: {}}}\n"
+
+    async def scenario(rig: Rig) -> None:
+        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": config.format("mixed")}))
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1), ("1g.5gb", 2))
+        await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
+        held, *free = rig.kubelet.devices[SLICE]
+        await rig.kubelet.allocate(SLICE, held)
+        rig.holdings.holders[held], rig.holdings.resources[held] = PodRef("ns", "old"), SLICE
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
+        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": config.format("single")}))
+        await until(lambda: set(rig.kubelet.devices.get(GPU, ())) == set(free), "the slice of the pod stays out")
+        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+            await rig.kubelet.allocate(GPU, held)
+        rig.holdings.holders.clear()
+        await rig.inventory.refresh()
+        await until(lambda: set(rig.kubelet.devices[GPU]) == {held, *free}, "the pod has ended")
+
+    socket = str(tmp_path / "plugins" / "kubelet.sock")
+    run(tmp_path, scenario, "A100-40GB", flags={"--kubelet-socket": socket}, config_map="plugin")
+
+
+def test_a_device_that_a_command_has_is_not_offered_until_it_is_given_back(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (0, 0), SLICE: (2, 2)})
+        both = set(rig.kubelet.devices[SLICE])
+        queue = Queue(rig.host)
+        request = parse_request(mig_profile="1g.5gb")
+        held = await asyncio.to_thread(
+            queue.acquire, request, command="train.py", pid=1, patience=Patience(False, None)
+        )
+        (grant,) = held.allocation.grants
+        taken = device_uuid(grant, rig.host.driver.observe().gpus[0])
+        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+            await rig.kubelet.allocate(SLICE, taken)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (0, 0), SLICE: (1, 1)})
+        await asyncio.to_thread(queue.release, held.allocation.id, why="test")
+        await rig.inventory.refresh()
+        await until(lambda: set(rig.kubelet.devices[SLICE]) == both, "it was given back")
+
+    run(tmp_path, scenario, "A100-40GB")

@@ -104,6 +104,44 @@ def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_pat
     on_node(tmp_path, test, A100, A100)
 
 
+@pytest.mark.parametrize("pod_deleted_meanwhile", [False, True])
+def test_a_kubelet_that_starts_while_a_layout_waits_costs_no_pod_its_slice(
+    tmp_path: Path, pod_deleted_meanwhile: bool
+) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            held = {
+                node.slice_uuid(gpu, rank): node.pod(f"pod-{gpu}-{rank}") for gpu in (0, 1) for rank in range(0, 7, 2)
+            }
+            node.kubelet.holders |= held
+            await node.inventory.refresh()
+            node.label(mig_config="all-3g.20gb")
+            await node.shows("pending", "GpuBusy")
+            for _ in range(3):
+                if pod_deleted_meanwhile:
+                    node.server.objects.pop("/api/v1/namespaces/default/pods/pod-0-0", None)
+                listed = node.kubelet.restart()
+                for _ in range(5):
+                    await node.inventory.refresh()
+                    await asyncio.sleep(0.05)
+                assert node.shown == ("pending", "GpuBusy")
+                node.kubelet.holders |= listed
+                await node.inventory.refresh()
+            there = {
+                device.uuid
+                for gpu in node.host.driver.observe()
+                for instance in gpu.instances
+                for device in instance.compute_instances
+            }
+            assert set(held) <= there
+            node.kubelet.holders.clear()
+            await node.shows("success")
+
+    on_node(tmp_path, test, A100, A100)
+
+
 def test_refuse_leaves_everything_as_it_is(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         async with node.managed(MigSettings(policy=InUsePolicy.REFUSE)):
