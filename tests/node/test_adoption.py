@@ -23,7 +23,7 @@ from tranche.core.state import GpuState
 from tranche.local.queue import Queue
 from tranche.node.host import Host
 from tranche.node.patience import Patience
-from tranche.node.session import process_start_time
+from tranche.node.session import pid_namespace, process_start_time
 
 LOITER = "import sys; sys.stdin.read()"
 
@@ -61,7 +61,7 @@ def test_a_new_ledger_takes_the_shares_of_running_commands_over(tmp_path: Path) 
             (found,) = host.view().allocations
             assert found.id == "aaaa0001"
             assert found.grants == (place,)
-            assert found.keeper == ProcessKeeper(first.pid, process_start_time(first.pid))
+            assert found.keeper == ProcessKeeper(first.pid, process_start_time(first.pid), pid_namespace())
             assert LOITER in found.command
             queue = Queue(host)
             request = parse_request(mig_profile="1g.5gb")

@@ -23,11 +23,13 @@ class Life(StrEnum):
 class ProcessKeeper:
     """A process with all its descendants; `pid` is 0 before it is known.
 
-    `started` is in clock ticks since boot, against pids that are used again.
+    `started` is in clock ticks since boot, against pids that are used again. `namespace` is the PID namespace in which the pid is
+    meant, 0 when it was not recorded.
     """
 
     pid: int = 0
     started: int = 0
+    namespace: int = 0
 
     def __str__(self) -> str:
         return f"pid {self.pid}" if self.pid else "a process that is about to start"

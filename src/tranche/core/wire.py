@@ -83,8 +83,8 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
 def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
     """The keeper as JSON data; `kind` says which."""
     match keeper:
-        case ProcessKeeper(pid, started):
-            return {"kind": "process", "pid": pid, "started": started}
+        case ProcessKeeper(pid, started, namespace):
+            return {"kind": "process", "pid": pid, "started": started, "namespace": namespace}
         case PodKeeper():
             return {
                 "kind": "pod",

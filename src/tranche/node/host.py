@@ -36,7 +36,7 @@ from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
-from tranche.node.session import Places, process_start_time
+from tranche.node.session import Places, pid_namespace, process_start_time
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -290,7 +290,7 @@ class Host:
     def set_holder(self, held: Held, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
         with self.ledger.write() as db:
-            register.set_keeper(db, held.allocation.id, ProcessKeeper(pid, process_start_time(pid)))
+            register.set_keeper(db, held.allocation.id, ProcessKeeper(pid, process_start_time(pid), pid_namespace()))
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""

@@ -11,7 +11,7 @@ from tranche.core.allocation import Allocation
 from tranche.core.keeper import ClaimKeeper, PodKeeper, ProcessKeeper
 from tranche.node import records, register
 from tranche.node.locks import is_held
-from tranche.node.session import Places, process_lives
+from tranche.node.session import Places, pid_namespace, process_lives, sees_processes_of
 
 
 def anything_left(db: sqlite3.Connection, places: Places) -> bool:
@@ -41,9 +41,14 @@ def dead_waiters(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
 
 
 def _command_ended(allocation: Allocation, places: Places) -> bool:
-    """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them."""
+    """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them.
+
+    Whoever cannot see the processes of the command's PID namespace, from within a container say, cannot tell.
+    """
     match allocation.keeper:
-        case ProcessKeeper(pid, started):
-            return not is_held(places.allocation(allocation.id)) and not process_lives(pid, started)
+        case ProcessKeeper(pid, started, namespace):
+            if is_held(places.allocation(allocation.id)) or not sees_processes_of(namespace):
+                return False
+            return namespace not in (0, pid_namespace()) or not process_lives(pid, started)
         case PodKeeper() | ClaimKeeper():
             return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.keeper import ProcessKeeper
+from tranche.node.session import pid_namespace
 
 MARK = "TRANCHE_ALLOCATION"
 """The variable that names a workload's share."""
@@ -35,7 +36,7 @@ class Process:
     @property
     def keeper(self) -> ProcessKeeper:
         """The process as the keeper of a share."""
-        return ProcessKeeper(self.pid, self.started)
+        return ProcessKeeper(self.pid, self.started, pid_namespace())
 
 
 @dataclass(frozen=True, slots=True)

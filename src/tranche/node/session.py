@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
+
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,19 @@ def process_stopped(pid: int) -> bool:
 def _after_name(stat: str) -> list[str]:
     """The fields of /proc/PID/stat from the state on. The name before it, in parentheses, may hold spaces and parentheses."""
     return stat.rpartition(")")[2].split()
+
+
+def pid_namespace() -> int:
+    """The PID namespace of this process, by its inode; 0 when /proc does not tell."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def sees_processes_of(namespace: int) -> bool:
+    """Whether this process sees those of that PID namespace (0: not recorded): it is its own, or the first, which sees all."""
+    return namespace in (0, pid_namespace()) or pid_namespace() == _FIRST_PID_NAMESPACE
 
 
 def process_lives(pid: int, started: int) -> bool:
