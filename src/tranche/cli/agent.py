@@ -52,7 +52,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         )
     # Sockets and state are this process's alone: on a cluster's node nobody else has to read them.
     os.umask(0o077)
-    with open_host(settings) as host:
+    with open_host(settings, anywhere=True) as host:
         host.places.keep_private()
         run_agent(host, options, _parts(values), os.environ)
 

@@ -32,15 +32,14 @@ def _complete(words: Callable[[click.Context], Words]) -> Complete:
 
 
 def _ids(context: click.Context) -> Iterator[tuple[str, str]]:
-    from tranche.cli.runtime import state_dir
+    from tranche.cli.runtime import register_places
     from tranche.node import records, register
     from tranche.node.ledger import Ledger
-    from tranche.node.session import Places
 
-    places = Places(state_dir(_settings(context)))
+    places = register_places(_settings(context), reading=True)
     if not places.ledger.is_file():
         return
-    ledger = Ledger(places.ledger)
+    ledger = Ledger(places.ledger, read_only=not places.writable)
     try:
         with ledger.read() as db:
             yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))

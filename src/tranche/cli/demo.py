@@ -14,7 +14,7 @@ import click
 
 from tranche.cli import demo_view
 from tranche.cli.output import hint, print_json, say
-from tranche.cli.runtime import child_environment, open_driver, state_dir
+from tranche.cli.runtime import child_environment, open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.demo.batches import Demo, DemoResult
@@ -94,7 +94,7 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
     with open_driver(settings) as driver:
 
         def host() -> AbstractContextManager[Host]:
-            return closing(Host(driver, state_dir(settings)))
+            return closing(Host(driver, register_places(settings).state_dir))
 
         with host() as looking:
             gpus = first_product(looking.view().node)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tranche.cli.output import print_json
-from tranche.cli.runtime import open_driver, state_dir
+from tranche.cli.runtime import open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
@@ -55,7 +55,7 @@ def command(settings: Settings, /, output: str) -> None:
 
 
 def _findings(settings: Settings) -> list[Finding]:
-    places = Places(state_dir(settings))
+    places = register_places(settings, reading=True)
     found: list[Finding] = []
     ledger = check_ledger(places)
     node: NodeState | None = None

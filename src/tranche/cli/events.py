@@ -7,7 +7,7 @@ import json
 import click
 
 from tranche.cli.output import one_line, print_json
-from tranche.cli.runtime import state_dir
+from tranche.cli.runtime import register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.cli.streams import pause
 from tranche.core.events import Event
@@ -16,7 +16,6 @@ from tranche.documents.envelope import document
 from tranche.documents.events import event_document
 from tranche.node import chronicle
 from tranche.node.ledger import Ledger
-from tranche.node.session import Places
 
 _FOLLOW_SECONDS = 0.5
 
@@ -33,7 +32,8 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
 
     With --follow, -o json prints one JSON document on each line.
     """
-    ledger = Ledger(Places(state_dir(settings)).ledger)
+    places = register_places(settings, reading=True)
+    ledger = Ledger(places.ledger, read_only=not places.writable)
     try:
         with ledger.read() as db:
             found = chronicle.events(db, last=last)

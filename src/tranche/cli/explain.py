@@ -39,7 +39,7 @@ def command(settings: Settings, /, adopt_foreign: str, output: str, **request: A
     $ tranche explain --mig-profile 3g.20gb
     """
     asked = request_from(**request)
-    with open_host(settings) as host:
+    with open_host(settings, reading=True) as host:
         view = host.view()
         waiters = [Waiter(each.id, each.request) for each in attending(host.places, host.waiters(), time.time())]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tranche.cli.output import print_json, print_table, warn
-from tranche.cli.runtime import open_driver, state_dir
+from tranche.cli.runtime import open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
@@ -15,7 +15,6 @@ from tranche.documents import describe
 from tranche.documents.machine import gpu_document
 from tranche.documents.slices import SliceRow, slices_on, whole_holders
 from tranche.node.look import look
-from tranche.node.session import Places
 
 _COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
 _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
@@ -51,7 +50,7 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
     """The machine as it is now, and whether the ledger could be read."""
     with open_driver(settings) as driver:
         try:
-            return look(driver, Places(state_dir(settings))), True
+            return look(driver, register_places(settings, reading=True)), True
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; who holds which slice is not shown")
             return NodeView(driver.observe()), False

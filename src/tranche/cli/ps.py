@@ -24,7 +24,7 @@ _WAITER_COLUMNS = ("#", "WAITING", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
 @click.pass_obj
 def command(settings: Settings, /, output: str) -> None:
     """List the allocations, oldest first, and the requests that wait, in the order in which they are served."""
-    with open_host(settings) as host:
+    with open_host(settings, reading=True) as host:
         view = host.view()
         queue = host.waiters()
         away = silent(host.places, queue, time.time())

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tranche.cli.output import warn
 from tranche.cli.settings import Settings
 from tranche.hardware.simulator_errors import simulator_errors
+from tranche.node.session import Places
 
 if TYPE_CHECKING:
     from tranche.hardware.nvml import NvmlDriver
@@ -39,12 +41,17 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
 
 
 @contextmanager
-def open_host(settings: Settings) -> Iterator[Host]:
-    """That machine as its ledger knows it; errors of the driver and of the ledger as they are."""
+def open_host(settings: Settings, *, reading: bool = False, anywhere: bool = False) -> Iterator[Host]:
+    """That machine as its register knows it; errors of the driver and of the ledger as they are.
+
+    A command that is only `reading` needs no right to write. Every other one is refused where the register is not, but for one
+    that may work `anywhere`: of the agents of one node, the cluster says which may change it.
+    """
     with open_driver(settings) as driver:
         from tranche.node.host import Host
 
-        host = Host(driver, state_dir(settings))
+        places = register_places(settings, reading=reading, anywhere=anywhere)
+        host = Host(driver, places.state_dir, read_only=reading and not places.writable)
         try:
             yield host
         finally:
@@ -74,15 +81,29 @@ def simulated_machine(settings: Settings) -> SimulatedMachine | None:
         return SimulatedMachine.open(name)
 
 
-def state_dir(settings: Settings) -> Path:
-    """Where the ledger is: --state-dir, TRANCHE_STATE_DIR, beside a simulated machine's state, else /var/lib/tranche."""
+def register_places(settings: Settings, *, reading: bool = False, anywhere: bool = False) -> Places:
+    """The files of the machine's register; PermissionDenied when a command that changes something was told another folder."""
+    from tranche.node.register_place import register_folder, settle_register
+
+    home = _home(settings)
     chosen = settings.state_dir or os.environ.get("TRANCHE_STATE_DIR")
-    if chosen:
-        return Path(chosen)
-    simulated = os.environ.get("TRANCHE_SIM_STATE")
+    if chosen and anywhere:
+        return Places(Path(chosen))
+    found = register_folder(home)
+    if chosen and not reading:
+        settle_register(home, Path(chosen))
+    elif chosen and found is not None and os.path.realpath(found) != os.path.realpath(chosen):
+        warn(f"this machine's register is in {found}, and read there; not in {chosen}")
+        return Places(found)
+    return Places(Path(chosen) if chosen else found or home)
+
+
+def _home(settings: Settings) -> Path:
+    """The machine's own place for its register: beside a simulated machine's state, else /var/lib/tranche."""
     machine = simulated_machine(settings)
     if machine is not None:
         return machine.directory / "tranche"
+    simulated = os.environ.get("TRANCHE_SIM_STATE")
     return Path(simulated).parent / "tranche" if simulated else _STATE_DIR
 
 

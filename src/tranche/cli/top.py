@@ -41,7 +41,7 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
     Without a terminal, and with -o json, the picture is printed once.
     """
     live = not once and output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
-    with open_host(settings) as host:
+    with open_host(settings, reading=True) as host:
         if output == "json":
             _print_document(host)
         elif live:

@@ -98,7 +98,7 @@ def check_ledger(places: Places) -> Finding:
     """Whether the ledger opens, is whole, and takes a request; what is written is taken back."""
     if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
         text = f"no permission to look into the state folder {places.state_dir}"
-        return Finding("ledger", Status.FAIL, text, "run as root, or choose another folder with --state-dir")
+        return Finding("ledger", Status.FAIL, text, "run the command with sudo")
     try:
         if not try_file(places.ledger):
             return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")

@@ -80,10 +80,11 @@ class Host:
         sleep: Callable[[float], None] = time.sleep,
         new_id: Callable[[], str] = new_id,
         boundary: Callable[[], None] = lambda: None,
+        read_only: bool = False,
     ) -> None:
         self.driver = driver
         self.places = Places(state_dir)
-        self.ledger = Ledger(self.places.ledger)
+        self.ledger = Ledger(self.places.ledger, read_only=read_only)
         self._clock = clock
         self._is_of_this_machine = is_of_this_machine
         self._new_id = new_id
@@ -115,7 +116,8 @@ class Host:
 
     def view(self) -> NodeView:
         """The machine as it is now, after whatever a dead process left behind was cleared."""
-        if self.driver.scope is not Scope.PARTS and (self._recovery.needed() or self._adoption_due()):
+        may_clear = not self.ledger.read_only and self.driver.scope is not Scope.PARTS
+        if may_clear and (self._recovery.needed() or self._adoption_due()):
             with self._deciding():
                 return self._current_view()
         return self._gather()[0]

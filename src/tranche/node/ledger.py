@@ -16,18 +16,28 @@ from pathlib import Path
 
 from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.node import schema
+from tranche.node.ledger_copy import copied
 from tranche.node.locks import FileLock
 
 _BUSY_SECONDS = 60.0
 
 
 class Ledger:
-    """An open ledger. Safe to use from several threads: one transaction runs at a time."""
+    """An open ledger. Safe to use from several threads: one transaction runs at a time.
 
-    def __init__(self, path: Path) -> None:
+    One that is opened to be `read_only` needs no right to write, and makes no file.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self.read_only = read_only
         self._lock = threading.RLock()
         self._file = _NOT_OPEN_YET
+        self._connection: sqlite3.Connection
+        if read_only:
+            with _explained(path):
+                self._connection = self._copied()
+            return
         with _explained(path):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,17 +58,38 @@ class Ledger:
     def _prepare(self) -> None:
         version = self._version()
         if version > schema.SCHEMA_VERSION:
-            raise LedgerTooNew(
-                f"the ledger {self.path} was written by a newer version of tranche (format {version}, "
-                f"this version knows {schema.SCHEMA_VERSION})",
-                hint="upgrade tranche, or choose another folder with --state-dir",
-            )
+            raise self._too_new(version)
         if version < schema.SCHEMA_VERSION:
             # Switching to WAL fails at once when another process is doing the same, whatever the timeout.
             with FileLock(self.path.with_name(f"{self.path.name}.creating")):
                 self._bring_up_to_date()
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
+
+    def _copied(self) -> sqlite3.Connection:
+        """What the ledger holds now, in memory and in the present format."""
+        try:
+            connection = copied(self.path)
+        except OSError as error:
+            raise PermissionDenied(
+                f"no permission to read the ledger {self.path}",
+                hint="ask with sudo, or have an administrator let others read that folder",
+            ) from error
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > schema.SCHEMA_VERSION:
+            raise self._too_new(version)
+        if version == 0:
+            schema.create(connection)
+        elif version < schema.SCHEMA_VERSION:
+            schema.migrate(connection, version)
+        return connection
+
+    def _too_new(self, version: int) -> LedgerTooNew:
+        return LedgerTooNew(
+            f"the ledger {self.path} was written by a newer version of tranche (format {version}, "
+            f"this version knows {schema.SCHEMA_VERSION})",
+            hint="upgrade tranche",
+        )
 
     def _version(self) -> int:
         version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -100,6 +131,8 @@ class Ledger:
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction that may write: all of it is kept, or nothing when the block raises."""
+        if self.read_only:
+            raise _no_permission(self.path)
         with self._lock, _explained(self.path):
             # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
@@ -117,6 +150,9 @@ class Ledger:
         """A transaction that sees one consistent state of the ledger."""
         with self._lock, _explained(self.path):
             nested = self._connection.in_transaction
+            if self.read_only and not nested:
+                self._connection.close()
+                self._connection = self._copied()
             try:
                 if not nested:
                     self._connection.execute("BEGIN")
@@ -168,6 +204,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+_ASK_WITH_SUDO = "run the command with sudo"
 _MOVE_AWAY = (
     "end the workloads that tranche started, move the file away, and run the command again: instances are found on the "
     "GPUs and adopted"
@@ -175,9 +212,7 @@ _MOVE_AWAY = (
 
 
 def _no_permission(path: Path) -> PermissionDenied:
-    return PermissionDenied(
-        f"no permission to write the ledger {path}", hint="run as root, or choose another folder with --state-dir"
-    )
+    return PermissionDenied(f"no permission to write the ledger {path}", hint=_ASK_WITH_SUDO)
 
 
 @contextmanager
@@ -198,11 +233,11 @@ def _explained(path: Path) -> Iterator[None]:
                 raise LedgerUnavailable(f"the ledger {path} is a folder, not a file") from error
             raise LedgerUnavailable(
                 f"the ledger {path} cannot be written: {text}",
-                hint="the state folder must be writable; choose another with --state-dir",
+                hint="make the state folder writable for root",
             ) from error
         if "malformed" in text or "no such table" in text or "no such column" in text:
             raise LedgerCorrupt(f"the ledger {path} is damaged: {text}", hint=_MOVE_AWAY) from error
-        hint = "make room on its file system, or choose another folder with --state-dir"
+        hint = "make room on its file system"
         hint = hint if "full" in text or "disk I/O" in text else ""
         raise LedgerUnavailable(f"the ledger {path} cannot be used: {text}", hint=hint) from error
     except sqlite3.DatabaseError as error:

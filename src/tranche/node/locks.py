@@ -107,8 +107,6 @@ def open_lock_file(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError as error:
-        raise PermissionDenied(
-            f"no permission to write {path}", hint="run as root, or choose another folder with --state-dir"
-        ) from error
+        raise PermissionDenied(f"no permission to write {path}", hint="run the command with sudo") from error
     except OSError as error:
         raise LedgerUnavailable(f"cannot write {path}: {error.strerror}") from error

@@ -11,11 +11,11 @@ from tranche.node.session import Places
 
 
 def look(driver: Driver, places: Places) -> NodeView:
-    """The machine as it is now, after whatever a dead process left behind was cleared."""
-    ledger = Ledger(places.ledger)
+    """The machine as it is now, after whatever a dead process left behind was cleared by whoever may."""
+    ledger = Ledger(places.ledger, read_only=not places.writable)
     try:
         with ledger.read() as db:
-            unsettled = anything_left(db, places)
+            unsettled = not ledger.read_only and anything_left(db, places)
             known = register.allocations(db), records.owned_instances(db), records.changing_gpus(db)
     finally:
         ledger.close()

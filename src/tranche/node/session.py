@@ -25,6 +25,13 @@ class Places:
             raise LedgerUnavailable(f"cannot change who may read {self.state_dir}: {error.strerror}") from error
 
     @property
+    def writable(self) -> bool:
+        """Whether this user may write what is there, or make it."""
+        nearest = next(path for path in (self.state_dir, *self.state_dir.absolute().parents) if os.path.exists(path))
+        wanted = [nearest] + [path for path in (self.ledger,) if os.path.exists(path)]
+        return all(os.access(path, os.W_OK, effective_ids=True) for path in wanted)
+
+    @property
     def ledger(self) -> Path:
         """The ledger's database."""
         return self.state_dir / "ledger.db"

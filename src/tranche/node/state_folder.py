@@ -18,7 +18,7 @@ _ROOM = 2**20
 """In bytes: a new ledger with its log takes a third of it."""
 _FILES = 16
 """Files and folders that a first request makes."""
-_CHOOSE = "mend or remove it, or choose another folder with --state-dir"
+_CHOOSE = "mend or remove it"
 
 
 def try_state_folder(places: Places) -> str:
@@ -102,11 +102,11 @@ def _refused(path: str, error: OSError) -> TrancheError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
             f"{path} cannot be written: {error.strerror}",
-            hint="run as root, or look whether it is immutable (lsattr), or choose another folder with --state-dir",
+            hint="run as root, or look whether it is immutable (lsattr)",
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LedgerUnavailable(
             f"{path} has no room: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
-            hint="make room on its file system, or choose another folder with --state-dir",
+            hint="make room on its file system",
         )
     return LedgerUnavailable(f"{path} cannot be used: {error.strerror}", hint=_CHOOSE)
