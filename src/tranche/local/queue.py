@@ -9,32 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tranche.core.allocation import NodeView
-from tranche.core.errors import (
-    AllocationUnknown,
-    DoesNotFit,
-    GpuNotFound,
-    NoRoom,
-    ProfileUnknown,
-    SharingUnavailable,
-    TrancheError,
-    WaitTimeout,
-)
+from tranche.core.errors import NoRoom, TrancheError, WaitTimeout
 from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.local.attendance import attending
 from tranche.local.doorbell import Doorbell, ring
 from tranche.local.failed_gpus import FailedGpus
-from tranche.node import records
+from tranche.local.turn import Record, Turn, as_asked
 from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host, Ticket
 from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
-from tranche.planning.allocate import Decision, Waiting
-from tranche.planning.queue import Waiter, may_start, startable
+from tranche.planning.allocate import Waiting
+from tranche.planning.queue import startable
 from tranche.planning.steps import Step
 
 _HEAD_PATROL_SECONDS = 1.0
@@ -42,12 +32,6 @@ _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
 # After a nap that was longer by so much this process was stopped itself, and rings may have gone to others.
 _STOPPED_SECONDS = 2.0
-
-
-_IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
-
-Record = Callable[[NodeView, Sequence[Waiter], str, bool, Decision | TrancheError], None]
-"""Told a view, the waiters in order, the id of the one decided about, whether foreign idle instances may go, and the outcome."""
 
 
 class Cancelled(Exception):
@@ -125,7 +109,7 @@ class Queue:
         if not self._host.waiters():
             return
         view = self._host.view()
-        waiters = _as_asked(attending(self._host.places, self._host.waiters(), self._clock()))
+        waiters = as_asked(attending(self._host.places, self._host.waiters(), self._clock()))
         for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy):
             if ring(self._host.places.doorbell(waiter_id)):
                 return
@@ -141,6 +125,15 @@ class Queue:
     ) -> Held:
         deadline = None if patience.seconds is None else self._monotonic() + patience.seconds
         failed = FailedGpus(self._monotonic)
+        turn = Turn(
+            waiter_id=ticket.id,
+            request=request,
+            failed=failed,
+            places=self._host.places,
+            clock=self._clock,
+            adopt_foreign_destroy=self._adopt_foreign_destroy,
+            record=self._record,
+        )
         changed = False
 
         def noting(gpu: GpuState, step: Step) -> None:
@@ -152,7 +145,7 @@ class Queue:
             try:
                 outcome = self._host.start(
                     ticket,
-                    lambda view, queue: self._decide(view, queue, ticket.id, request, failed),
+                    turn.decide,
                     progress=noting,
                     decided=self.ring_next,
                 )
@@ -203,32 +196,8 @@ class Queue:
                 self.ring_next()
                 return True
 
-    def _decide(
-        self, view: NodeView, queue: Sequence[records.Waiter], waiter_id: str, request: Request, failed: FailedGpus
-    ) -> Decision:
-        """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
-        left = failed.left_out_of(view)
-        there = _as_asked(attending(self._host.places, queue, self._clock(), but=waiter_id))
-        outcome: Decision | TrancheError
-        try:
-            outcome = may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
-        except TrancheError as error:
-            outcome = error
-        if self._record is not None and not isinstance(outcome, AllocationUnknown):
-            self._record(left, there, waiter_id, self._adopt_foreign_destroy, outcome)
-        if not isinstance(outcome, TrancheError):
-            return outcome
-        if isinstance(outcome, _IMPOSSIBLE) and (failure := failed.error(request)) is not None:
-            raise failure from outcome
-        raise outcome
-
     def _ahead_of(self, ticket: Ticket) -> int | None:
         """How many requests came earlier, still wait and answer; None when this one was cancelled."""
         there = attending(self._host.places, self._host.waiters(), self._clock(), but=ticket.id)
         ids = [waiter.id for waiter in there]
         return ids.index(ticket.id) if ticket.id in ids else None
-
-
-def _as_asked(queue: Sequence[records.Waiter]) -> list[Waiter]:
-    """The queue as decisions see it."""
-    return [Waiter(waiter.id, waiter.request) for waiter in queue]

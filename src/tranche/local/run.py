@@ -14,7 +14,8 @@ from types import FrameType
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import Life
 from tranche.core.request import Request
-from tranche.local.queue import Cancelled, Queue, Record
+from tranche.local.queue import Cancelled, Queue
+from tranche.local.turn import Record
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node import register
 from tranche.node.executor import Progress, no_progress
