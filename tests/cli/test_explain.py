@@ -80,3 +80,21 @@ def test_a_large_machine_names_one_gpu_for_all_that_answer_alike(make_machine: M
     text = machine.tranche("explain", "--mig-profile", "1g.5gb").stdout
     assert "(and 19 more GPUs like it)" in text
     assert "what would help, cheapest first (found on 16 of the GPUs):" in text
+
+
+def test_a_request_that_waits_is_explained_in_its_place(make_machine: MakeMachine) -> None:
+    machine = make_machine("A100-40GB")
+    machine.hold("--mig-profile", "7g.40gb")
+    machine.wait_in_queue("--mig-profile", "3g.20gb")
+    (holder,) = machine.json("ps")["allocations"]
+    (waiter,) = machine.json("ps")["waiters"]
+    document = machine.json("explain", waiter["id"][:5])
+    assert (document["status"], document["waitersAhead"]) == ("Waiting", 0)
+    assert document["request"] == waiter["request"]
+    (gpu,) = document["gpus"]
+    assert gpu["obstacle"]["allocationIds"] == [holder["id"]], "not the request itself"
+    assert "waits" in machine.tranche("explain", holder["id"], code=34).stderr
+    assert "together" in machine.tranche("explain", waiter["id"], "--gpus", "1", code=2).stderr
+    machine.tranche("release", waiter["id"][:5])
+    assert machine.json("ps")["waiters"] == []
+    assert "no request" in machine.tranche("explain", waiter["id"], code=34).stderr

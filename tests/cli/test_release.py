@@ -11,6 +11,11 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
+from tests.node.machines import node_of
+from tests.node.processes import in_child
+from tranche.cli.ids import full_id
+from tranche.core.errors import AllocationUnknown
+from tranche.core.request import Request, WholeGpus
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 
@@ -144,3 +149,20 @@ def test_bad_input_is_refused(two_a100: TestMachine, arguments: tuple[str, ...],
     done = two_a100.tranche("release", *arguments, code=code)
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(tmp_path: Path) -> None:
+    names = iter(("aaaa1111", "aabb2222", "bbbb3333"))
+
+    def look() -> None:
+        with node_of(tmp_path, "A30-24GB").host() as host:
+            host._new_id = lambda: next(names)
+            for _ in range(3):
+                host.enqueue(Request(WholeGpus(1)), command="", pid=os.getpid())
+            assert full_id(host, "b") == "bbbb3333"
+            assert full_id(host, "aabb2222") == "aabb2222"
+            assert full_id(host, "cc") == "cc"
+            with pytest.raises(AllocationUnknown, match="aaaa1111, aabb2222"):
+                full_id(host, "aa")
+
+    in_child(look)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from tranche.cli import completion
+from tranche.cli.ids import full_id
 from tranche.cli.output import print_json, print_table
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
+from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, status
 from tranche.local.attendance import attending
+from tranche.node import records
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
@@ -24,12 +30,15 @@ from tranche.planning.queue import Waiter
 
 
 @click.command(cls=TrancheCommand)
+@click.argument("waiter_id", metavar="[ID]", default="", shell_complete=completion.ids)
 @request_options
 @adopt_foreign_option
 @output_option()
 @click.pass_obj
-def command(settings: Settings, /, adopt_foreign: str, output: str, **request: Any) -> None:
+def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: str, **request: Any) -> None:
     """Say whether a request would start now; if not, what each GPU lacks, and what would help, cheapest first.
+
+    With ID, the request is the one that waits under that id, in its place in the queue.
 
     Nothing is changed and no place in the queue is taken. The exit code is 0 when the request would start and when it
     would wait; when this machine can never serve it, it is that error's code.
@@ -37,11 +46,18 @@ def command(settings: Settings, /, adopt_foreign: str, output: str, **request: A
     \b
     $ tranche explain --gpu-memory 30Gi
     $ tranche explain --mig-profile 3g.20gb
+    $ tranche explain 4f0c2a1b
     """
-    asked = request_from(**request)
+    if waiter_id and any(request[name] for name in ("gpus", "gpu", "gpu_memory", "mig_profile", "gpu_model")):
+        raise UsageError("a request and the id of one that waits cannot go together", hint="give one of them")
+    asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:
         view = host.view()
-        waiters = [Waiter(each.id, each.request) for each in attending(host.places, host.waiters(), time.time())]
+        queue = host.waiters()
+        if asked is None:
+            waiter_id = full_id(host, waiter_id)
+            asked, queue = _waiting(waiter_id, queue)
+        waiters = [Waiter(each.id, each.request) for each in attending(host.places, queue, time.time())]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
         print_json("Explanation", **explanation_document(answer, len(waiters)))
@@ -49,6 +65,14 @@ def command(settings: Settings, /, adopt_foreign: str, output: str, **request: A
         _print(answer, view.node)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
+
+
+def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, tuple[records.Waiter, ...]]:
+    """The request that waits under the id, and those ahead of it."""
+    for position, waiter in enumerate(queue):
+        if waiter.id == waiter_id:
+            return waiter.request, tuple(queue[:position])
+    raise AllocationUnknown(f"no request {waiter_id} waits", hint="list those that wait with: tranche ps")
 
 
 def _print(answer: Explanation, node: NodeState) -> None:

@@ -8,6 +8,7 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.duration import Duration
+from tranche.cli.ids import full_id
 from tranche.cli.output import say
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
@@ -33,6 +34,7 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
     is refused, unless --terminate is given. The instance stays, idle, for the next request.
     """
     with open_host(settings) as host:
+        allocation_id = full_id(host, allocation_id)
         pid = cancel_waiter(host, allocation_id)
         if pid is not None:
             say(f"cancelled the waiting request {allocation_id} (pid {pid})")

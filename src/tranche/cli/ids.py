@@ -1,0 +1,22 @@
+"""Ids as people type them: the beginning is enough where it is the only one."""
+
+from __future__ import annotations
+
+from tranche.core.errors import AllocationUnknown
+from tranche.node import register
+from tranche.node.host import Host
+
+
+def full_id(host: Host, typed: str) -> str:
+    """The id of the allocation or waiting request that begins so; what was typed, when there is none.
+
+    AllocationUnknown when several begin so.
+    """
+    with host.ledger.read() as db:
+        ids = [each.id for each in register.allocations(db)] + [each.id for each in host.waiters()]
+    if typed in ids:
+        return typed
+    found = sorted(each for each in ids if typed and each.startswith(typed))
+    if len(found) > 1:
+        raise AllocationUnknown(f"several ids begin with {typed}: {', '.join(found)}", hint="type more of it")
+    return found[0] if found else typed
