@@ -93,6 +93,8 @@ def run(
         cancelled(stop)
         return 128 + signal.SIGTERM
     except Terminated as stop:
+        # This process ends now, with that code: a signal that was sent twice must not change it.
+        previous.clear()
         return stop.exit_code
     finally:
         for number, handler in previous.items():
