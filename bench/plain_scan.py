@@ -16,7 +16,7 @@ from tranche.planning.candidates import Candidate, candidate, check_possible, gp
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import Freedom, Option, options
 from tranche.planning.policy import DEFAULT, Policy
-from tranche.planning.queue import Waiter
+from tranche.planning.queue import WaitingRequest
 from tranche.planning.tables import geometry_of
 from tranche.planning.tenancy import tenancy
 
@@ -48,7 +48,7 @@ def decide_by_scan(
     return granted(request, [option for _, option in best[:needed]])
 
 
-def reserved_by_scan(view: NodeView, waiters: Iterable[Waiter]) -> dict[str, str]:
+def reserved_by_scan(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
     """The UUID of each GPU that one of the waiters wants, with the id of the first of them that does."""
     reserved: dict[str, str] = {}
     for waiter in waiters:

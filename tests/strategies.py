@@ -18,7 +18,7 @@ from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, MigSlice, Request, WholeGpus
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, MigMode, NodeState, Process
+from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey, MigMode, NodeState
 
 PLACEABLE_BOARDS = tuple(board for board in catalogue() if board.memory_slices and board.memory)
 FAMILY_BOARDS = tuple(
@@ -34,7 +34,7 @@ def gpu_on(
     *,
     mode: MigMode = MigMode.ENABLED,
     instances: Sequence[GpuInstance] = (),
-    processes: Sequence[Process] = (),
+    processes: Sequence[GpuProcess] = (),
 ) -> GpuState:
     """An idle GPU of that board, with what is given."""
     assert board.memory is not None
@@ -86,8 +86,8 @@ def instance_of(
     placement: Placement,
     *,
     filled: bool = True,
-    processes: Sequence[Process] = (),
-    stray: Sequence[Process] = (),
+    processes: Sequence[GpuProcess] = (),
+    stray: Sequence[GpuProcess] = (),
 ) -> GpuInstance:
     """A GPU instance there, with one compute instance that spans it when `filled`."""
     device = ComputeInstance(
@@ -190,7 +190,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
             for profile, spot in draw(occupant_lists(board)):
                 key = InstanceKey(gpu.uuid, profile.name, spot)
                 state = draw(st.sampled_from(_STATES))
-                process = Process(next_pid, "python")
+                process = GpuProcess(next_pid, "python")
                 next_pid += 1
                 if state in {"active", "preparing", "promised"}:
                     phase = Phase.ACTIVE if state == "active" else Phase.PREPARING
@@ -214,7 +214,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
                 instances.append(made)
             gpu = replace(gpu, instances=tuple(instances))
         elif draw(st.integers(0, 3)) == 0:
-            gpu = replace(gpu, processes=(Process(next_pid, "trainer"),))
+            gpu = replace(gpu, processes=(GpuProcess(next_pid, "trainer"),))
             next_pid += 1
         elif draw(st.integers(0, 3)) == 0:
             allocate(WholeGpu(gpu.uuid), WholeGpus(1), draw(st.sampled_from(Phase)))

@@ -13,9 +13,9 @@ from tranche.core.board import Board, board_by_key
 from tranche.core.errors import GpuNotFound
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, MigMode, NodeState, Process
+from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, MigMode, NodeState
 
-TRAINER = Process(4711, "python", 2**30)
+TRAINER = GpuProcess(4711, "python", 2**30)
 
 
 def a100() -> Board:
@@ -96,16 +96,16 @@ def test_processes_are_counted_once() -> None:
     busy = replace(
         inside,
         compute_instances=(replace(inside.compute_instances[0], processes=(TRAINER,)),),
-        stray_processes=(TRAINER, Process(4712, "")),
+        stray_processes=(TRAINER, GpuProcess(4712, "")),
     )
-    gpu = gpu_on(a100(), instances=[busy], processes=[TRAINER, Process(4713, "nvtop")])
+    gpu = gpu_on(a100(), instances=[busy], processes=[TRAINER, GpuProcess(4713, "nvtop")])
     assert [process.pid for process in busy.processes] == [4711, 4712]
     assert sorted(process.pid for process in gpu.all_processes) == [4711, 4712, 4713]
 
 
 def test_a_process_is_named_for_people() -> None:
     assert str(TRAINER) == "python (pid 4711)"
-    assert str(Process(4712, "")) == "pid 4712"
+    assert str(GpuProcess(4712, "")) == "pid 4712"
 
 
 def test_only_a_spanning_compute_instance_makes_a_whole_slice() -> None:

@@ -16,7 +16,7 @@ from tranche.core.checkpoint import Checkpoint, checkpoint_to_data, parse_checkp
 from tranche.core.errors import CheckpointInvalid
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
-from tranche.core.state import GpuInstance, MigMode, NodeState, Process
+from tranche.core.state import GpuInstance, GpuProcess, MigMode, NodeState
 from tranche.planning.restore import plan_restore
 
 
@@ -65,7 +65,7 @@ def test_what_is_right_already_stays_and_the_rest_returns_to_its_place() -> None
 
 def test_what_is_used_now_and_was_not_there_then_blocks() -> None:
     used = instance("2g.20gb", 0)
-    running = replace(used.compute_instances[0], processes=(Process(9, "python"),))
+    running = replace(used.compute_instances[0], processes=(GpuProcess(9, "python"),))
     now = gpu_on(H100, instances=[replace(used, compute_instances=(running,))])
     decision = plan_restore(view_of(now), take_checkpoint(NodeState((gpu_on(H100),))))
     assert [str(user) for user in decision.blockers] == [

@@ -26,7 +26,7 @@ from tranche.core.grid import Occupant, Placement
 from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
-from tranche.core.state import GpuInstance, GpuState, MigMode, Process
+from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
 from tranche.planning.assertion import find_mismatches
 from tranche.planning.generate import generate_layouts
 from tranche.planning.gpu_users import gpu_users
@@ -34,7 +34,7 @@ from tranche.planning.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.recut import check_possible
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
-PYTHON = Process(4711, "python")
+PYTHON = GpuProcess(4711, "python")
 
 
 def board(key: str) -> Board:

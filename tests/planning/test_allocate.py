@@ -26,7 +26,7 @@ from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, Sharing
 from tranche.core.grid import Occupant, Placement, profiles_exclude
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, parse_request
-from tranche.core.state import GpuInstance, InstanceKey, MigMode, Process
+from tranche.core.state import GpuInstance, GpuProcess, InstanceKey, MigMode
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.policy import POLICIES, Policy
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
@@ -47,7 +47,7 @@ A100, H100, A30 = board("A100-40GB"), board("H100-80GB-SXM"), board("A30-24GB")
 def on_a100(name: str, start: int, *, used: bool = False, filled: bool = True, which: Board = A100) -> GpuInstance:
     profile = which.profile(parse_profile(name))
     assert profile is not None
-    processes = (Process(77, "python"),) if used else ()
+    processes = (GpuProcess(77, "python"),) if used else ()
     return instance_of(profile, Placement(start, profile.size), filled=filled, processes=processes)
 
 

@@ -22,11 +22,11 @@ from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, parse_request
-from tranche.core.state import GpuInstance, GpuState, MigMode, Process
+from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.explain import explain
 from tranche.planning.foresee import without
-from tranche.planning.queue import Waiter, may_start
+from tranche.planning.queue import WaitingRequest, may_start
 from tranche.planning.remedies import Kind
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -35,7 +35,7 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 def slice_at(name: str, start: int, *, pid: int | None = None) -> GpuInstance:
     profile = A100.profile(parse_profile(name))
     assert profile is not None
-    processes = () if pid is None else (Process(pid, "python"),)
+    processes = () if pid is None else (GpuProcess(pid, "python"),)
     return instance_of(profile, Placement(start, profile.size), processes=processes)
 
 
@@ -61,9 +61,9 @@ def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
     request = data.draw(requests_for(view))
     foreign, mode = data.draw(st.booleans()), data.draw(st.booleans())
     asked = data.draw(st.lists(requests_for(view), max_size=2))
-    waiters = [Waiter(f"w-{number}", each) for number, each in enumerate(asked)]
+    waiters = [WaitingRequest(f"w-{number}", each) for number, each in enumerate(asked)]
     explanation = explain(view, request, waiters, adopt_foreign_destroy=foreign, mode_change_allowed=mode)
-    queue = [*waiters, Waiter("me", request)]
+    queue = [*waiters, WaitingRequest("me", request)]
     try:
         decision = may_start(view, queue, "me", adopt_foreign_destroy=foreign, mode_change_allowed=mode)
     except TrancheError:
@@ -198,7 +198,7 @@ def test_a_smaller_slice_that_fits_now_is_named_first() -> None:
 
 def test_a_request_behind_others_is_told_whom_it_waits_for() -> None:
     view = view_of(gpu_on(A100))
-    waiters = [Waiter("w-1", parse_request(mig_profile="7g.40gb"))]
+    waiters = [WaitingRequest("w-1", parse_request(mig_profile="7g.40gb"))]
     explanation = explain(view, parse_request(mig_profile="1g.5gb"), waiters)
     assert [each.obstacle.reason for each in explanation.gpus if each.obstacle] == ["QueuedBehind"]
     assert explanation.remedies[0].text == "wait until those that asked earlier have started: w-1"
@@ -231,7 +231,7 @@ def test_a_share_of_a_gpu_without_mig_says_what_is_missing() -> None:
 
 
 def test_dropping_the_model_is_offered_when_another_gpu_is_free() -> None:
-    busy = replace(gpu_on(A100, mode=MigMode.DISABLED), processes=(Process(9, "trainer"),))
+    busy = replace(gpu_on(A100, mode=MigMode.DISABLED), processes=(GpuProcess(9, "trainer"),))
     explanation = explain(view_of(busy, uncuttable_gpu(1)), parse_request(gpus="1", gpu_model="A100"))
     assert [each.kind for each in explanation.remedies] == [Kind.WAIT, Kind.OTHER_MODEL]
     assert explanation.remedies[0].process_ids == (9,)

@@ -17,7 +17,7 @@ from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
 from tranche.core.quantity import GIB
 from tranche.core.request import Request, parse_request
-from tranche.core.state import GpuState, Process
+from tranche.core.state import GpuProcess, GpuState
 from tranche.planning.allocate import Decision, Granted, Waiting, decide
 from tranche.planning.answers import Terms, best_option, option_at, ranking_of
 from tranche.planning.candidates import Candidate
@@ -26,7 +26,7 @@ from tranche.planning.foresee import without
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.options import Freedom
 from tranche.planning.policy import POLICIES, Policy
-from tranche.planning.queue import Waiter, may_start, outlooks, reserved_for, startable
+from tranche.planning.queue import WaitingRequest, may_start, outlooks, reserved_for, startable
 from tranche.planning.situation import kind_of
 from tranche.planning.tenancy import tenancies
 
@@ -49,7 +49,7 @@ def fleets(draw: st.DrawFn) -> NodeView:
             if draw(st.booleans()):
                 allocations += [_moved(each, twin) for each in view.allocations if each.grants[0].gpu_uuid == gpu.uuid]
             if difference == "process":
-                twin = replace(twin, processes=(Process(9_000 + index, "monitor"),))
+                twin = replace(twin, processes=(GpuProcess(9_000 + index, "monitor"),))
             elif difference == "order":
                 twin = replace(twin, instances=twin.instances[::-1])
             elif gpu.instances:
@@ -80,8 +80,8 @@ def outcome(decision: Callable[[], Decision]) -> Decision | tuple[object, ...]:
         return type(error), error.message, error.hint
 
 
-def queue_of(requests: Sequence[Request]) -> list[Waiter]:
-    return [Waiter(f"w-{number}", request) for number, request in enumerate(requests)]
+def queue_of(requests: Sequence[Request]) -> list[WaitingRequest]:
+    return [WaitingRequest(f"w-{number}", request) for number, request in enumerate(requests)]
 
 
 @given(st.data(), policies, st.booleans(), st.booleans())

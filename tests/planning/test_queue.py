@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, uncuttable_gpu, view_of
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import parse_request
-from tranche.core.state import MigMode, Process
+from tranche.core.state import GpuProcess, MigMode
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.candidates import Candidate, candidate
-from tranche.planning.queue import Waiter, may_start
+from tranche.planning.queue import WaitingRequest, may_start
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 
@@ -21,7 +21,7 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 def test_nobody_takes_a_gpu_that_an_earlier_waiter_wants(data: st.DataObject) -> None:
     view = data.draw(node_views())
     asked = data.draw(st.lists(requests_for(view), min_size=1, max_size=5))
-    waiters = [Waiter(f"w-{number}", request) for number, request in enumerate(asked)]
+    waiters = [WaitingRequest(f"w-{number}", request) for number, request in enumerate(asked)]
     for position, waiter in enumerate(waiters):
         try:
             decision = may_start(view, waiters, waiter.id)
@@ -45,13 +45,16 @@ def test_the_first_waiter_gets_what_it_would_get_alone(data: st.DataObject) -> N
         alone = decide(view, first)
     except TrancheError:
         return
-    assert may_start(view, [Waiter("w-1", first), Waiter("w-2", second)], "w-1") == alone
+    assert may_start(view, [WaitingRequest("w-1", first), WaitingRequest("w-2", second)], "w-1") == alone
 
 
 def test_a_small_request_does_not_overtake_a_large_one() -> None:
     busy = gpu_on(A100, mode=MigMode.ENABLED, instances=[])
-    used = gpu_on(A100, 1, mode=MigMode.DISABLED, processes=[Process(7, "python")])
-    waiters = [Waiter("large", parse_request(gpus="2")), Waiter("small", parse_request(mig_profile="1g.5gb"))]
+    used = gpu_on(A100, 1, mode=MigMode.DISABLED, processes=[GpuProcess(7, "python")])
+    waiters = [
+        WaitingRequest("large", parse_request(gpus="2")),
+        WaitingRequest("small", parse_request(mig_profile="1g.5gb")),
+    ]
     decision = may_start(view_of(busy, used), waiters, "small")
     assert isinstance(decision, Waiting)
     assert [each.reason for each in decision.obstacles] == ["QueuedBehind", "QueuedBehind"]
@@ -62,14 +65,14 @@ def test_requests_for_different_models_do_not_wait_for_each_other() -> None:
     used = uncuttable_gpu(1)
     view = view_of(gpu_on(A100), used)
     waiters = [
-        Waiter("first", parse_request(gpus="1", gpu_model="T4")),
-        Waiter("second", parse_request(gpu="0.5", gpu_model="A100")),
+        WaitingRequest("first", parse_request(gpus="1", gpu_model="T4")),
+        WaitingRequest("second", parse_request(gpu="0.5", gpu_model="A100")),
     ]
     assert isinstance(may_start(view, waiters, "second"), Granted)
 
 
 def test_a_waiter_that_can_never_start_holds_nobody_up() -> None:
-    waiters = [Waiter("never", parse_request(gpus="3")), Waiter("next", parse_request(gpus="1"))]
+    waiters = [WaitingRequest("never", parse_request(gpus="3")), WaitingRequest("next", parse_request(gpus="1"))]
     assert isinstance(may_start(view_of(gpu_on(A100)), waiters, "next"), Granted)
 
 

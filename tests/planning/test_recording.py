@@ -13,7 +13,7 @@ from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests, reques
 from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
 from tranche.core.request import Request, WholeGpus
-from tranche.planning.queue import Waiter
+from tranche.planning.queue import WaitingRequest
 from tranche.planning.recording import (
     Question,
     RecordedDecision,
@@ -27,7 +27,7 @@ from tranche.planning.recording import (
 def questions(draw: st.DrawFn) -> Question:
     view = draw(node_views())
     asked = draw(st.lists(st.one_of(requests_for(view), requests()), min_size=1, max_size=4))
-    waiters = tuple(Waiter(f"w-{number}", request) for number, request in enumerate(asked))
+    waiters = tuple(WaitingRequest(f"w-{number}", request) for number, request in enumerate(asked))
     return Question(view, waiters, draw(st.sampled_from(waiters)).id, draw(st.booleans()))
 
 
@@ -47,13 +47,13 @@ def test_what_was_recorded_is_decided_again_alike(question: Question) -> None:
 @given(node_views(), requests())
 def test_another_view_may_have_another_answer(view: NodeView, request: Request) -> None:
     """The answer is the planner's, not the record's: it is made from the question alone."""
-    question = Question(view, (Waiter("w", request),), "w")
+    question = Question(view, (WaitingRequest("w", request),), "w")
     lost = replace(view, node=replace(view.node, gpus=tuple(replace(gpu, lost=True) for gpu in view.node)))
     changed = replace(written_and_read(RecordedDecision(0.0, question, answer(question))).question, view=lost)
     assert answer(changed) == answer(replace(question, view=lost))
 
 
-EMPTY = Question(view_of(gpu_on(FAMILY_BOARDS[0])), (Waiter("w", Request(WholeGpus(1))),), "w")
+EMPTY = Question(view_of(gpu_on(FAMILY_BOARDS[0])), (WaitingRequest("w", Request(WholeGpus(1))),), "w")
 GOOD = decision_to_dict(RecordedDecision(0.0, EMPTY, answer(EMPTY)))
 
 

@@ -26,7 +26,7 @@ from tranche.node import records
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.queue import Waiter
+from tranche.planning.queue import WaitingRequest
 
 
 @click.command(cls=TrancheCommand)
@@ -57,7 +57,7 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
         if asked is None:
             waiter_id = full_id(host, waiter_id)
             asked, queue = _waiting(waiter_id, queue)
-        waiters = [Waiter(each.id, each.request) for each in attending(host.places, queue, time.time())]
+        waiters = [WaitingRequest(each.id, each.request) for each in attending(host.places, queue, time.time())]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
         print_json("Explanation", **explanation_document(answer, len(waiters)))

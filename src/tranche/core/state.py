@@ -21,7 +21,7 @@ class MigMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class GpuProcess:
     """A process that the driver lists on a GPU or an instance; `memory` in bytes, None when the driver cannot say."""
 
     pid: int
@@ -46,7 +46,7 @@ class ComputeInstance:
     slices: int
     uuid: str
     mig_index: int | None
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class GpuInstance:
     placement: Placement
     memory: int | None
     compute_instances: tuple[ComputeInstance, ...] = ()
-    stray_processes: tuple[Process, ...] = ()
+    stray_processes: tuple[GpuProcess, ...] = ()
 
     @property
-    def processes(self) -> tuple[Process, ...]:
+    def processes(self) -> tuple[GpuProcess, ...]:
         """Every process in the instance, each pid once."""
         seen = {p.pid: p for ci in self.compute_instances for p in ci.processes}
         seen.update({p.pid: p for p in self.stray_processes})
@@ -123,7 +123,7 @@ class GpuState:
     profiles: tuple[GpuInstanceProfile, ...]
     profiles_source: str
     instances: tuple[GpuInstance, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     minor: int | None = None
     numa_node: int | None = None
     lost: bool = False
@@ -160,7 +160,7 @@ class GpuState:
         return tuple(Occupant(instance.profile, instance.placement) for instance in self.instances)
 
     @property
-    def all_processes(self) -> tuple[Process, ...]:
+    def all_processes(self) -> tuple[GpuProcess, ...]:
         """Every process on the GPU or in one of its instances, each pid once."""
         seen = {p.pid: p for instance in self.instances for p in instance.processes}
         seen.update({p.pid: p for p in self.processes})

@@ -9,7 +9,7 @@ from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, P
 from tranche.core.errors import GpuNotFound
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
-from tranche.core.state import GpuState, InstanceKey, NodeState, Process
+from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.slices import SliceRow, missing_instances, room_on
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -126,7 +126,7 @@ def slice_state(each: SliceRow) -> str:
     )
 
 
-def processes(listed: Iterable[Process]) -> str:
+def processes(listed: Iterable[GpuProcess]) -> str:
     """Processes by name and pid; empty when there are none."""
     return ", ".join(map(str, listed))
 

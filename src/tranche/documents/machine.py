@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.grid import Placement
-from tranche.core.state import GpuState, InstanceKey, Process
+from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def placement_document(spot: Placement) -> dict[str, int]:
     return {"start": spot.start, "size": spot.size}
 
 
-def process_documents(listed: Iterable[Process]) -> list[dict[str, Any]]:
+def process_documents(listed: Iterable[GpuProcess]) -> list[dict[str, Any]]:
     """Processes with the memory that the driver attributes to them."""
     return [{"pid": each.pid, "name": each.name, "memoryBytes": each.memory} for each in listed]
 

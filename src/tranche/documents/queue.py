@@ -12,7 +12,7 @@ from tranche.documents.shares import obstacle_document
 from tranche.node import records
 from tranche.planning.allocate import Decision, Granted
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.queue import Waiter, outlooks
+from tranche.planning.queue import WaitingRequest, outlooks
 
 
 def waiter_documents(view: NodeView, queue: Sequence[records.Waiter], away: Collection[str]) -> list[dict[str, object]]:
@@ -40,7 +40,7 @@ def why_they_wait(
 
     `away` are the waiters that do not answer, and that others do not wait for.
     """
-    answers = outlooks(view, [Waiter(each.id, each.request) for each in queue if each.id not in away])
+    answers = outlooks(view, [WaitingRequest(each.id, each.request) for each in queue if each.id not in away])
     return [_AWAY if each.id in away else _why(next(answers)) for each in queue]
 
 

@@ -21,7 +21,7 @@ from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode, NodeState
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
-from tranche.hardware.nvml_profiles import Geometry, read_geometry
+from tranche.hardware.nvml_profiles import GpuProfiles, read_profiles
 from tranche.hardware.visible_devices import VARIABLE, scope_of
 
 _RESET_SECONDS = 120.0
@@ -45,7 +45,7 @@ class NvmlDriver:
             pynvml.nvmlInit()
         self.reset_command = reset_command
         self._instances = InstanceReader()
-        self._geometries: dict[tuple[str, MigMode], Geometry] = {}
+        self._geometries: dict[tuple[str, MigMode], GpuProfiles] = {}
         self._lock = threading.Lock()
         self.scope = scope_of(os.environ.get(VARIABLE))
 
@@ -167,7 +167,7 @@ class NvmlDriver:
         number = _optional(pynvml.nvmlDeviceGetArchitecture, handle)
         board = board_of(device_id, name, memory.total)
         family = family_of_architecture(number, None if board is None else board.architecture)
-        geometry = Geometry((), 0, "driver")
+        geometry = GpuProfiles((), 0, "driver")
         if current is not MigMode.UNSUPPORTED:
             geometry = self._geometry(handle, uuid, device_id, memory.total, current)
         processes = read_processes(handle)
@@ -198,12 +198,12 @@ class NvmlDriver:
             compute_capability=_pair(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
         )
 
-    def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> Geometry:
+    def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> GpuProfiles:
         """Asked once for each GPU and mode: on Ampere the driver answers only with MIG on."""
         key = (uuid, mode)
         with self._lock:
             if key not in self._geometries:
-                self._geometries[key] = read_geometry(handle, device_id, pynvml.nvmlDeviceGetName(handle), memory)
+                self._geometries[key] = read_profiles(handle, device_id, pynvml.nvmlDeviceGetName(handle), memory)
             return self._geometries[key]
 
 

@@ -11,7 +11,7 @@ import pynvml
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
-from tranche.core.state import ComputeInstance, GpuInstance, Process
+from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess
 
 _NO_INSTANCE = 0xFFFFFFFF
 _COMPUTE_PROFILE_ENUMS = range(9)
@@ -19,9 +19,9 @@ _LOOKS = 10
 _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[Process]]:
+def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[GpuProcess]]:
     """Processes by (GPU instance id, compute instance id); (None, None) for those on the uncut GPU."""
-    found: dict[tuple[int | None, int | None], dict[int, Process]] = {}
+    found: dict[tuple[int | None, int | None], dict[int, GpuProcess]] = {}
     for query in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         try:
             listed = query(handle)
@@ -31,7 +31,7 @@ def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[Proc
             continue
         for item in listed:
             place = (_instance_id(item, "gpuInstanceId"), _instance_id(item, "computeInstanceId"))
-            process = Process(item.pid, process_name(item.pid), item.usedGpuMemory)
+            process = GpuProcess(item.pid, process_name(item.pid), item.usedGpuMemory)
             found.setdefault(place, {}).setdefault(item.pid, process)
     return {place: list(by_pid.values()) for place, by_pid in found.items()}
 
@@ -79,7 +79,7 @@ class InstanceReader:
         handle: Any,
         gpu_uuid: str,
         profiles: Sequence[GpuInstanceProfile],
-        processes: Mapping[tuple[int | None, int | None], Sequence[Process]],
+        processes: Mapping[tuple[int | None, int | None], Sequence[GpuProcess]],
     ) -> tuple[GpuInstance, ...]:
         """Every GPU instance on the GPU, by placement.
 
@@ -102,7 +102,7 @@ class InstanceReader:
         handle: Any,
         gpu_uuid: str,
         profiles: Sequence[GpuInstanceProfile],
-        processes: Mapping[tuple[int | None, int | None], Sequence[Process]],
+        processes: Mapping[tuple[int | None, int | None], Sequence[GpuProcess]],
     ) -> tuple[GpuInstance, ...]:
         devices: dict[tuple[int, int], tuple[int, str]] | None = None
         instances: list[GpuInstance] = []
@@ -161,7 +161,7 @@ class InstanceReader:
         gpu_uuid: str,
         profile: GpuInstanceProfile,
         devices: Mapping[tuple[int, int], tuple[int, str]],
-        processes: Mapping[tuple[int | None, int | None], Sequence[Process]],
+        processes: Mapping[tuple[int | None, int | None], Sequence[GpuProcess]],
     ) -> tuple[ComputeInstance, ...]:
         assert profile.id is not None
         found: list[ComputeInstance] = []

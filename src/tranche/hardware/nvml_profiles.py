@@ -20,7 +20,7 @@ _PROFILE_ENUMS = range(18)
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class GpuProfiles:
     """The profiles of a GPU, the length of its placement grid, and whether `driver` or `catalogue` said so."""
 
     profiles: tuple[GpuInstanceProfile, ...]
@@ -28,7 +28,7 @@ class Geometry:
     source: str
 
 
-def read_geometry(handle: Any, pci_device_id: str, name: str, memory: int) -> Geometry:
+def read_profiles(handle: Any, pci_device_id: str, name: str, memory: int) -> GpuProfiles:
     """Ask the driver for every profile and its placements.
 
     On Ampere with MIG off the driver answers neither; on other boards the queries work with MIG off too (captures of p5 and p6
@@ -38,10 +38,10 @@ def read_geometry(handle: Any, pci_device_id: str, name: str, memory: int) -> Ge
     profiles = [p for enum in _PROFILE_ENUMS if (p := _read_profile(handle, enum, board, memory)) is not None]
     if profiles:
         units = max(p.size + max(p.starts, default=0) for p in profiles)
-        return Geometry(tuple(profiles), units, "driver")
+        return GpuProfiles(tuple(profiles), units, "driver")
     if board is not None:
-        return Geometry(board.profiles, board.memory_slices or 0, "catalogue")
-    return Geometry((), 0, "driver")
+        return GpuProfiles(board.profiles, board.memory_slices or 0, "catalogue")
+    return GpuProfiles((), 0, "driver")
 
 
 def profile_name(enum: int, slices: int, memory: int, total: int) -> ProfileName:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.planning.allocate import Decision, Waiting
-from tranche.planning.queue import Waiter
+from tranche.planning.queue import WaitingRequest
 from tranche.planning.recording import Impossible, Outcome, Question, RecordedDecision, decision_to_dict
 
 
@@ -40,7 +40,7 @@ class Recorder:
     def __call__(
         self,
         view: NodeView,
-        waiters: Sequence[Waiter],
+        waiters: Sequence[WaitingRequest],
         waiter_id: str,
         adopt_foreign_destroy: bool,
         decision: Decision | TrancheError,

@@ -20,11 +20,11 @@ from tranche.local.failed_gpus import FailedGpus
 from tranche.node import records
 from tranche.node.session import Places
 from tranche.planning.allocate import Decision
-from tranche.planning.queue import Waiter, may_start
+from tranche.planning.queue import WaitingRequest, may_start
 
 _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
 
-Record = Callable[[NodeView, Sequence[Waiter], str, bool, Decision | TrancheError], None]
+Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | TrancheError], None]
 """Told a view, the waiters in order, the id of the one decided about, whether foreign idle instances may go, and the outcome."""
 
 
@@ -58,6 +58,6 @@ class Turn:
         raise outcome
 
 
-def as_asked(queue: Sequence[records.Waiter]) -> list[Waiter]:
+def as_asked(queue: Sequence[records.Waiter]) -> list[WaitingRequest]:
     """The queue as decisions see it."""
-    return [Waiter(waiter.id, waiter.request) for waiter in queue]
+    return [WaitingRequest(waiter.id, waiter.request) for waiter in queue]

@@ -14,7 +14,7 @@ from typing import assert_never
 
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
-from tranche.core.state import GpuState, InstanceKey, Process
+from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
 from tranche.node.ledger import Ledger
 from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
@@ -90,5 +90,5 @@ def _holder_of_room(db: sqlite3.Connection, step: Step, room: Occupant, allocati
     return register.holder_of_room(db, slot, but=allocation_id)
 
 
-def _named(processes: Sequence[Process]) -> str:
+def _named(processes: Sequence[GpuProcess]) -> str:
     return ", ".join(map(str, processes))

@@ -15,7 +15,7 @@ from tranche.planning.answers import Reserved, Terms, answers, option_at, rankin
 from tranche.planning.candidates import Candidate, gpus_needed
 from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.options import Change, Freedom, Option
+from tranche.planning.options import Effort, Freedom, Option
 from tranche.planning.plan import Plan
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.ranking import Preference, Ranking
@@ -99,17 +99,17 @@ def _note(option: Option) -> str:
     where = option.gpu.label
     slot = option.grant.slot
     if slot is None:
-        return f"{where} whole" + (", with MIG mode turned off" if option.change is Change.MODE else "")
+        return f"{where} whole" + (", with MIG mode turned off" if option.change is Effort.MODE else "")
     what = f"{slot.profile} at {slot.placement} of {where}"
     match option.change:
-        case Change.NONE:
+        case Effort.NONE:
             return f"{what}, which was idle"
-        case Change.FILL:
+        case Effort.FILL:
             return f"{what}, which was idle and empty"
-        case Change.CREATE:
+        case Effort.CREATE:
             return f"{what}, new"
-        case Change.REPLACE:
+        case Effort.REPLACE:
             count = option.destroys
             return f"{what}, new in the room of {count} idle instance{'s' if count > 1 else ''}"
-        case Change.MODE:
+        case Effort.MODE:
             return f"{what}, new after turning MIG mode on"

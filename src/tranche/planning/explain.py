@@ -18,7 +18,7 @@ from tranche.planning.candidates import gpus_needed
 from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.options import Freedom
 from tranche.planning.policy import DEFAULT, Policy
-from tranche.planning.queue import Waiter, reserved_for
+from tranche.planning.queue import WaitingRequest, reserved_for
 from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies
 
 
@@ -62,7 +62,7 @@ class Explanation:
 def explain(
     view: NodeView | IndexedView,
     request: Request,
-    waiters: Sequence[Waiter] = (),
+    waiters: Sequence[WaitingRequest] = (),
     *,
     policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,

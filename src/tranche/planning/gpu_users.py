@@ -9,7 +9,7 @@ from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuInstance, GpuState, Process
+from tranche.core.state import GpuInstance, GpuProcess, GpuState
 from tranche.planning.tenancy import Tenancy, occupant, tenancy
 
 
@@ -24,7 +24,7 @@ class User:
     gpu: GpuState
     occupant: Occupant | None
     instance: GpuInstance | None = None
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     changing: bool = False
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from tranche.core.state import GpuState, InstanceKey, Process
+from tranche.core.state import GpuProcess, GpuState, InstanceKey
 
 
 class Reason(StrEnum):
@@ -52,7 +52,7 @@ class Obstacle:
     missing_slices: int = 0
     missing_memory: int = 0
     allocation_ids: tuple[str, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     instances: tuple[InstanceKey, ...] = ()
     alike: int = 0
 
@@ -83,7 +83,7 @@ def obstacle(
     missing_slices: int = 0,
     missing_memory: int = 0,
     allocation_ids: tuple[str, ...] = (),
-    processes: tuple[Process, ...] = (),
+    processes: tuple[GpuProcess, ...] = (),
     instances: tuple[InstanceKey, ...] = (),
 ) -> Obstacle:
     """The obstacle on that GPU."""

@@ -18,7 +18,7 @@ from tranche.planning.tables import Shape, arrangeable
 from tranche.planning.tenancy import Tenancy, occupant
 
 
-class Change(IntEnum):
+class Effort(IntEnum):
     """What an option does to the GPU, cheapest first."""
 
     NONE = 0
@@ -37,7 +37,7 @@ class Option:
 
     gpu: GpuState
     grant: Grant
-    change: Change
+    change: Effort
     steps: tuple[Step, ...]
     memory: int
     mask: int
@@ -89,11 +89,11 @@ def same_option(option: Option, gpu: GpuState) -> Option:
     return Option(gpu, grant, option.change, steps, option.memory, option.mask)
 
 
-def reusable(instance: GpuInstance) -> Change | None:
+def reusable(instance: GpuInstance) -> Effort | None:
     """What it takes to give the idle instance away as a whole slice; None when it is cut inside."""
     if instance.whole_slice is not None:
-        return Change.NONE
-    return None if instance.compute_instances else Change.FILL
+        return Effort.NONE
+    return None if instance.compute_instances else Effort.FILL
 
 
 def slice_obstacle(tenancy: Tenancy, profile: GpuInstanceProfile) -> Obstacle:
@@ -166,7 +166,7 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
 
 def _whole(tenancy: Tenancy, steps: tuple[Step, ...]) -> Option:
     gpu = tenancy.gpu
-    change = Change.MODE if steps else Change.NONE
+    change = Effort.MODE if steps else Effort.NONE
     return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
 
 
@@ -202,7 +202,7 @@ def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) 
         return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is off, and may not be changed")
     steps = _mode_steps(gpu, MigMode.ENABLED)
     return tuple(
-        _slice(tenancy, profile, spot, Change.MODE, (*steps, _create(gpu, profile, spot)))
+        _slice(tenancy, profile, spot, Effort.MODE, (*steps, _create(gpu, profile, spot)))
         for spot in placements(profile)
     )
 
@@ -214,7 +214,7 @@ def _slices(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> 
         for instance in tenancy.idle
         if instance.profile == profile.name and (change := reusable(instance)) is not None
     ]
-    if any(option.change is Change.NONE for option in reused):
+    if any(option.change is Effort.NONE for option in reused):
         return tuple(reused)
     removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
     kept = tenancy.fixed
@@ -224,7 +224,7 @@ def _slices(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> 
     for spot in _rooms(profile, kept):
         gone = [each for each in removable if _in_the_way(each, profile.name, spot)]
         steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
-        made.append(_slice(tenancy, profile, spot, Change.REPLACE if gone else Change.CREATE, steps))
+        made.append(_slice(tenancy, profile, spot, Effort.REPLACE if gone else Effort.CREATE, steps))
     return tuple(reused + made)
 
 
@@ -236,13 +236,13 @@ def _in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bo
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
-def _reuse(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Change) -> Option:
-    steps = () if change is Change.NONE else (_create(tenancy.gpu, profile, instance.placement),)
+def _reuse(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Effort) -> Option:
+    steps = () if change is Effort.NONE else (_create(tenancy.gpu, profile, instance.placement),)
     return _slice(tenancy, profile, instance.placement, change, steps)
 
 
 def _slice(
-    tenancy: Tenancy, profile: GpuInstanceProfile, spot: Placement, change: Change, steps: tuple[Step, ...]
+    tenancy: Tenancy, profile: GpuInstanceProfile, spot: Placement, change: Effort, steps: tuple[Step, ...]
 ) -> Option:
     gpu = tenancy.gpu
     # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.

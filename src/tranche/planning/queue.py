@@ -21,7 +21,7 @@ from tranche.planning.situation import GpuKind
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class WaitingRequest:
     """A request that waits, named by its id."""
 
     id: str
@@ -30,7 +30,7 @@ class Waiter:
 
 def may_start(
     view: NodeView | IndexedView,
-    waiters: Sequence[Waiter],
+    waiters: Sequence[WaitingRequest],
     waiter_id: str,
     *,
     policy: Policy = DEFAULT,
@@ -55,7 +55,7 @@ def may_start(
     raise AllocationUnknown(f"no request {waiter_id} waits")
 
 
-def reserved_for(view: NodeView | IndexedView, waiters: Iterable[Waiter]) -> dict[GpuKind, str]:
+def reserved_for(view: NodeView | IndexedView, waiters: Iterable[WaitingRequest]) -> dict[GpuKind, str]:
     """The kinds of GPU that the waiters want, each with the id of the first of them that does.
 
     A waiter wants all GPUs of a kind or none, because what it wants does not depend on what is on them.
@@ -72,7 +72,7 @@ def reserved_for(view: NodeView | IndexedView, waiters: Iterable[Waiter]) -> dic
 
 def startable(
     view: NodeView | IndexedView,
-    waiters: Iterable[Waiter],
+    waiters: Iterable[WaitingRequest],
     *,
     policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
@@ -103,7 +103,7 @@ def startable(
 
 def outlooks(
     view: NodeView | IndexedView,
-    waiters: Iterable[Waiter],
+    waiters: Iterable[WaitingRequest],
     *,
     policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
@@ -129,7 +129,7 @@ def outlooks(
                 reserved.setdefault(kind, waiter.id)
 
 
-def _first_of_each(waiters: Iterable[Waiter]) -> Iterator[tuple[Request, str]]:
+def _first_of_each(waiters: Iterable[WaitingRequest]) -> Iterator[tuple[Request, str]]:
     """Each request once, with the id of the first waiter that asks for it."""
     seen: set[Request] = set()
     for waiter in waiters:

@@ -25,7 +25,7 @@ from tranche.core.wire import (
     request_to_dict,
 )
 from tranche.planning.allocate import Granted, Waiting
-from tranche.planning.queue import Waiter, may_start
+from tranche.planning.queue import WaitingRequest, may_start
 from tranche.planning.steps import KINDS, Step
 
 FORMAT_VERSION = "tranche.dev/v1"
@@ -47,7 +47,7 @@ class Question:
     """What a decision about a waiting request is made from; `waiters` are in order of arrival."""
 
     view: NodeView
-    waiters: tuple[Waiter, ...]
+    waiters: tuple[WaitingRequest, ...]
     waiter_id: str
     adopt_foreign_destroy: bool = False
 
