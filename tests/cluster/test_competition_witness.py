@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.cluster.competition.pods import PodSeen
-from tests.cluster.competition.promises import layout_held_up, pods_held_up, run_held_up
+from tests.cluster.competition.promises import layout_held_up, offers_wrong, pods_held_up, run_held_up
 from tests.cluster.competition.witness import MARK, Hardware, Holding, breaches, holdings
 
 LISTED = """\
@@ -83,3 +83,11 @@ def test_a_run_waits_only_while_there_is_no_room() -> None:
     assert run_held_up("run-1", "--mig-profile=1g.5gb", HARDWARE, {"MIG-1", "GPU-b"}) == ""
     assert "nobody has MIG-1" in run_held_up("run-1", "--mig-profile=1g.5gb", HARDWARE, {"MIG-2", "GPU-b"})
     assert "nobody has GPU-b" in run_held_up("run-1", "--gpus=1", HARDWARE, {"MIG-2"})
+
+
+def test_what_a_run_has_or_a_pod_as_another_resource_is_not_to_be_offered() -> None:
+    one, two = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb"
+    assert offers_wrong({one: 1, two: 1}, HARDWARE, {"MIG-1": one}) == ""
+    assert offers_wrong({one: 0, two: 1}, HARDWARE, {"MIG-1": ""}) == ""
+    assert "1 of nvidia.com/mig-1g.5gb are offered, not 0" in offers_wrong({one: 1, two: 1}, HARDWARE, {"MIG-1": "r"})
+    assert "0 of nvidia.com/mig-2g.10gb are offered, not 1" in offers_wrong({one: 1}, HARDWARE, {})

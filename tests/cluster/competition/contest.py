@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.cluster import Cluster
@@ -46,6 +46,7 @@ class Contest:
     runs: Runs
     counts: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
+    default_strategy: str = "mixed"
     revivals: int = 0
     _began: float = field(default_factory=time.monotonic)
     _number: int = 0
@@ -182,6 +183,7 @@ class Contest:
     def _write_strategy(self) -> str | None:
         strategy = self.rng.choice(strategies.STRATEGIES)
         strategies.write_default(self.cluster, strategy)
+        self.default_strategy = strategy
         return strategy
 
     def _restart_agent(self) -> str | None:
@@ -282,12 +284,22 @@ class Contest:
             promises.layout_held_up(now, about, seen, names, allocations),
             promises.pods_held_up(allocatable, seen),
         ]
+        given, hardware = self.pods.given(), self.witness.hardware()
+        held = {uuid: "" for each in living for uuid in each.devices}
+        for each in seen:
+            held |= {} if each.finished else given.get(each.uid, {})
         if waiting := self.runs.waiting():
-            given = self.pods.given()
-            held = {uuid for each in living for uuid in each.devices}
-            held |= {uuid for each in seen if not each.finished for uuid in given.get(each.uid, ())}
-            found.append(promises.run_held_up(waiting[0].name, waiting[0].request, self.witness.hardware(), held))
+            found.append(promises.run_held_up(waiting[0].name, waiting[0].request, hardware, held))
+        if self._mixed(now) and now.get("nvidia.com/mig.config.state", "success") == "success":
+            found.append(promises.offers_wrong(allocatable, hardware, held))
         return "; ".join(each for each in found if each)
+
+    def _mixed(self, now: Mapping[str, str]) -> bool:
+        """Whether the strategy is the mixed one, by the agent's option, else by the node's label, else by the ConfigMap."""
+        option = next(each for each in self.outages.agent.command if each in strategies.AGENT_OPTIONS)
+        if option != strategies.BY_CONFIG_MAP:
+            return option.endswith("=mixed")
+        return now.get(strategies.LABEL, self.default_strategy) == "mixed"
 
     def _allocatable(self) -> dict[str, int]:
         found = node_object(self.cluster, self.node)["status"]["allocatable"]

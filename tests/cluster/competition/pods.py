@@ -84,14 +84,14 @@ class Pods:
             self.delete(each.name, force=False)
         return Counter(each.reason if each.phase == "Failed" and each.reason else each.phase for each in done)
 
-    def given(self) -> dict[str, tuple[str, ...]]:
-        """The devices that the kubelet has written down for each pod, by its uid."""
+    def given(self) -> dict[str, dict[str, str]]:
+        """The devices that the kubelet has written down for each pod, by its uid; for each the resource as which it was given."""
         file = self.node.paths.device_plugins / "kubelet_internal_checkpoint"
         entries = json.loads(file.read_text())["Data"]["PodDeviceEntries"] or []
-        found: dict[str, tuple[str, ...]] = {}
+        found: dict[str, dict[str, str]] = {}
         for entry in entries:
-            devices = tuple(uuid for uuids in entry["DeviceIDs"].values() for uuid in uuids)
-            found[entry["PodUID"]] = found.get(entry["PodUID"], ()) + devices
+            devices = (uuid for uuids in entry["DeviceIDs"].values() for uuid in uuids)
+            found.setdefault(entry["PodUID"], {}).update(dict.fromkeys(devices, entry["ResourceName"]))
         return found
 
     def _path(self, name: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tests.cluster.competition.pods import PodSeen, free_by_resource
 from tests.cluster.competition.witness import Hardware
@@ -63,16 +63,17 @@ def run_held_up(name: str, request: str, hardware: Hardware, held: Collection[st
     return f"{name} waits with {request}, though nobody has {', '.join(sorted(room)[:3])}" if room else ""
 
 
-def offers_wrong(
-    allocatable: Mapping[str, int], hardware: Hardware, by_resource: Mapping[str, int], elsewhere: Collection[str]
-) -> Iterator[str]:
-    """Where the node offers another number of slices under the mixed strategy than there are.
+def offers_wrong(allocatable: Mapping[str, int], hardware: Hardware, held: Mapping[str, str]) -> str:
+    """Where the node offers another number of slices under the mixed strategy than it should; "" where it does not.
 
-    `by_resource` counts what pods have of each resource; `elsewhere` are the devices that runs have, or pods as another one.
+    `held` has the resource as which a pod was given a device, and "" for what a run has.
     """
-    profiles = {profile for profile, _ in hardware.slices.values()}
-    for profile in sorted(profiles):
+    found = []
+    for profile in sorted({profile for profile, _ in hardware.slices.values()}):
         resource = f"nvidia.com/mig-{profile}"
-        there = [uuid for uuid, (name, _) in hardware.slices.items() if name == profile and uuid not in elsewhere]
-        if allocatable.get(resource, 0) != len(there):
-            yield f"{allocatable.get(resource, 0)} of {resource} are offered, not {len(there)}"
+        slices = [uuid for uuid, (name, _) in hardware.slices.items() if name == profile]
+        whole = [uuid for uuid in slices if held.get(hardware.slices[uuid][1]) is None]
+        wanted = sum(held.get(uuid, resource) == resource for uuid in whole)
+        if allocatable.get(resource, 0) != wanted:
+            found.append(f"{allocatable.get(resource, 0)} of {resource} are offered, not {wanted}")
+    return "; ".join(found)

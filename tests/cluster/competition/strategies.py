@@ -6,7 +6,7 @@ from cluster.agents import NAMESPACE
 from cluster.cluster import Cluster
 from cluster.node import Node
 
-_LABEL = "nvidia.com/device-plugin.config"
+LABEL = "nvidia.com/device-plugin.config"
 _CONFIG_MAP = "competition-strategies"
 STRATEGIES = ("mixed", "single")
 BY_CONFIG_MAP = f"--plugin-config-map={_CONFIG_MAP}"
@@ -23,7 +23,7 @@ def write_default(cluster: Cluster, strategy: str) -> None:
 
 def label_strategy(cluster: Cluster, node: Node, strategy: str | None) -> None:
     """Choose a key of the ConfigMap by the node's label; None takes the label away."""
-    cluster.api.merge(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {_LABEL: strategy}}})
+    cluster.api.merge(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {LABEL: strategy}}})
 
 
 def remove(cluster: Cluster, node: Node) -> None:
