@@ -45,8 +45,9 @@ class PodKeeper:
 
     Empty names stand for a pod that is being admitted: the kubelet asks for devices without saying for whom. With a `uid` they
     stand for one that was found by its processes, and `resource` is empty as well. `kubelet` is the run of the kubelet that last
-    listed the container with these devices, or that asked for them. `lingers` says that this run
-    took the devices back while processes of the pod lived: a pod deleted by force is forgotten before its containers have ended.
+    listed the container with these devices, or that asked for them. `lingers` says that
+    the kubelet counts the devices as free while the pod may still use them: it forgets one that is deleted by force before its
+    containers have ended, and after a restart one that was deleted meanwhile.
     """
 
     resource: str

@@ -107,6 +107,17 @@ def test_a_pod_that_was_deleted_by_force_holds_its_devices_until_its_last_proces
     assert settle(lingering).removed == ("x",)
 
 
+def test_what_a_pod_had_that_ended_while_the_kubelet_was_away_is_not_to_be_given_before_it_is_freed() -> None:
+    rows = [row("x", of_pod("a"), "MIG-0")]
+    lingering = {"x": replace(of_pod("a"), lingers=True)}
+    for pods in ([], [pod("a", phase="Succeeded")], [pod("a", uid="other")]):
+        assert settle(rows, run="run-2", age=0.0, pods=pods).keepers == lingering
+    for known in (None, [pod("a")]):
+        assert settle(rows, run="run-2", age=0.0, pods=known).empty, "the kubelet counts it as given away, or will"
+    back = settle([row("x", lingering["x"], "MIG-0")], listed("a", "MIG-0"), run="run-2", pods=[pod("a")])
+    assert back.keepers == {"x": of_pod("a", run="run-2")}
+
+
 def test_a_pod_that_was_found_by_its_processes_gets_its_name_from_the_kubelet_or_ends_with_them() -> None:
     rows = [row("x", PodKeeper("", uid="uid-a"), "MIG-0")]
     told = settle(rows, listed("a", "MIG-0"), pods=[pod("a")], living={"uid-a"})

@@ -287,7 +287,13 @@ class DevicePlugin:
         devices = [self._device(resource, device_id) for device_id in device_ids]
         self._refuse_condemned(devices)
         grants = tuple(device.grant for device in devices)
-        allocation_id = await self._pods.hand_over(resource, grants)
+        try:
+            allocation_id = await self._pods.hand_over(resource, grants)
+        except GpuBusy:
+            # Else the kubelet gives the device to the next pod of a backlog, and that one is turned away as well.
+            with suppress(TrancheError):
+                await self._inventory.refresh()
+            raise
         try:
             self._refuse_condemned(devices)
         except GpuBusy:

@@ -207,7 +207,9 @@ def _judged(row: Allocation, entry: Listed | None, words: PodWords) -> tuple[Lif
     evidence = PodEvidence(
         words.kubelet.run, words.kubelet_age, entry is not None, exists, words.waited.get(row.id, 0.0), processes
     )
-    if entry is None and processes and keeper.kubelet == words.kubelet.run:
+    # A pod that is over and is not freed yet: no kubelet counts its devices as given away.
+    over = keeper.admitted and exists is False
+    if entry is None and (over or (processes and keeper.kubelet == words.kubelet.run)):
         keeper = replace(keeper, lingers=True)
     return judge_pod(keeper, evidence), keeper
 
