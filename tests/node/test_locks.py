@@ -126,7 +126,7 @@ def test_no_permission_is_an_error_of_its_own(tmp_path: Path) -> None:
             return error.hint
         return ""
 
-    assert "--state-dir" in in_child(refused)
+    assert "sudo" in in_child(refused)
 
 
 def test_a_file_where_the_folder_should_be_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -12,22 +12,26 @@ from pathlib import Path
 from types import TracebackType
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
+from tranche.node.stalled import continuing_who_holds
 
 
 class FileLock:
     """An exclusive lock on a file, held from creation until release() or the death of every process that has it open."""
 
     def __init__(self, path: Path, *, wait: bool = True) -> None:
-        """Without `wait`, BlockingIOError while somebody else holds the lock."""
+        """Without `wait`, BlockingIOError while somebody else holds the lock; else a stopped holder is continued."""
         self.path = path
         self._descriptor: int | None = None
         while self._descriptor is None:
             self._descriptor = open_lock_file(path)
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self.release()
-                raise
+                if not wait:
+                    self.release()
+                    raise
+                with continuing_who_holds(self._descriptor):
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             # A file that was removed before it was locked is no lock: there is a new one, or must be.
             if not self.in_place:
                 self.release()
