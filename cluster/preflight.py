@@ -39,7 +39,7 @@ def why_not() -> str:
         return "a node needs root, for mounts, cgroups and network interfaces"
     capabilities = _capabilities()
     if not capabilities >> _CAP_SYS_ADMIN & 1 or not capabilities >> _CAP_NET_ADMIN & 1:
-        return "a node needs the capabilities to mount and to add network interfaces; this container has not got them"
+        return "a node needs the capabilities to mount and to add network interfaces; this container lacks them"
     if not hierarchies():
         return "a node needs cgroups, and /sys/fs/cgroup has none"
     if not is_unified() and not {"cpu", "cpuacct", "cpuset", "memory"} <= _controllers():

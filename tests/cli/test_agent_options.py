@@ -24,11 +24,11 @@ def machine(tmp_path: Path) -> Iterator[TestMachine]:
         (["--mps-root=/run/nvidia/mps"], 17, "--mps-root is not supported"),
         (["--imex-required"], 17, "--imex-required is not supported"),
         (["--imex-channel-ids=0"], 17, "--imex-channel-ids is not supported"),
-        (["--mig-strategy=both"], 17, "--mig-strategy: 'both' is none of none, single, mixed"),
-        (["--device-list-strategy=envvar", "--device-list-strategy=cdi"], 17, "'cdi' is none of"),
+        (["--mig-strategy=both"], 17, "--mig-strategy: 'both' is not one of none, single, mixed"),
+        (["--device-list-strategy=envvar", "--device-list-strategy=cdi"], 17, "'cdi' is not one of"),
         (["--pass-device-specs=perhaps"], 17, "must be true or false"),
-        (["--disable-healthchecks=often"], 17, "'often' is no XID"),
-        (["--fallback-strategies=named,last"], 2, "'last' is none of named, single, empty"),
+        (["--disable-healthchecks=often"], 17, "'often' is not an XID"),
+        (["--fallback-strategies=named,last"], 2, "'last' is not one of named, single, empty"),
     ],
 )
 def test_a_wrong_option_is_named(machine: TestMachine, arguments: list[str], code: int, words: str) -> None:

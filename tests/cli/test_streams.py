@@ -130,7 +130,7 @@ def test_the_share_that_cannot_be_given_back_does_not_hide_the_commands_code(mac
     damage = f"import sqlite3, sys; sqlite3.connect('{machine.ledger}').execute('DROP TABLE events'); sys.exit(7)"
     done = machine.tranche("run", "--gpus", "1", "-q", "--", "python3", "-c", damage, code=7)
 
-    assert "warning: the share is given back by the next tranche command, not now: the ledger" in done.stderr
+    assert "warning: the share is not free yet; the next tranche command frees it: the ledger" in done.stderr
 
 
 def test_following_events_ends_when_the_reader_leaves(machine: TestMachine) -> None:

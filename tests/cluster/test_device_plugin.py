@@ -229,7 +229,7 @@ def test_the_nodes_label_chooses_the_configuration(cluster: Cluster, p4d: Node) 
             cluster.kubectl("label", "node", p4d.name, f"{label}=cut", "--overwrite")
             wait_for_counts(cluster, p4d, mig_3g_20gb=16)
             configure(default="none", cut="both")
-            wait_for("it is refused", lambda: "'both' is none of" in cluster.kubectl("describe", "node", p4d.name))
+            wait_for("it is refused", lambda: "'both' is not one of" in cluster.kubectl("describe", "node", p4d.name))
             assert agent.health()[0] == 200, "the configuration before stays in effect"
             configure(default="none", cut="single")
             wait_for_counts(cluster, p4d, gpu=16)

@@ -77,7 +77,7 @@ def _show_pci(machine: SimulatedMachine) -> None:
 
 
 def _show_in_proc(name: str, text: Callable[[str], str]) -> None:
-    """A changed file of /proc. One that this kernel has not got can be shown only by laying a whole folder over /proc."""
+    """A changed file of /proc. A file that this kernel lacks can be shown only by laying a whole folder over /proc."""
     place = _PROC / name
     made = _MADE / name
     _write(made, text(_read(place)).encode())

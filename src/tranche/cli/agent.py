@@ -96,7 +96,7 @@ command = TrancheCommand(
             ["--without"],
             type=click.Choice(tuple(PART_OPTIONS)),
             multiple=True,
-            help="Leave a part out, where another program does its work.",
+            help="Leave out a part whose work another program does.",
         ),
         *PLUGIN_OPTIONS,
         *(option for options in PART_OPTIONS.values() for option in options),

@@ -42,7 +42,7 @@ AGENT_OPTIONS = (
         type=click.FloatRange(min=0.1),
         default=10.0,
         show_default=True,
-        help="How often the GPUs are looked at when nothing else asks for it.",
+        help="How often to look at the GPUs when nothing else prompts it.",
     ),
     click.Option(
         ["--health-host"],
@@ -106,7 +106,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             multiple=True,
             envvar="OPERATOR_NAMESPACES",
             default=("gpu-operator", "kube-system"),
-            help="Where pods may be NVIDIA's MIG manager or operands, beside the agent's own namespace; repeatable. "
+            help="A namespace, besides the agent's own, where pods may be NVIDIA's MIG manager or operands; repeatable. "
             "Else: gpu-operator, kube-system.",
         ),
     ),
@@ -191,5 +191,5 @@ def plugin_settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> St
 
 def _fallback(name: str) -> Fallback:
     if name not in tuple(Fallback):
-        raise UsageError(f"--fallback-strategies: '{name}' is none of {', '.join(Fallback)}")
+        raise UsageError(f"--fallback-strategies: '{name}' is not one of {', '.join(Fallback)}")
     return Fallback(name)

@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Show what slices are for: the same jobs on whole GPUs and in slices, then a mixture served on demand.
 
-    Without --real a simulated p4d.24xlarge is made for the demo and removed afterwards; no GPU is needed and no other
-    state is touched. Figures go to stdout.
+    Without --real the demo makes a simulated p4d.24xlarge and removes it afterwards. It needs no GPU and touches no other
+    state. Figures go to stdout.
     """
     if picture is not None:
         _check_writable(picture)

@@ -42,8 +42,8 @@ _COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 def command(settings: Settings, /, output: str) -> None:
     """Check the driver, MIG, permissions, the state folder, the ledger, and the catalogue against the driver.
 
-    Nothing is changed: what is tried in the state folder is taken back. The exit code is 1 when a check failed, else 0;
-    warnings do not count.
+    doctor changes nothing: it takes back what it tries in the state folder. The exit code is 1 when a check fails, else
+    0; warnings do not count.
     """
     findings = _findings(settings)
     failures = [each for each in findings if each.status is Status.FAIL]

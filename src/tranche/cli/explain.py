@@ -40,8 +40,8 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
 
     With ID, the request is the one that waits under that id, in its place in the queue.
 
-    Nothing is changed and no place in the queue is taken. The exit code is 0 when the request would start and when it
-    would wait; when this machine can never serve it, it is that error's code.
+    explain changes nothing and takes no place in the queue. The exit code is 0 when the request would start or wait, and
+    that error's code when this machine can never serve it.
 
     \b
     $ tranche explain --gpu-memory 30Gi

@@ -27,7 +27,7 @@ def command(settings: Settings, /, output: str) -> None:
     """List the GPUs, the slices they are cut into, who holds them, and what there is room for.
 
     Slices stand under their GPU with the index of their MIG device. `tranche` or `foreign` tells who made a slice. Without
-    permission to use the ledger the hardware is shown alone.
+    permission to use the ledger, gpus shows the hardware alone.
     """
     view, ledger_read = _look(settings)
     if output == "json":

@@ -30,8 +30,8 @@ from tranche.local.termination import cancel_waiter, take_back
 def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: float) -> None:
     """Take the share of allocation ID back, or cancel the waiting request ID.
 
-    Shares come back by themselves when their workload ends, so this is for workloads that do not. While the workload lives it
-    is refused, unless --terminate is given. The instance stays, idle, for the next request.
+    A share comes back by itself when its workload ends; release is for a workload that does not end. While the workload
+    lives, Tranche refuses, unless you give --terminate. The instance stays, idle, for the next request.
     """
     with open_host(settings) as host:
         allocation_id = full_id(host, allocation_id)

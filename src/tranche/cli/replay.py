@@ -37,7 +37,7 @@ class _Replayed:
 def command(file: str, output: str) -> None:
     """Make recorded decisions again, with this version's planner, on what was seen then; - is stdin.
 
-    No GPU is looked at. `tranche run --record FILE` records.
+    replay looks at no GPU. `tranche run --record FILE` records.
 
     \b
     $ tranche run --gpu-memory 4Gi --record decisions.jsonl -- python train.py
@@ -90,6 +90,6 @@ def _lines(stream: IO[bytes]) -> Iterator[RecordedDecision]:
         try:
             yield decision_from_dict(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"line {number} is no recorded decision") from error
+            raise UsageError(f"line {number} is not a recorded decision") from error
         except UsageError as error:
             raise UsageError(f"line {number}: {error.message}", hint=error.hint) from error

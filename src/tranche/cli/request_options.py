@@ -31,7 +31,7 @@ adopt_foreign_option = click.option(
     type=click.Choice(["keep", "destroy"]),
     default="keep",
     show_default=True,
-    help="Whether idle instances that Tranche did not make may be destroyed for their room.",
+    help="Whether to destroy idle instances that Tranche did not make, for their room.",
 )
 
 

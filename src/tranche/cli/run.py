@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 @request_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in order when nothing fits.")
 @click.option(
-    "--timeout", type=Duration(), metavar="TIME", help="Give up waiting after so long: 90 (seconds), 30s, 10m, 1h30m."
+    "--timeout", type=Duration(), metavar="TIME", help="Give up waiting after this time: 90 (seconds), 30s, 10m, 1h30m."
 )
 @adopt_foreign_option
 @click.option(
     "--record",
     metavar="FILE",
     envvar="TRANCHE_RECORD",
-    help="Append each decision with all that it was made from to FILE, for tranche replay.",
+    help="Append each decision and all that it rests on to FILE, for tranche replay.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -58,8 +58,8 @@ def command(
 ) -> None:
     """Run a command in the smallest share that fits, and give the share back when it ends.
 
-    The command sees its share and nothing else, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Its exit code
-    is returned.
+    The command sees its share and nothing else, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. tranche run
+    returns the command's exit code.
 
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py
@@ -90,7 +90,7 @@ def command(
                 cancelled=lambda error: warn(str(error)),
                 left=voice.left,
                 progress=voice.step,
-                kept=lambda error: warn(f"the share is given back by the next tranche command, not now: {error}"),
+                kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
             )
         )
 

@@ -17,7 +17,7 @@ from tranche_simulator import SimulatedMachine
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 def exec_(name: str, command: tuple[str, ...]) -> int:
-    """Run a command to which the driver of machine NAME is this host's, with the files beside NVML.
+    """Run a command that finds machine NAME's driver on this host: NVML and the files around it.
 
     It finds the library and nvidia-smi, and the machine's GPUs in /proc/driver/nvidia, /proc/modules, /proc/devices and
     on the PCI bus in /sys, in a mount namespace of its own. Programs that look for the driver there find one.

@@ -31,14 +31,14 @@ from tranche.node.host import Host
     default="1s",
     show_default=True,
     metavar="TIME",
-    help="How often the picture is drawn anew.",
+    help="How often to redraw the picture.",
 )
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, once: bool, interval: float, output: str) -> None:
     """Show GPUs as bars of memory slices, what runs in them, and who waits. q or Ctrl-C ends it.
 
-    Without a terminal, and with -o json, the picture is printed once.
+    Without a terminal, and with -o json, top prints the picture once.
     """
     live = not once and output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
     with open_host(settings, reading=True) as host:

@@ -81,7 +81,7 @@ class UsageError(TrancheError):
 
 
 class OutputUnwritable(TrancheError):
-    """What was asked for cannot be written to stdout: it is closed, or its disk is full. What was done stays done."""
+    """The command cannot write its output to stdout, which is closed or on a full disk. What it has done stays done."""
 
     reason = "OutputUnwritable"
     exit_code = 3
@@ -130,7 +130,7 @@ class PlanInvalid(TrancheError):
 
 
 class CheckpointInvalid(TrancheError):
-    """A checkpoint file cannot be read, or names GPUs that this machine has not got."""
+    """A checkpoint file cannot be read, or names GPUs that this machine does not have."""
 
     reason = "CheckpointInvalid"
     exit_code = 16
@@ -179,7 +179,7 @@ class MigNotSupported(TrancheError):
 
 
 class ModeChangePending(TrancheError):
-    """A change of MIG mode was accepted but did not become effective."""
+    """The driver accepted a change of MIG mode, but the change did not take effect."""
 
     reason = "MigModeChangePending"
     exit_code = 25
@@ -242,7 +242,7 @@ class KubernetesUnavailable(TrancheError):
 
 
 class KubernetesForbidden(TrancheError):
-    """The Kubernetes API server does not know the caller, or does not allow it this."""
+    """The Kubernetes API server does not know the caller, or does not allow it to do this."""
 
     reason = "KubernetesForbidden"
     exit_code = 41
@@ -263,7 +263,7 @@ class KubernetesRejected(TrancheError):
 
 
 class KubeconfigInvalid(TrancheError):
-    """There is no usable way to a Kubernetes API server: no kubeconfig and not in a pod, or one that cannot be used."""
+    """There is no usable kubeconfig and no usable service account of a pod, so no way to a Kubernetes API server."""
 
     reason = "KubeconfigInvalid"
     exit_code = 44
@@ -277,7 +277,7 @@ class KubeletUnavailable(TrancheError):
 
 
 class CdiUnavailable(TrancheError):
-    """The specification by which a container runtime finds devices cannot be written."""
+    """The agent cannot write the CDI specification, by which a container runtime finds devices."""
 
     reason = "CdiUnavailable"
     exit_code = 46
@@ -298,7 +298,7 @@ class StateMoved(TrancheError):
 
 
 class DecisionChanged(TrancheError):
-    """A recorded decision would be a different one now."""
+    """A recorded decision would turn out differently now."""
 
     reason = "DecisionChanged"
     exit_code = 52

@@ -107,8 +107,8 @@ def _refuse_inside(host: Host, allocation_id: str) -> None:
         inside = any(each.id == allocation_id for each in register.allocations(db))
     if inside:
         raise UsageError(
-            f"this is inside share {allocation_id} already, and a share is not shared further",
-            hint="start the command as it is, in this share; or run tranche outside of it",
+            f"this process is inside share {allocation_id} already, and Tranche does not divide a share again",
+            hint="start the command directly, in this share, or run tranche outside of it",
         )
 
 

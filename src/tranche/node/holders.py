@@ -100,7 +100,7 @@ def add_or_refuse(
     except sqlite3.IntegrityError as error:
         db.execute("ROLLBACK TO adding")
         wanted = ", ".join(map(_named, allocation.grants))
-        raise GpuBusy(f"somebody else came to hold something of {wanted}", hint="see who: tranche ps") from error
+        raise GpuBusy(f"somebody else now holds a part of {wanted}", hint="see who: tranche ps") from error
     finally:
         db.execute("RELEASE adding")
 

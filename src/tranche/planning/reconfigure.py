@@ -183,7 +183,7 @@ def _check_number(gpu: GpuState, spec: LayoutSpec, purpose: str) -> None:
     """Before the slices are written out one by one: a number with nines too many would not fit into the memory."""
     for name, count in spec.slices:
         if count > _MOST_SLICES:
-            raise LayoutImpossible(f"{purpose}: {gpu.label} cannot have {count}x {name}: no GPU takes so many")
+            raise LayoutImpossible(f"{purpose}: {gpu.label} cannot have {count}x {name}: no GPU holds that many")
 
 
 def _check_profiles(node: NodeState, spec: LayoutSpec, purpose: str) -> None:

@@ -86,8 +86,8 @@ def test_booleans_are_read_as_go_reads_them(text: str, value: bool) -> None:
     [
         ("version: v2", "unknown version: v2"),
         ("[1]", "must be a mapping"),
-        ("flags: {migStrategy: both}", "flags.migStrategy: 'both' is none of none, single, mixed"),
-        ("flags: {plugin: {deviceListStrategy: [envvar, cdi]}}", "'cdi' is none of"),
+        ("flags: {migStrategy: both}", "flags.migStrategy: 'both' is not one of none, single, mixed"),
+        ("flags: {plugin: {deviceListStrategy: [envvar, cdi]}}", "'cdi' is not one of"),
         ("flags: {plugin: {deviceListStrategy: []}}", "at least one strategy"),
         ("flags: {plugin: {passDeviceSpecs: perhaps}}", "must be true or false"),
         ("flags: {nvidiaDriverRoot: 3}", "flags.nvidiaDriverRoot must be a text"),

@@ -51,7 +51,7 @@ def test_which_xids_mean_a_sick_gpu(disabled: str, enabled: str, xids: tuple[int
 
 
 def test_a_word_that_is_no_xid_is_refused() -> None:
-    with pytest.raises(PluginConfigInvalid, match="'often' is no XID"):
+    with pytest.raises(PluginConfigInvalid, match="'often' is not an XID"):
         xid_policy("48, often", "")
 
 

@@ -328,7 +328,7 @@ def test_a_config_map_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path
         rig.api.config_map.publish(
             ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: both}"})
         )
-        await until(lambda: "'both' is none of" in rig.api.events[-1][2], "said")
+        await until(lambda: "'both' is not one of" in rig.api.events[-1][2], "said")
         assert rig.api.reasons == ["DevicePluginConfigInvalid"] * 2
         assert rig.kubelet.counts() == {GPU: (1, 1), SLICE: (1, 1)}
         rig.api.config_map.publish(

@@ -100,10 +100,9 @@ def apply(
 ) -> None:
     """Cut the GPUs as a layout declares.
 
-    The fewest instances are touched: those that are right already stay, with their UUIDs. Instances in use are never
-    touched; where one stands in the way, nothing is changed and the error says who uses it. Idle instances that the
-    layout does not have are destroyed, whoever made them. Only GPUs whose mode change needs it are reset. A failure is
-    undone.
+    apply touches as few instances as it can: those that are right already stay, with their UUIDs. It never touches an
+    instance in use; if one stands in the way, it changes nothing and says who uses it. It destroys idle instances that
+    the layout does not have, whoever made them. It resets only GPUs that need it to change mode. It undoes a failure.
     """
     environment: dict[str, object] = {
         "MIG_PARTED_CONFIG_FILE": config_file,

@@ -53,7 +53,7 @@ def assert_layout(
 ) -> None:
     """Check that the GPUs show a layout.
 
-    GPUs that the layout does not name do not matter.
+    assert ignores GPUs that the layout does not name.
     """
     if valid_config:
         file = read_layouts(config_file) if config_file else generate_layouts(_observe(settings))

@@ -85,7 +85,7 @@ def wait_options(function: Any) -> Any:
     """`--wait` and `--timeout`: patience with what is in use."""
     for option in (
         click.option(
-            "--timeout", type=Duration(), metavar="TIME", help="With --wait: wait so long, such as 30s or 10m."
+            "--timeout", type=Duration(), metavar="TIME", help="With --wait: how long to wait, such as 30s or 10m."
         ),
         click.option(
             "--wait", is_flag=True, help="Wait while something in use stands in the way, instead of refusing."

@@ -197,7 +197,7 @@ def _parse(setting: Setting, value: object, where: str) -> object:
 
 def _one_of(text: str, choices: Sequence[str], where: str) -> None:
     if text not in choices:
-        raise _invalid(f"{where}: '{text}' is none of {', '.join(choices)}")
+        raise _invalid(f"{where}: '{text}' is not one of {', '.join(choices)}")
 
 
 def _at(document: Mapping[str, Any], place: Sequence[str]) -> object:

@@ -38,7 +38,7 @@ def selected_key(
             if name in keys:
                 return name
             raise PluginConfigInvalid(
-                f"{source} names the configuration '{name}', which the ConfigMap has not got",
+                f"{source} names the configuration '{name}', which the ConfigMap lacks",
                 hint=f"it has: {', '.join(sorted(keys)) or 'none'}",
             )
     for fallback in fallbacks:

@@ -86,7 +86,7 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
     """A layout may say nothing about some GPUs, but what it says must be about GPUs that are there.
 
     An entry with a filter for another product is for another kind of node and says nothing here; an entry for this node's
-    products must not name an index that the node has not got.
+    products must not name an index that the node lacks.
     """
     present = {gpu.index for gpu in node}
     for entry in layout.specs:
