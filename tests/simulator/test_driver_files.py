@@ -13,7 +13,7 @@ import pynvml as nvml
 import pytest
 
 from tests.simulator.machines import create, enable_mig, gpu, make_machine, process_environment, talking_to
-from tranche_simulator import SimulatedMachine, driver_files
+from tranche_simulator import SimulatedMachine, capabilities, driver_files
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 HOST_SEES = (Path("/proc/driver"), Path("/sys/bus/pci/devices"), Path("/sys/bus/pci/drivers"))
@@ -67,7 +67,7 @@ def look(machine: SimulatedMachine) -> dict[str, Any]:
 
 
 def test_every_capability_has_the_minor_number_of_the_driver() -> None:
-    lines = driver_files.mig_minors().splitlines()
+    lines = capabilities.mig_minors().splitlines()
     assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
     assert {"gpu0/gi1/access 12", "gpu0/gi1/ci0/access 13", "gpu1/gi0/access 138"} <= set(lines)
     assert lines[-1] == "gpu31/gi14/ci7/access 4322"

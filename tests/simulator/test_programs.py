@@ -25,7 +25,7 @@ from tests.simulator.machines import (
     talking_to,
 )
 from tranche_simulator import SimulatedMachine, ensure_built
-from tranche_simulator.build import NATIVE
+from tranche_simulator.recipe import NATIVE
 
 NO_PERMISSION, NO_DRIVER = 4, 9
 NOBODY = 65534

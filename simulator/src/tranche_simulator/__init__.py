@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tranche_simulator.build import BuiltSimulator, ensure_built
+    from tranche_simulator.build import ensure_built
     from tranche_simulator.errors import SimulatorError
     from tranche_simulator.library import preload
     from tranche_simulator.machine import Client, SimulatedGpu, SimulatedMachine, machines_directory
     from tranche_simulator.machines import MACHINE_TYPES, GpuSpec, MachineType
+    from tranche_simulator.recipe import BuiltSimulator
 
 __all__ = [
     "MACHINE_TYPES",
@@ -31,11 +32,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "build": ("BuiltSimulator", "ensure_built"),
+    "build": ("ensure_built",),
     "errors": ("SimulatorError",),
     "library": ("preload",),
     "machine": ("Client", "SimulatedGpu", "SimulatedMachine", "machines_directory"),
     "machines": ("MACHINE_TYPES", "GpuSpec", "MachineType"),
+    "recipe": ("BuiltSimulator",),
 }
 
 

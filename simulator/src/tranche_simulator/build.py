@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
+from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE, BuiltSimulator, compiler, layout
+
 _HERE = Path(__file__).parent
-NATIVE = _HERE / "native"
-NVML_SONAME = "libnvidia-ml.so.1"
-CONTROL_SONAME = "libtranche-sim.so"
-COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltSimulator:
-    """The compiled simulator.
-
-    `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
-    under another soname, for a process that must not meet the simulator when it loads NVML. `nvidia_smi` is self-contained.
-    """
-
-    library: Path
-    control: Path
-    nvidia_smi: Path
-    directory: Path
 
 
 def cache_directory() -> Path:
@@ -57,25 +39,18 @@ def ensure_built(cache: Path | None = None) -> BuiltSimulator:
     return built
 
 
-def layout(directory: Path) -> BuiltSimulator:
-    """Where the parts of a build lie in its folder."""
-    return BuiltSimulator(
-        library=directory / "lib" / NVML_SONAME,
-        control=directory / "control" / CONTROL_SONAME,
-        nvidia_smi=directory / "bin" / "nvidia-smi",
-        directory=directory,
-    )
-
-
-def compiler() -> list[str]:
-    """The compiler's command: $CC, else cc."""
-    return shlex.split(os.environ.get("CC", "")) or ["cc"]
-
-
 def _fingerprint() -> str:
     """Name of the build: changes with any source file (by name, size and time) and with the compiler command."""
     parts = [*compiler(), *COMPILE_FLAGS]
-    names = ("build.py", "compiling.py", "board_tables.py", "catalogue.py", "boards.json", "plain_boards.json")
+    names = (
+        "recipe.py",
+        "build.py",
+        "compiling.py",
+        "board_tables.py",
+        "catalogue.py",
+        "boards.json",
+        "plain_boards.json",
+    )
     sources = [_HERE / name for name in names]
     for folder in (NATIVE, NATIVE / "nvidia_smi"):
         sources += sorted(Path(entry.path) for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt")))

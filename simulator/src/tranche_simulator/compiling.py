@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tranche_simulator import board_tables
-from tranche_simulator.build import COMPILE_FLAGS, NATIVE, compiler, layout
 from tranche_simulator.errors import SimulatorError
+from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE, compiler, layout
 
 STUB_TEXT = """#include "session.h"
 

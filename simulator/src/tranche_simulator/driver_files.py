@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Sequence
 
+from tranche_simulator.capabilities import mig_minors
 from tranche_simulator.machine import SimulatedGpu
 
 DRIVER_VERSION = "580.95.05"
@@ -23,7 +24,6 @@ _PARAMS = (
     "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
     "EnableMSI: 1\nEnableGpuFirmware: 18\n"
 )
-_GI_IDS, _CI_IDS, _LISTED_GPUS = 15, 8, 32
 _BAR0, _BAR2 = 16 << 20, 32 << 20
 _MEMORY_64_PREFETCHABLE, _MEMORY_32 = 0x14220C, 0x40200
 _MULTI_FUNCTION_CAPABILITY = 0x10  # status bit: there is a list of capabilities
@@ -45,25 +45,6 @@ def proc_driver(gpus: Sequence[SimulatedGpu]) -> dict[str, str]:
         "nvidia-caps/sys-minors": "fabric-mgmt 0\n",
     }
     return files | {f"nvidia/gpus/{sysfs_address(gpu.bus_id)}/information": _information(gpu) for gpu in gpus}
-
-
-def machine_capabilities() -> dict[str, str]:
-    """Path below the folder of capabilities -> text, of those that are there whatever the GPUs are cut into."""
-    return {
-        "mig/config": "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n",
-        "mig/monitor": "DeviceFileMinor: 2\nDeviceFileMode: 256\nDeviceFileModify: 1\n",
-    }
-
-
-def mig_minors() -> str:
-    """/proc/driver/nvidia-caps/mig-minors: the minor number of every possible capability."""
-    lines = ["config 1", "monitor 2"]
-    for gpu in range(_LISTED_GPUS):
-        for gi in range(_GI_IDS):
-            lines.append(f"gpu{gpu}/gi{gi}/access {len(lines) + 1}")
-            for ci in range(_CI_IDS):
-                lines.append(f"gpu{gpu}/gi{gi}/ci{ci}/access {len(lines) + 1}")
-    return "\n".join(lines) + "\n"
 
 
 def proc_modules(present: str) -> str:

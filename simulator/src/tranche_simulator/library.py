@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tranche_simulator.build import BuiltSimulator, ensure_built
+from tranche_simulator.build import ensure_built
 from tranche_simulator.errors import GpuInUse, GpuUnknown, NotPermitted, SimulatorError
+from tranche_simulator.recipe import BuiltSimulator
 
 ANY_GPU = 0xFFFFFFFF
 NO_INSTANCE = 0xFFFFFFFF

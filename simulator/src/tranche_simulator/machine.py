@@ -239,7 +239,7 @@ class SimulatedMachine:
         Raises:
             SimulatorError: the folder cannot be written.
         """
-        from tranche_simulator.driver_files import machine_capabilities
+        from tranche_simulator.capabilities import machine_capabilities
 
         folder = self.directory / "capabilities"
         try:

@@ -36,7 +36,7 @@ from tranche.documents.profiles import board_document, profile_document
 def command(settings: Settings, /, board: str | None, gpu: str | None, boards: bool, output: str) -> None:
     """Show what GPUs can be cut into: this machine's, one of them with what is free, or a board that is not here.
 
-    FREE is how many more instances of a profile the GPU takes beside those that are there, idle ones included. PLACEMENTS are
+    FREE is how many more instances of a profile fit on the GPU besides those there, idle ones included. PLACEMENTS are
     {starts}:size in memory slices. A `?` marks what no first-hand source confirms.
 
     \b

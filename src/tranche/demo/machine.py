@@ -13,9 +13,10 @@ from pathlib import Path
 from tranche.core.errors import SimulatorError
 from tranche.hardware.nvml import NvmlDriver
 from tranche.node.host import Host
-from tranche_simulator.build import NATIVE, ensure_built
+from tranche_simulator.build import ensure_built
 from tranche_simulator.compiling import run_compiler
 from tranche_simulator.machine import SimulatedMachine
+from tranche_simulator.recipe import NATIVE
 
 MACHINE_TYPE = "p4d.24xlarge"
 JOB_MEMORY_MIB = 2048

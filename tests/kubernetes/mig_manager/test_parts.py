@@ -78,9 +78,9 @@ mig-configs:
     assert source(text).select("ours", a100s(2).node).name == "ours"
     with pytest.raises(GpuNotFound, match="names GPU 1, and this machine has 1"):
         source(text).select("ours", a100s(1).node)
-    with pytest.raises(GpuNotFound, match="about no GPU of this machine"):
+    with pytest.raises(GpuNotFound, match="matches no GPU of this machine"):
         source(text).select("ours", view_of(gpu("A30-24GB")).node)
-    with pytest.raises(GpuNotFound, match="about no GPU of this machine"):
+    with pytest.raises(GpuNotFound, match="matches no GPU of this machine"):
         source(text).select("ours", view_of(uncuttable_gpu()).node)
 
 

@@ -165,7 +165,9 @@ class DevicePlugin:
         self._abandoned = self._abandoned.spare(spared, now)
         due = self._abandoned.due(now)
         for resource in due - self._emptied:
-            _log.warning("resource counted though nobody serves it: told as empty", extra={"resource": resource})
+            _log.warning(
+                "a resource is counted though nobody serves it: reported as empty", extra={"resource": resource}
+            )
         self._emptied = due
         return due
 

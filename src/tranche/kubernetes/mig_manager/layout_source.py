@@ -99,7 +99,7 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
     matched = [(gpu, spec) for gpu in node if (spec := layout.spec_for(gpu)) is not None]
     if not matched:
         raise GpuNotFound(
-            f"layout '{layout.name}' is about no GPU of this machine",
+            f"layout '{layout.name}' matches no GPU of this machine",
             hint=f"correct 'device-filter' and 'devices' in ConfigMap {source}, or choose another layout",
         )
     if any(spec.mig_enabled for _, spec in matched) and not any(gpu.mig_capable for gpu, _ in matched):

@@ -1,0 +1,42 @@
+"""What a build of the simulator is made with, and where its parts lie."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+NATIVE = Path(__file__).parent / "native"
+NVML_SONAME = "libnvidia-ml.so.1"
+CONTROL_SONAME = "libtranche-sim.so"
+COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSimulator:
+    """The compiled simulator.
+
+    `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
+    under another soname, for a process that must not meet the simulator when it loads NVML. `nvidia_smi` is self-contained.
+    """
+
+    library: Path
+    control: Path
+    nvidia_smi: Path
+    directory: Path
+
+
+def layout(directory: Path) -> BuiltSimulator:
+    """Where the parts of a build lie in its folder."""
+    return BuiltSimulator(
+        library=directory / "lib" / NVML_SONAME,
+        control=directory / "control" / CONTROL_SONAME,
+        nvidia_smi=directory / "bin" / "nvidia-smi",
+        directory=directory,
+    )
+
+
+def compiler() -> list[str]:
+    """The compiler's command: $CC, else cc."""
+    return shlex.split(os.environ.get("CC", "")) or ["cc"]
