@@ -83,6 +83,7 @@ def test_a_run_waits_only_while_there_is_no_room() -> None:
     assert run_held_up("run-1", "--mig-profile=1g.5gb", HARDWARE, {"MIG-1", "GPU-b"}) == ""
     assert "nobody has MIG-1" in run_held_up("run-1", "--mig-profile=1g.5gb", HARDWARE, {"MIG-2", "GPU-b"})
     assert "nobody has GPU-b" in run_held_up("run-1", "--gpus=1", HARDWARE, {"MIG-2"})
+    assert run_held_up("run-1", "--gpus=1", HARDWARE, {"GPU-b"}) == "", "idle slices may be somebody else's"
 
 
 def test_what_a_run_has_or_a_pod_as_another_resource_is_not_to_be_offered() -> None:

@@ -103,6 +103,8 @@ class Contest:
     def finish(self) -> None:
         """End everybody but the waiters; these must all be served, and nothing may be left in the register."""
         self.calm()
+        # A lost state folder leaves slices that Tranche does not know for its own: a layout destroys them, no request does.
+        label(self.cluster, self.node, "all-disabled")
         for pod in self.pods.seen():
             self.pods.delete(pod.name, force=False)
         deadline = time.monotonic() + CALM_SECONDS

@@ -52,11 +52,11 @@ def pods_held_up(allocatable: Mapping[str, int], pods: Sequence[PodSeen]) -> str
 def run_held_up(name: str, request: str, hardware: Hardware, held: Collection[str]) -> str:
     """Why the first run that waits should not; "" when there is no room for it.
 
-    Room is judged carefully: a slice of just that profile that nobody has, or a GPU of which nobody has anything.
+    Room is judged carefully: a slice of just that profile that nobody has, or a GPU that has no slices and that nobody has. Idle
+    slices are no room for another request where Tranche does not know them for its own, as after the loss of the state folder.
     """
-    gpus_in_use = {gpu for uuid, (_, gpu) in hardware.slices.items() if uuid in held} | set(held)
-    empty = [gpu for gpu in hardware.gpus if gpu not in gpus_in_use]
-    room = list(empty)
+    cut = {gpu for _, gpu in hardware.slices.values()}
+    room = [gpu for gpu in hardware.gpus if gpu not in cut and gpu not in held]
     if request.startswith("--mig-profile="):
         profile = request.partition("=")[2]
         room += [uuid for uuid, (name, _) in hardware.slices.items() if name == profile and uuid not in held]
