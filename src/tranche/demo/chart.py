@@ -96,7 +96,7 @@ def draw_chart(chart: Chart) -> str:
     slices = f"{chart.slices.at_once} jobs at a time, done after {clock_face(chart.slices.seconds)}"
     description = (
         f"On {chart.gpus} whole GPUs: {whole}. In slices of {chart.profile}: {slices}, "
-        f"{chart.slices.cutting:.1f} seconds of it for cutting the GPUs. {_conditions(chart)}"
+        f"{chart.slices.cutting:.1f} seconds of it for cutting the GPUs. Made by {_conditions(chart)}."
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-labelledby="t d">',
@@ -189,7 +189,7 @@ def _legend(chart: Chart, y: float) -> Iterator[str]:
 
 
 def _conditions(chart: Chart) -> str:
-    clock = f"The clock runs {chart.speed:g} times as fast as a wall clock."
+    speed = f"at {chart.speed:g} times real speed"
     if chart.simulated:
-        return f"tranche demo on a simulated {chart.machine}. {clock}"
-    return f"tranche demo on {chart.machine}; the jobs only sleep. {clock}"
+        return f"tranche demo on a simulated {chart.machine} with given job times, {speed}"
+    return f"tranche demo on {chart.machine} with jobs that only sleep, {speed}"
