@@ -22,7 +22,7 @@ def register_folder(home: Path) -> Path | None:
     try:
         if os.path.lexists(Places(home).ledger):
             return home
-        folder = Path((home / POINTER).read_text().strip())
+        folder = Path(os.fsdecode((home / POINTER).read_bytes().removesuffix(b"\n")))
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -30,7 +30,7 @@ def register_folder(home: Path) -> Path | None:
             f"no permission to look into {home}, where this machine's register is",
             hint="ask with sudo, or have an administrator let others read that folder",
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise LedgerUnavailable(f"cannot read where this machine's register is from {home / POINTER}") from error
     return folder if folder.is_dir() else None
 
@@ -56,7 +56,7 @@ def _point(home: Path, chosen: Path) -> Path:
     try:
         home.mkdir(parents=True, exist_ok=True)
         unfinished = home / f"{POINTER}.{os.getpid()}"
-        unfinished.write_text(f"{chosen.absolute()}\n")
+        unfinished.write_bytes(os.fsencode(chosen.absolute()) + b"\n")
         if register_folder(home) is None:
             # What was said of a folder that is gone is said anew.
             (home / POINTER).unlink(missing_ok=True)
