@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -167,10 +168,18 @@ class Job:
 def test_the_terminal_stops_the_command_and_tranche_alike(tmp_path: Path) -> None:
     """Ctrl-Z stops both, `fg` continues both, and Ctrl-C reaches the command once."""
     told, ready = tmp_path / "told", tmp_path / "ready"
-    script = f"trap 'echo told >> {told}; exit 4' INT; echo $$ > {ready}.tmp; mv {ready}.tmp {ready}; "
-    script += "while :; do sleep 0.01; done"
+    # A shell will not do: it cannot be stopped while a child of its own is stopped between vfork and exec.
+    script = (
+        "import os, signal, sys\n"
+        "def end(*_):\n    open(sys.argv[1], 'a').write('told\\n')\n    os._exit(4)\n"
+        "signal.signal(signal.SIGINT, end)\n"
+        "open(sys.argv[2] + '.tmp', 'w').write(str(os.getpid()))\n"
+        "os.rename(sys.argv[2] + '.tmp', sys.argv[2])\n"
+        "while True: signal.pause()\n"
+    )
     with machine_in(tmp_path, "A100-40GB") as machine:
-        command = [*TRANCHE, "run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", script]
+        work = [sys.executable, "-c", script, str(told), str(ready)]
+        command = [*TRANCHE, "run", "-q", "--mig-profile", "1g.5gb", "--", *work]
         with shell_with_job(command, machine.environment) as job:
             wait_until(ready.exists)
             workload = int(ready.read_text())
