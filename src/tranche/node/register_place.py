@@ -38,7 +38,7 @@ def register_folder(home: Path) -> Path | None:
 def settle_register(home: Path, chosen: Path) -> None:
     """Have `chosen` be the folder of the machine's register before something is changed.
 
-    PermissionDenied when the register is elsewhere, or when there is none and this user may not say where it shall be.
+    PermissionDenied when the register is elsewhere, or when there is none and this user may not choose its place.
     """
     found = register_folder(home)
     if found is None:
@@ -52,13 +52,13 @@ def _point(home: Path, chosen: Path) -> Path:
     with suppress(OSError):
         chosen.mkdir(parents=True, exist_ok=True)
     if not chosen.is_dir():
-        return chosen  # what stands in the way is said by whoever needs the folder
+        return chosen  # whoever needs the folder says what stands in the way
     try:
         home.mkdir(parents=True, exist_ok=True)
         unfinished = home / f"{POINTER}.{os.getpid()}"
         unfinished.write_bytes(os.fsencode(chosen.absolute()) + b"\n")
         if register_folder(home) is None:
-            # What was said of a folder that is gone is said anew.
+            # The folder that it named is gone: name another.
             (home / POINTER).unlink(missing_ok=True)
         try:
             os.link(unfinished, home / POINTER)

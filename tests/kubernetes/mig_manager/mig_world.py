@@ -29,7 +29,7 @@ from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, attempt_text
-from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wished_layout
+from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wanted_layout
 from tranche.planning.steps import ResetGpu, SetMigMode
 
 OPERANDS = {
@@ -219,7 +219,7 @@ class World:
 
     def _work(self, situation: NodeSituation, decision: NodeDecision, boundary: object) -> None:
         assert callable(boundary)
-        layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
+        layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
         changed_mode = False
         assert not self.operand_pods or not any(self.labels.get(key) == PAUSED for key in OPERANDS)
         try:

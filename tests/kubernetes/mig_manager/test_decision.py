@@ -570,8 +570,8 @@ class Interference(RuleBasedStateMachine):
         if world.labels.get(LAYOUT_LABEL) == "nonsense":
             world.wish("all-disabled")
         world.settle()
-        wished = world.labels.get(LAYOUT_LABEL)
-        assert shown(world) == (("success", None) if wished else (None, None))
+        wanted = world.labels.get(LAYOUT_LABEL)
+        assert shown(world) == (("success", None) if wanted else (None, None))
         assert not world.condemned
         assert not world.unschedulable
         assert not world.annotations

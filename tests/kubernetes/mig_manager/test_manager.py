@@ -515,8 +515,8 @@ def test_a_manager_that_is_cut_short_at_any_write_is_made_good_by_the_next(tmp_p
         node.set_labels({key: "true"})
         layouts = ["all-1g.10gb", "all-balanced", "all-disabled"]
         for kill_after in range(24):
-            wished = layouts[kill_after % len(layouts)]
-            node.label(mig_config=wished)
+            wanted = layouts[kill_after % len(layouts)]
+            node.label(mig_config=wanted)
             last_write = _writes(node) + kill_after % 12
             async with node.managed():
                 await until(partial(_has_written_or_is_through, node, last_write))
@@ -559,8 +559,8 @@ def _claims(node: ManagedNode) -> set[str]:
 
 
 def _has_written_or_is_through(node: ManagedNode, writes: int) -> bool:
-    wished = f"'{node.labels['nvidia.com/mig.config']}'"
-    return _writes(node) >= writes or (node.condition is not None and wished in node.condition[2])
+    wanted = f"'{node.labels['nvidia.com/mig.config']}'"
+    return _writes(node) >= writes or (node.condition is not None and wanted in node.condition[2])
 
 
 def _writes(node: ManagedNode) -> int:

@@ -78,17 +78,17 @@ class KubeClient:
         await self._patch(what, _node_path(name), {"spec": {"unschedulable": unschedulable or None}}, _MERGE_PATCH)
 
     async def set_node_condition(self, name: str, condition: NodeCondition) -> None:
-        """Set one condition, unless it is as wished already."""
+        """Set one condition, unless it is so already."""
         raw = await self._get_node(name)
         before = raw_condition(raw, condition.type) or {}
         now = self._now()
         same_status = before.get("status") == condition.status
         since = str(before.get("lastTransitionTime") or "") if same_status else ""
-        wished = encode_condition(condition, now=now, since=since or timestamp(now))
-        if all(before.get(key) == wished[key] for key in ("status", "reason", "message")):
+        wanted = encode_condition(condition, now=now, since=since or timestamp(now))
+        if all(before.get(key) == wanted[key] for key in ("status", "reason", "message")):
             return
         what = f"set condition {condition.type} of node {name}"
-        await self._patch(what, f"{_node_path(name)}/status", {"status": {"conditions": [wished]}}, _STRATEGIC_PATCH)
+        await self._patch(what, f"{_node_path(name)}/status", {"status": {"conditions": [wanted]}}, _STRATEGIC_PATCH)
 
     def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
         """The node now, then after each change; None while there is none."""

@@ -115,7 +115,7 @@ class EvictionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What became of a wish to evict; `message` is the API server's own, and names the budget where one is in the way."""
+    """How the API server answered a request to evict; `message` is its own, and names the budget that is in the way."""
 
     outcome: EvictionOutcome
     message: str = ""

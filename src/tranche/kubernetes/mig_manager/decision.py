@@ -37,7 +37,7 @@ from tranche.kubernetes.mig_manager.retry import (
     attempt_text,
     parse_attempt,
 )
-from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wished_layout
+from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wanted_layout
 from tranche.planning.gpu_users import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
@@ -115,7 +115,7 @@ class NodeDecision:
 
 def decide(situation: NodeSituation) -> NodeDecision:
     """The next thing to do."""
-    name = wished_layout(situation.node)
+    name = wanted_layout(situation.node)
     if situation.rivals:
         return _conflict(situation, name)
     if not name:

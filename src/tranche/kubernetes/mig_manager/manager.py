@@ -47,7 +47,7 @@ from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_mach
 from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
-from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wished_layout
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wanted_layout
 from tranche.kubernetes.services import NodeServices
 from tranche.planning.plan import Plan
 
@@ -263,7 +263,7 @@ class MigManager:
                 "layout %s",
                 decision.report.state,
                 extra={
-                    "layout": wished_layout(node),
+                    "layout": wanted_layout(node),
                     "reason": decision.report.reason,
                     "detail": decision.report.message,
                 },
@@ -320,7 +320,7 @@ class MigManager:
 
     async def _work(self, situation: NodeSituation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
-        layout = situation.layouts.select(wished_layout(situation.node), situation.view.node)
+        layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
         work = _CutWork(layout, situation.policy, decision.condemned)
         self._working_since = self._clock()
         try:

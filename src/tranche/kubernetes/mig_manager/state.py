@@ -1,6 +1,6 @@
 """What the MIG manager reads from a node and writes on it: labels, annotations, and one condition.
 
-`nvidia.com/mig.config` names the wished layout, `nvidia.com/mig.config.state` says how far it is: the two labels, and the four
+`nvidia.com/mig.config` names the wanted layout, `nvidia.com/mig.config.state` says how far it is: the two labels, and the four
 values of the second, are those of NVIDIA's MIG manager. Why it is not further is said by a label of ours in one word, and by
 the node's condition in a sentence.
 """
@@ -76,14 +76,14 @@ class Report:
 
 
 NOTHING_ASKED: Mapping[str, str | None] = {STATE_LABEL: None, REASON_LABEL: None}
-"""The labels of a node without a wished layout."""
+"""The labels of a node without a wanted layout."""
 
 NO_LAYOUT = NodeCondition(
     CONDITION_TYPE, ConditionStatus.UNKNOWN, Why.NO_LAYOUT, f"the node has no label {LAYOUT_LABEL}"
 )
 
 
-def wished_layout(node: KubeNode) -> str:
+def wanted_layout(node: KubeNode) -> str:
     """The name in the layout label; "" when nothing is asked."""
     return node.labels.get(LAYOUT_LABEL, "")
 
