@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_the_command_gets_its_slice_in_its_environment_and_the_rest_as_it_was(a1
     assert found.pop("NVIDIA_VISIBLE_DEVICES") == device
     events = a100.json("events")["events"]
     assert found.pop("TRANCHE_ALLOCATION") in {event["allocationId"] for event in events}
+    assert re.fullmatch("[0-9a-f]{32}", found.pop("TRANCHE_KEY"))
     assert found.pop("TRANCHE_REGISTER") == str(a100.state_dir.resolve())
     expected = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
     found.pop("LC_CTYPE", None)  # Python itself sets it where no locale is chosen

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import needs_root
 from tests.node.processes import Child, in_child
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
 from tranche.node.locks import FileLock, is_held, open_lock_file
@@ -172,3 +173,25 @@ def test_every_name_has_a_place_of_its_own(tmp_path: Path) -> None:
     found += [*map(places.allocation, "ab"), *map(places.waiter, "ab"), *map(places.doorbell, "ab")]
     assert len(set(found)) == len(found)
     assert all(tmp_path in path.parents for path in found)
+
+
+def test_nobody_else_may_open_a_lock_and_hold_everybody_up(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.touch(0o644)
+    for path in (old, tmp_path / "locks" / "new"):
+        FileLock(path).release()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@needs_root
+def test_a_lock_that_may_not_be_looked_at_counts_as_held(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    path = tmp_path / "lock"
+    FileLock(path).release()
+
+    def look() -> bool:
+        os.setuid(NOBODY)
+        return is_held(path)
+
+    assert in_child(look)
+    assert not is_held(path)

@@ -14,7 +14,7 @@ from tests.machines import needs_root
 from tests.node.processes import Child, in_child
 from tranche.core.keeper import Life
 from tranche.node.keeping import Remains
-from tranche.node.processes import MARK, Process, Traces, find_traces, may_have_inherited, process_at
+from tranche.node.processes import MARK, Process, Traces, digest_of, find_traces, may_have_inherited, process_at
 from tranche.node.session import process_start_time
 
 NOBODY = 65534
@@ -119,3 +119,21 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> 
         assert found is not None
         assert (found.parent, found.uid) == (os.getpid(), os.getuid())
         process.kill()
+
+
+@needs_root
+def test_another_user_cannot_keep_a_share_by_its_name_and_its_own_processes_can_under_any_user() -> None:
+    def trace(**environment: str) -> bool:
+        """Whether a process of nobody's with that environment counts as one of the share of root's."""
+        own = {MARK: "abcd1234", "PATH": "/bin:/usr/bin", **environment}
+        with subprocess.Popen(["sleep", "600"], env=own, user=NOBODY, group=NOBODY, extra_groups=[]) as process:
+            try:
+                found = find_traces("abcd1234", uid=0, since=1, key_digest=digest_of("secret"))
+                return process.pid in {each.pid for each in found.inherited}
+            finally:
+                process.kill()
+
+    assert not trace()
+    assert not trace(TRANCHE_KEY="")
+    assert not trace(TRANCHE_KEY=digest_of("secret")), "what everybody can read in the register is not the key"
+    assert trace(TRANCHE_KEY="secret")

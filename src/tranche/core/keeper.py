@@ -24,12 +24,14 @@ class ProcessKeeper:
     """A process with all its descendants; `pid` is 0 before it is known.
 
     `started` is in clock ticks since boot, against pids that are used again. `namespace` is the PID namespace in which the pid is
-    meant, 0 when it was not recorded.
+    meant, 0 when it was not recorded. `key_digest` is the SHA-256 of the share's key, which only its own processes know; "" when
+    it has none.
     """
 
     pid: int = 0
     started: int = 0
     namespace: int = 0
+    key_digest: str = ""
 
     def __str__(self) -> str:
         return f"pid {self.pid}" if self.pid else "a process that is about to start"

@@ -83,8 +83,14 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
 def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
     """The keeper as JSON data; `kind` says which."""
     match keeper:
-        case ProcessKeeper(pid, started, namespace):
-            return {"kind": "process", "pid": pid, "started": started, "namespace": namespace}
+        case ProcessKeeper():
+            return {
+                "kind": "process",
+                "pid": keeper.pid,
+                "started": keeper.started,
+                "namespace": keeper.namespace,
+                "keyDigest": keeper.key_digest,
+            }
         case PodKeeper():
             return {
                 "kind": "pod",
@@ -105,7 +111,8 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
     fields = {key: value for key, value in data.items() if key != "kind"}
     match data["kind"]:
         case "process":
-            return ProcessKeeper(**fields)
+            key_digest = fields.pop("keyDigest", "")
+            return ProcessKeeper(**fields, key_digest=key_digest)
         case "pod":
             return PodKeeper(**fields)
         case "claim":

@@ -54,14 +54,14 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
         )
     lock = host.places.allocation(allocation_id)
     keeper = allocation.keeper
-    remains = remains_of(host.places, allocation_id, since=keeper.started)
+    remains = remains_of(host.places, allocation_id, keeper)
     pids = [keeper.pid] if process_lives(keeper.pid, keeper.started) else [each.pid for each in remains.certain]
     if not terminate and (pids or remains.locked):
         raise _busy(allocation, pids)
     sent = _end_all(pids, grace)
     _await_owner(lock)
     # What the workload started may have outlived it, and keeps the share for as long as it lives.
-    left = [each.pid for each in remains_of(host.places, allocation_id, since=keeper.started).certain]
+    left = [each.pid for each in remains_of(host.places, allocation_id, keeper).certain]
     sent = _end_all(left, grace) or sent
     if is_held(lock):
         raise _busy(allocation, [])

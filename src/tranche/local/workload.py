@@ -16,7 +16,7 @@ from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
 from tranche.node.host import Held
-from tranche.node.processes import MARK, REGISTER
+from tranche.node.processes import KEY, MARK, REGISTER
 
 
 def share_environment(held: Held, observe: Callable[[str], GpuState], register: Path) -> dict[str, str]:
@@ -41,6 +41,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState], register: 
         "CUDA_VISIBLE_DEVICES": joined,
         "NVIDIA_VISIBLE_DEVICES": joined,
         MARK: held.allocation.id,
+        KEY: held.key,
         REGISTER: str(register.resolve()),
     }
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
-from tranche.node.processes import MARK, PROC, REGISTER, Process, process_at
+from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -25,7 +26,7 @@ def shares_of_processes(
     `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. A share of which no
     device is there is left out.
     """
-    found: dict[str, tuple[Process, tuple[Grant, ...]]] = {}
+    found: dict[str, tuple[Process, tuple[Grant, ...], str]] = {}
     for process, environment in _environments(proc):
         name = environment.get(MARK, "")
         uuids = environment.get(DEVICES, "").split(",")
@@ -33,12 +34,18 @@ def shares_of_processes(
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())
         if here and name and grants and not older and process.uid in (0, uid):
-            found[name] = (process, grants)
+            found[name] = (process, grants, environment.get(KEY, ""))
     return tuple(
         Allocation(
-            name, nearest_request(grants), grants, Phase.ACTIVE, now, _command(process.pid, proc), process.keeper
+            name,
+            nearest_request(grants),
+            grants,
+            Phase.ACTIVE,
+            now,
+            _command(process.pid, proc),
+            replace(process.keeper, key_digest=digest_of(key) if key else ""),
         )
-        for name, (process, grants) in sorted(found.items())
+        for name, (process, grants, key) in sorted(found.items())
     )
 
 

@@ -7,6 +7,7 @@ What was decided is protected by its allocation, or for a declared layout by its
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.pod_processes import devices_of_pods
+from tranche.node.processes import digest_of
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
@@ -55,10 +57,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A granted allocation; it lasts for as long as a process holds its lock or its workload lives."""
+    """A granted allocation; it lasts for as long as a process holds its lock or its workload lives.
+
+    `key` is known to its own processes alone, and shows that they came of it.
+    """
 
     allocation: Allocation
     lock: FileLock
+    key: str = ""
 
 
 def new_id() -> str:
@@ -253,6 +259,7 @@ class Host:
     def _promise(self, decision: Granted, waiter: records.Waiter, view: NodeView) -> tuple[Held, str]:
         """Write allocation and plan in one transaction; from then on nobody else is given that room."""
         self._repertoire.check(decision.plan.steps)
+        key = secrets.token_hex(16)
         allocation = Allocation(
             id=self._new_id(),
             request=waiter.request,
@@ -260,6 +267,7 @@ class Host:
             phase=Phase.PREPARING,
             created=self._clock(),
             command=waiter.command,
+            keeper=ProcessKeeper(key_digest=digest_of(key)),
         )
         # The lock comes first: an allocation whose lock nobody holds is taken for one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))
@@ -283,7 +291,7 @@ class Host:
             lock.release(remove=True)
             raise
         self._boundary()
-        return Held(allocation, lock), plan_id
+        return Held(allocation, lock, key), plan_id
 
     def _requeue(self, waiter: records.Waiter) -> None:
         with self.ledger.write() as db:
@@ -292,7 +300,11 @@ class Host:
     def set_holder(self, held: Held, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
         with self.ledger.write() as db:
-            register.set_keeper(db, held.allocation.id, ProcessKeeper(pid, process_start_time(pid), pid_namespace()))
+            register.set_keeper(
+                db,
+                held.allocation.id,
+                ProcessKeeper(pid, process_start_time(pid), pid_namespace(), digest_of(held.key)),
+            )
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""

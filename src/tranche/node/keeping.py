@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from tranche.core.keeper import Life, ProcessEvidence, judge_process
+from tranche.core.keeper import Life, ProcessEvidence, ProcessKeeper, judge_process
 from tranche.node.locks import is_held
 from tranche.node.processes import NO_TRACES, Process, Traces, find_traces, holders_of, process_at
 from tranche.node.session import Places
@@ -56,11 +56,13 @@ class Remains:
         return f"pid {pids}" if sure else f"pid {pids}, whose environment only root can read"
 
 
-def remains_of(places: Places, allocation_id: str, *, since: int) -> Remains:
-    """What is left of the share's command, which started at `since`, in clock ticks since boot (0: not known)."""
+def remains_of(places: Places, allocation_id: str, keeper: ProcessKeeper) -> Remains:
+    """What is left of the command of a share that has that keeper."""
     lock = places.allocation(allocation_id)
     if is_held(lock):
         seen = (process_at(pid) for pid in holders_of(lock))
         return Remains(True, tuple(each for each in seen if each is not None))
     owner = lock if lock.exists() else places.ledger
-    return Remains(traces=find_traces(allocation_id, uid=os.stat(owner).st_uid, since=since))
+    return Remains(
+        traces=find_traces(allocation_id, uid=os.stat(owner).st_uid, since=keeper.started, key_digest=keeper.key_digest)
+    )

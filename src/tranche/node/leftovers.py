@@ -46,7 +46,7 @@ def _command_ended(allocation: Allocation, places: Places) -> bool:
     Whoever cannot see the processes of the command's PID namespace, from within a container say, cannot tell.
     """
     match allocation.keeper:
-        case ProcessKeeper(pid, started, namespace):
+        case ProcessKeeper(pid, started, namespace, _):
             if is_held(places.allocation(allocation.id)) or not sees_processes_of(namespace):
                 return False
             return namespace not in (0, pid_namespace()) or not process_lives(pid, started)

@@ -91,11 +91,13 @@ def remove_if_free(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock; a missing file is held by nobody."""
+    """Whether some process holds the lock; a missing file is held by nobody, one that may not be opened counts as held."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -106,10 +108,16 @@ def is_held(path: Path) -> bool:
 
 
 def open_lock_file(path: Path) -> int:
-    """A descriptor of the lock file, which is made when it is not there."""
+    """A descriptor of the lock file, which is made when it is not there.
+
+    Nobody but its owner may open it: whoever may read a file may lock it, and hold everybody up.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if os.fstat(descriptor).st_mode & 0o077:
+            os.fchmod(descriptor, 0o600)
+        return descriptor
     except PermissionError as error:
         raise PermissionDenied(f"no permission to write {path}", hint="run the command with sudo") from error
     except OSError as error:

@@ -6,8 +6,9 @@ is nobody's child. Both keep their environment, which names the share.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from tranche.node.session import pid_namespace
 
 MARK = "TRANCHE_ALLOCATION"
 """The variable that names a workload's share."""
+
+KEY = "TRANCHE_KEY"
+"""The variable with the share's key. Everybody can read the share's name; only its own processes, and root, know this."""
 
 REGISTER = "TRANCHE_REGISTER"
 """The variable that names the state folder in whose register the share is."""
@@ -50,13 +54,20 @@ class Traces:
 NO_TRACES = Traces()
 
 
-def find_traces(allocation_id: str, *, uid: int, since: int, proc: Path = PROC) -> Traces:
+def digest_of(key: str) -> str:
+    """What the register keeps of a share's key: everybody may read the register."""
+    return hashlib.sha256(os.fsencode(key)).hexdigest()
+
+
+def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "", proc: Path = PROC) -> Traces:
     """The traces of a share whose command user `uid` started at `since`, in clock ticks since boot.
+
+    Of processes of other users but root, those count that know the share's key, if it has one.
 
     One look goes from process to process and may miss a fork, so nothing counts as found only after a second look.
     """
-    found = _look(allocation_id, uid, since, proc)
-    return found if found.inherited else _look(allocation_id, uid, since, proc)
+    found = _look(allocation_id, uid, since, key_digest, proc)
+    return found if found.inherited else _look(allocation_id, uid, since, key_digest, proc)
 
 
 def process_at(pid: int, proc: Path = PROC) -> Process | None:
@@ -109,7 +120,7 @@ def may_have_inherited(
     return tuple(suspects.values())
 
 
-def _look(allocation_id: str, uid: int, since: int, proc: Path) -> Traces:
+def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path) -> Traces:
     mark = f"{MARK}={allocation_id}".encode()
     inherited: list[Process] = []
     unreadable: dict[int, Process] = {}
@@ -119,15 +130,24 @@ def _look(allocation_id: str, uid: int, since: int, proc: Path) -> Traces:
         # A process may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             try:
-                marked = mark in Path(entry.path, "environ").read_bytes().split(b"\0")
+                environment = Path(entry.path, "environ").read_bytes().split(b"\0")
             except PermissionError:
                 if int(entry.name) != os.getpid() and (process := process_at(int(entry.name), proc)) is not None:
                     unreadable[process.pid] = process
                 continue
-            if marked and (process := process_at(int(entry.name), proc)) is not None:
-                inherited.append(process)
+            if mark in environment and (process := process_at(int(entry.name), proc)) is not None:
+                trusted = process.uid in (0, uid) or not key_digest
+                if trusted or key_digest in map(digest_of, _keys(environment)):
+                    inherited.append(process)
     inherited.sort(key=lambda process: process.started)
     return Traces(tuple(inherited), _hidden(unreadable, proc, uid, since))
+
+
+def _keys(environment: Iterable[bytes]) -> Iterator[str]:
+    for pair in environment:
+        name, _, value = os.fsdecode(pair).partition("=")
+        if name == KEY:
+            yield value
 
 
 def _hidden(unreadable: Mapping[int, Process], proc: Path, uid: int, since: int) -> tuple[Process, ...]:

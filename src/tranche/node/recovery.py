@@ -83,13 +83,14 @@ class Recovery:
             allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
             return Remains()
-        remains = remains_of(self._places, allocation_id, since=allocation.keeper.started)
+        remains = remains_of(self._places, allocation_id, allocation.keeper)
         gone, heir = remains.life is Life.GONE, remains.heir
         with self._ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
                 chronicle.released(db, self._clock(), allocation_id, why)
-            elif heir is not None and heir.keeper != allocation.keeper:
-                register.set_keeper(db, allocation_id, heir.keeper)
+            elif heir is not None and (heir.pid, heir.started) != (allocation.keeper.pid, allocation.keeper.started):
+                keeper = dataclasses.replace(heir.keeper, key_digest=allocation.keeper.key_digest)
+                register.set_keeper(db, allocation_id, keeper)
                 chronicle.kept(db, self._clock(), allocation_id, heir.pid)
         if gone:
             self._places.allocation(allocation_id).unlink(missing_ok=True)
