@@ -99,6 +99,16 @@ def test_who_names_no_device_of_this_machine_holds_nothing(tmp_path: Path, devic
             assert host.view().allocations == ()
 
 
+@pytest.mark.parametrize("name", ["../../x", "", "aaaa", "AAAA0001", "aaaa00011"])
+def test_what_is_no_id_is_nobodys_share(tmp_path: Path, name: str) -> None:
+    node, gpu = a100_in_slices(tmp_path)
+    uuid = gpu.instances[0].compute_instances[0].uuid
+    with loiterer(node, TRANCHE_ALLOCATION=name, CUDA_VISIBLE_DEVICES=uuid):
+        lose(node)
+        with node.host() as host:
+            assert host.view().allocations == ()
+
+
 def test_who_names_another_register_holds_nothing_of_this_one(tmp_path: Path) -> None:
     node, gpu = a100_in_slices(tmp_path)
     uuid = gpu.instances[0].compute_instances[0].uuid

@@ -7,6 +7,7 @@ anything is given away. Only processes of root and of the ledger's owner count: 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,8 @@ from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
 from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
+
+_ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
 
 
 def shares_of_processes(
@@ -33,7 +36,7 @@ def shares_of_processes(
         grants = tuple(devices[uuid] for uuid in dict.fromkeys(uuids) if uuid in devices)
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())
-        if here and name and grants and not older and process.uid in (0, uid):
+        if here and _ID.fullmatch(name) and grants and not older and process.uid in (0, uid):
             found[name] = (process, grants, environment.get(KEY, ""))
     return tuple(
         Allocation(
