@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -103,12 +104,20 @@ class Unit:
         return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
 
     def _end(self, number: signal.Signals, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
         pid = self.pid
-        if pid is not None:
+        if pid is None:
+            return True
+        # A pidfd tells of the end of the last thread: only then is a port free for the next process.
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        try:
             os.kill(pid, number)
-        while pid is not None and self.cgroup.contains(pid):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            return bool(poll.poll(seconds * 1000))
+        except ProcessLookupError:
+            return True
+        finally:
+            os.close(descriptor)
