@@ -29,6 +29,11 @@ if os.fork() == 0:
     os.rename(sys.argv[1] + ".tmp", sys.argv[1])
     time.sleep(600)
 """
+# Closes every file that it may have inherited, without a word of the share in its environment, and says its pid.
+_STRANGER = """
+exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- > /dev/null 2>&1
+echo $$ > "$0.tmp"; mv "$0.tmp" "$0"; exec sleep 600
+"""
 
 
 @pytest.fixture
@@ -53,6 +58,12 @@ def starting(told: Path, afterwards: str) -> tuple[str, ...]:
     script = 'python=$1; daemon=$2; told=$3; "$python" -c "$daemon" "$told" > /dev/null 2>&1; '
     script += f'while [ ! -e "$told" ]; do sleep 0.01; done; {afterwards}'
     return ("sh", "-c", script, "sh", sys.executable, _DAEMON, str(told))
+
+
+def starting_stranger(told: Path, afterwards: str) -> tuple[str, ...]:
+    """A command that leaves a process without lock and environment behind, and then does something else."""
+    script = f'env -i setsid sh -c "$0" "$1" & while [ ! -e "$1" ]; do sleep 0.01; done; {afterwards}'
+    return ("sh", "-c", script, _STRANGER, str(told))
 
 
 def shares(machine: TestMachine) -> list[tuple[str, int]]:
@@ -129,3 +140,64 @@ def test_what_ends_with_its_command_or_a_moment_later_is_not_spoken_of(a100: Tes
     done = a100.tranche("run", *WHOLE, "--", "sh", "-c", "sleep 0.05 & exit 0")
     assert "stays with" not in done.stderr
     assert shares(a100) == []
+
+
+def test_an_orphan_without_lock_and_environment_keeps_the_share(a100: TestMachine, told: Path) -> None:
+    done = a100.tranche("run", *WHOLE, "--", *starting_stranger(told, "exit 3"), code=3)
+    stranger = int(told.read_text())
+    assert Path(f"/proc/{stranger}/environ").read_bytes().find(b"TRANCHE") < 0
+    assert f"its share stays with pid {stranger} until it ends" in done.stderr
+    assert [pid for _, pid in shares(a100)] == [stranger]
+    a100.tranche("run", "--no-wait", *WHOLE, "--", "true", code=32)
+    os.kill(stranger, signal.SIGKILL)
+    wait_until(lambda: shares(a100) == [])
+
+
+def test_taking_a_share_back_ends_such_an_orphan_too(a100: TestMachine, told: Path) -> None:
+    work = a100.start("run", "-q", *WHOLE, "--", *starting_stranger(told, "exec sleep 600"))
+    wait_until(told.exists, work)
+    ((name, _),) = shares(a100)
+    a100.tranche("release", name, "--terminate")
+    assert work.wait(timeout=60) == 128 + signal.SIGTERM
+    assert shares(a100) == []
+    assert process_at(int(told.read_text())) is None
+
+
+def test_a_process_that_was_there_before_the_command_does_not_keep_the_share(a100: TestMachine) -> None:
+    """The shell becomes `tranche run` and leaves it a child that has nothing to do with the share."""
+    script = 'sleep 600 > /dev/null 2>&1 & echo $!; exec "$@"'
+    command = [*TRANCHE, "run", "-q", *WHOLE, "--", "true"]
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command], env=a100.environment, capture_output=True, text=True, check=False
+    )
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shares(a100) == []
+
+
+def test_orphans_that_end_while_the_command_runs_leave_no_zombies(a100: TestMachine, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    script = 'i=0; while [ $i -lt 100 ]; do (sh -c "exit 9" &); i=$((i+1)); done; : > "$0"; read line; exit 6'
+    work = subprocess.Popen(
+        [*TRANCHE, "run", "-q", *WHOLE, "--", "sh", "-c", script, str(done)],
+        env=a100.environment,
+        stdin=subprocess.PIPE,
+    )
+    try:
+        wait_until(done.exists)
+        ((_, command),) = shares(a100)
+        wait_until(lambda: children(work.pid) == [command])
+    finally:
+        work.communicate(b"\n", timeout=60)
+    assert work.returncode == 6
+    assert shares(a100) == []
+
+
+def children(parent: int) -> list[int]:
+    """The children of a process, zombies too."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(entry.parent.name))
+    return found

@@ -137,7 +137,8 @@ class ProcessEvidence:
     """What the machine shows of one process keeper.
 
     `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `inherited`
-    are processes that carry the allocation's id in their environment; `hidden` may, and cannot be looked at.
+    are processes that carry the allocation's id in their environment, or are known to come of the process; `hidden` may have
+    inherited it, and cannot be looked at.
     """
 
     locked: bool

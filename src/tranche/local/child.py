@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from tranche.local.orphans import reap_orphans
+
 _FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -69,6 +71,7 @@ def _pass_signals_on(pid: int) -> None:
             # SIGCHLD may come of another child, or of one that only stopped.
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return
+            reap_orphans(but=pid)
         elif info.si_code != _SENT_BY_KERNEL:
             with contextlib.suppress(PermissionError):  # the command became another user
                 os.kill(pid, info.si_signo)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tranche.core.errors import NoRoom, TrancheError, WaitTimeout
 from tranche.core.keeper import Life
@@ -23,6 +23,7 @@ from tranche.node.executor import Progress, no_progress
 from tranche.node.host import Held, Host, Ticket
 from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
+from tranche.node.processes import Process
 from tranche.planning.allocate import Waiting
 from tranche.planning.queue import startable
 from tranche.planning.steps import Step
@@ -90,9 +91,12 @@ class Queue:
         self._host.release(allocation_id, why=why)
         self.ring_next()
 
-    def give_back(self, held: Held, *, why: str) -> Remains:
-        """Give a share back whose command has ended, and ring whoever can use it; what is left of the command keeps it."""
-        remains = self._host.give_back(held, why=why)
+    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
+        """Give a share back whose command has ended, and ring whoever can use it; what is left of the command keeps it.
+
+        `orphans` are this process's children that came of the command, oldest first.
+        """
+        remains = self._host.give_back(held, why=why, orphans=orphans)
         if remains.life is Life.GONE:
             self.ring_next()
         return remains

@@ -14,6 +14,7 @@ from types import FrameType
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import Life
 from tranche.core.request import Request
+from tranche.local.orphans import Orphans
 from tranche.local.queue import Cancelled, Queue
 from tranche.local.turn import Record
 from tranche.local.workload import find_command, run_workload, share_environment
@@ -77,15 +78,16 @@ def run(
             waiting=waiting,
             progress=progress,
         )
+        orphans = Orphans()
         try:
             share = share_environment(held, host.driver.observe_gpu, host.places.state_dir)
             granted(held)
             code = run_workload(path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid))
         except BaseException:
-            _give_back(queue, held, left, why="the command could not be run")
+            _give_back(queue, held, orphans, left, why="the command could not be run")
             raise
         try:
-            _give_back(queue, held, left, why=f"the command ended with exit code {code}")
+            _give_back(queue, held, orphans, left, why=f"the command ended with exit code {code}")
         except (TrancheError, OSError) as error:
             kept(error)
         return code
@@ -117,14 +119,19 @@ def _as_text(command: Sequence[str]) -> str:
     return os.fsencode(shlex.join(command)).decode(errors="replace")
 
 
-def _give_back(queue: Queue, held: Held, left: Callable[[Remains], None], *, why: str) -> None:
+def _give_back(queue: Queue, held: Held, orphans: Orphans, left: Callable[[Remains], None], *, why: str) -> None:
     # How this ends is decided by now: a signal must not leave the share to whoever looks next.
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     # What the command started often ends a moment after it, and is not worth a word.
     deadline = time.monotonic() + _AFTERMATH_SECONDS
-    while (remains := queue.give_back(held, why=why)).life is not Life.GONE and time.monotonic() < deadline:
+    while (living := orphans.living()) and time.monotonic() < deadline:
+        _await_end(living, deadline)
+    while (remains := queue.give_back(held, why=why, orphans=living)).life is not Life.GONE:
+        if time.monotonic() >= deadline:
+            break
         _await_end(remains.processes, deadline)
+        living = orphans.living()
     if remains.life is not Life.GONE:
         left(remains)
 

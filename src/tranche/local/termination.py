@@ -62,6 +62,7 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
     _await_owner(lock)
     # What the workload started may have outlived it, and keeps the share for as long as it lives.
     left = [each.pid for each in remains_of(host.places, allocation_id, keeper).certain]
+    left += [pid for pid in _recorded(host, allocation_id) if pid not in (*pids, *left)]
     sent = _end_all(left, grace) or sent
     if is_held(lock):
         raise _busy(allocation, [])
@@ -69,6 +70,15 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
     with suppress(AllocationUnknown):
         Queue(host).release(allocation_id, why="taken back with tranche release")
     return Ended(allocation_id, (*pids, *left), sent)
+
+
+def _recorded(host: Host, allocation_id: str) -> tuple[int, ...]:
+    """The process that the register names for the allocation, when it lives: its `tranche run` may know an orphan by descent."""
+    with host.ledger.read() as db:
+        keepers = [each.keeper for each in register.allocations(db) if each.id == allocation_id]
+    return tuple(
+        each.pid for each in keepers if isinstance(each, ProcessKeeper) and process_lives(each.pid, each.started)
+    )
 
 
 def cancel_waiter(host: Host, waiter_id: str) -> int | None:

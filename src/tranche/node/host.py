@@ -10,7 +10,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger
 from tranche.node.locks import FileLock
 from tranche.node.pod_processes import devices_of_pods
-from tranche.node.processes import digest_of
+from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
@@ -317,10 +317,16 @@ class Host:
         self._boundary()
         self.places.allocation(allocation_id).unlink(missing_ok=True)
 
-    def give_back(self, held: Held, *, why: str) -> Remains:
-        """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives."""
+    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
+        """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives.
+
+        `orphans` are this process's children that came of the command, oldest first.
+        """
+        if orphans:
+            # Nobody else can find them: the register must name one before the lock is free.
+            self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans)
         held.lock.release()
-        remains = self._recovery.settle_share(held.allocation.id, why=why)
+        remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans)
         self._boundary()
         return remains
 

@@ -85,6 +85,12 @@ def process_at(pid: int, proc: Path = PROC) -> Process | None:
     return Process(pid, int(fields[1]), int(uid), int(fields[19]))
 
 
+def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:
+    """The living children of a process, oldest first."""
+    found = (process_at(int(entry.name), proc) for entry in os.scandir(proc) if entry.name.isdigit())
+    return tuple(sorted((each for each in found if each and each.parent == pid), key=lambda process: process.started))
+
+
 def holders_of(lock: Path) -> list[int]:
     """The other processes that have the lock's file open, as far as this user may see: root sees all."""
     found = []

@@ -7,7 +7,7 @@ does nothing the second time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import NodeView
 from tranche.core.keeper import Life, ProcessKeeper
@@ -17,6 +17,7 @@ from tranche.node.keeping import Remains, remains_of
 from tranche.node.ledger import Ledger
 from tranche.node.leftovers import anything_left, dead_allocations, dead_waiters, interrupted_plans
 from tranche.node.locks import is_held, remove_if_free
+from tranche.node.processes import Process
 from tranche.node.session import Places
 from tranche.planning.undo import StepStatus
 
@@ -77,13 +78,16 @@ class Recovery:
             records.disown_instances(db, gone)
         return dataclasses.replace(view, owned=view.owned - gone)
 
-    def settle_share(self, allocation_id: str, *, why: str) -> Remains:
-        """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded."""
+    def settle_share(self, allocation_id: str, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
+        """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded.
+
+        `orphans` are the caller's children that came of it, oldest first.
+        """
         with self._ledger.read() as db:
             allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
             return Remains()
-        remains = remains_of(self._places, allocation_id, allocation.keeper)
+        remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
         gone, heir = remains.life is Life.GONE, remains.heir
         with self._ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
