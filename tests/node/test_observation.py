@@ -6,10 +6,14 @@ import os
 import signal
 from pathlib import Path
 
+import pynvml
+
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tests.node.processes import Child, in_child
 from tranche.core.grid import Placement
+from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState
+from tranche.hardware.nvml_instances import InstanceReader
 from tranche.node.host import Host
 
 
@@ -56,3 +60,29 @@ def test_an_instance_is_seen_whole_while_its_neighbours_come_and_go(tmp_path: Pa
         cutter.end()
     assert cutter.wait() == -signal.SIGKILL
     assert seen == [[uuid]] * 400
+
+
+def test_what_was_asked_of_an_instance_that_is_gone_is_not_remembered(tmp_path: Path) -> None:
+    """Else every instance of its profile would look empty for as long as the process lives."""
+    node = node_of(tmp_path, "A100-40GB")
+
+    def ask() -> tuple[bool, int]:
+        with node.host() as host:
+            change(host, *enable(only(host)), create(only(host), "1g.5gb", 6))
+            gpu, reader = only(host), InstanceReader()
+            profile = gpu.profile(parse_profile("1g.5gb"))
+            assert profile is not None
+            assert profile.id is not None
+            device = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            gone = pynvml.nvmlDeviceGetGpuInstanceById(device, gpu.instances[0].id)
+            change(host, destroy(gpu, "1g.5gb", 6))
+            refused = False
+            try:
+                reader.compute_profiles(gone, gpu.uuid, profile.id)
+            except pynvml.NVMLError:
+                refused = True
+            change(host, create(gpu, "1g.5gb", 6))
+            there = pynvml.nvmlDeviceGetGpuInstanceById(device, only(host).instances[0].id)
+            return refused, len(reader.compute_profiles(there, gpu.uuid, profile.id))
+
+    assert in_child(ask) == (True, 1)

@@ -151,6 +151,9 @@ class InstanceReader:
                         continue
                     raise
                 found.append((info.id, info.sliceCount))
+            # What was asked of an instance that is gone meanwhile is not remembered: it lacks profiles, or is of another one.
+            if pynvml.nvmlGpuInstanceGetInfo(gi_handle).profileId != profile_id:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
             self._compute_profiles[key] = tuple(sorted(found, key=lambda item: (item[1], -item[0])))
         return self._compute_profiles[key]
 
