@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PROTO  := src/tranche/kubernetes/kubelet/proto
+DEPLOY := build/.deploy-checked
 
 NODES ?= p4d=p4d.24xlarge
 
@@ -28,11 +29,16 @@ test: check      ## every check and every test
 	-@$(BIN)/python -m cluster prepare >/dev/null
 	$(BIN)/python -m pytest -n 2
 
-check: $(STAMP)  ## format, lint, types, layers
+check: $(STAMP) $(DEPLOY)  ## format, lint, types, layers; chart, rules, examples
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What is deployed is checked again when something of it, or of the checks, has changed.
+$(DEPLOY): $(STAMP) $(shell find deploy release -type f -not -name '*.pyc')
+	$(BIN)/python -m release check
+	@mkdir -p $(@D) && touch $@
 
 bench: $(STAMP)  ## figures beside baselines of the same run
 	$(BIN)/python -m bench

@@ -1,0 +1,41 @@
+"""`python -m release`: check."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from release.checks import CHECKS
+from release.errors import ReleaseError
+
+
+@click.group()
+def command() -> None:
+    """Make what is delivered, and check what is deployed."""
+
+
+@command.command()
+@click.argument("names", nargs=-1, metavar="[CHECK]...")
+def check(names: tuple[str, ...]) -> None:
+    """Check everything under deploy/, or the named parts of it; what is wrong is a line each, and exit code 1."""
+    unknown = sorted(set(names) - set(CHECKS))
+    if unknown:
+        raise click.UsageError(f"there is no check {unknown[0]}; there are: {', '.join(CHECKS)}")
+    wrong = [f"{name}: {problem}" for name in names or CHECKS for problem in CHECKS[name]()]
+    for line in wrong:
+        click.echo(line)
+    if wrong:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Run a command; a failure is a message and exit code 1."""
+    try:
+        command(standalone_mode=True)
+    except ReleaseError as error:
+        click.echo(f"error: {error}" if not error.hint else f"error: {error}\n  {error.hint}", err=True)
+        sys.exit(1)
+
+
+main()

@@ -1,0 +1,9 @@
+"""Every check of what is deployed: a name, and a function that returns what is wrong, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+Check = Callable[[], list[str]]
+
+CHECKS: Mapping[str, Check] = {}
