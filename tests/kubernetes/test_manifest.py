@@ -209,6 +209,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
             "create_node_event": lambda: client.create_node_event(KubeNode("n"), Severity.NORMAL, "A", "b"),
             "list_pods_on_node": lambda: client.list_pods_on_node("n"),
+            "watch_pods_on_node": lambda: _followed(server, client.watch_pods_on_node("n")),
             "evict_pod": lambda: client.evict_pod(PodRef("any", "p"), "u1"),
             "watch_node": lambda: _followed(server, client.watch_node("n")),
             "watch_config_map": lambda: _followed(server, client.watch_config_map("tranche-system", "c")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tranche.kubernetes.api.objects import KubeApi, KubeNode
+from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -16,14 +16,16 @@ from tranche.node.host import Host
 class NodeServices:
     """What components share.
 
-    `node` is the node object as last seen (None while there is none), `namespace` where ConfigMaps are looked for. `host`
-    blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder cannot be written, "" when it can.
+    `node` is the node object as last seen (None while there is none), `node_pods` are its pods, perhaps late. `namespace`
+    is where ConfigMaps are looked for. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state
+    folder cannot be written, "" when it can.
     """
 
     node_name: str
     namespace: str
     api: KubeApi
     node: Live[KubeNode | None]
+    node_pods: Live[tuple[KubePod, ...]]
     inventory: Inventory
     gpu_events: GpuEvents
     pods: PodRegister

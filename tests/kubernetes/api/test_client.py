@@ -248,6 +248,20 @@ async def labels_of_next(seen: AsyncIterator[KubeNode | None]) -> dict[str, str]
     return dict(node.labels)
 
 
+def test_the_pods_of_a_node_are_followed() -> None:
+    async def test(server: FakeApiServer, client: KubeClient) -> None:
+        seen = client.watch_pods_on_node("n1")
+        server.put("/api/v1/namespaces/a/pods/p", {"status": {"phase": "Running"}})
+        assert [pod.ref for pod in await anext(seen)] == [PodRef("a", "p")]
+        server.put("/api/v1/namespaces/b/pods/p", {"status": {"phase": "Running"}})
+        assert [pod.ref for pod in await anext(seen)] == [PodRef("a", "p"), PodRef("b", "p")]
+        server.delete("/api/v1/namespaces/a/pods/p")
+        assert [pod.ref for pod in await anext(seen)] == [PodRef("b", "p")]
+        assert {each.query["fieldSelector"] for each in server.requests} == {"spec.nodeName=n1"}
+
+    served(test)
+
+
 def test_a_watch_that_breaks_off_goes_on() -> None:
     async def test(server: FakeApiServer, client: KubeClient) -> None:
         seen = client.watch_node("n1")

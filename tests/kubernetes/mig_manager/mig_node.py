@@ -25,6 +25,7 @@ from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
 
@@ -168,18 +169,20 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
             pods = PodRegister(host, kubelet, lambda: api.list_pods_on_node("n1"), clock=loop.time)
             inventory = Inventory(pods.look, clock=loop.time, period=0.05)
             watch = NodeWatch(api, "n1")
+            pod_watch = PodWatch(api, "n1")
             services = NodeServices(
                 node_name="n1",
                 namespace="tranche",
                 api=api,
                 node=watch.latest,
+                node_pods=pod_watch.latest,
                 inventory=inventory,
                 gpu_events=GpuEvents(GpuEventStream, inventory),
                 pods=pods,
                 host=host,
                 state_problem=Live(),
             )
-            background = [asyncio.create_task(watch.run()), asyncio.create_task(inventory.run())]
+            background = [asyncio.create_task(each.run()) for each in (watch, pod_watch, inventory)]
             try:
                 yield ManagedNode(server, api, machine, inventory, host, kubelet, services)
             finally:

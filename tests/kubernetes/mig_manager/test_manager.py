@@ -47,6 +47,19 @@ def test_a_label_cuts_the_gpus_and_the_node_says_so(tmp_path: Path) -> None:
     on_node(tmp_path, test, A100, A100)
 
 
+def test_a_change_of_the_layout_lists_no_pods(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-balanced")
+            await node.shows("success")
+            before = [seen for seen in node.server.lists() if seen.path.endswith("/pods")]
+            node.label(mig_config="all-3g.20gb")
+            await node.shows("success")
+            assert [seen for seen in node.server.lists() if seen.path.endswith("/pods")] == before
+
+    on_node(tmp_path, test, A100)
+
+
 def test_the_config_map_is_followed_as_it_is_edited(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         async with node.managed():

@@ -30,6 +30,7 @@ from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.observation.register_watch import RegisterWatch
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
@@ -93,6 +94,7 @@ async def _serve(
     connection = ApiConnection(server)
     api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
     node_watch = NodeWatch(api, options.node_name)
+    pod_watch = PodWatch(api, options.node_name)
     pods = PodRegister(
         host,
         PodResources(options.pod_resources_socket),
@@ -109,6 +111,7 @@ async def _serve(
         namespace=namespace,
         api=api,
         node=node_watch.latest,
+        node_pods=pod_watch.latest,
         inventory=inventory,
         gpu_events=gpu_events,
         pods=pods,
@@ -118,6 +121,7 @@ async def _serve(
     components: list[Component] = [
         state_folder,
         node_watch,
+        pod_watch,
         inventory,
         RegisterWatch(host.ledger.version, inventory),
         gpu_events,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import (
@@ -21,7 +20,7 @@ from tranche.kubernetes.api.decoding import (
     raw_condition,
     timestamp,
 )
-from tranche.kubernetes.api.informer import Backoff, Happening, Informer, Objects, WatchEvent
+from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.objects import (
     ConfigMap,
     Eviction,
@@ -32,12 +31,12 @@ from tranche.kubernetes.api.objects import (
     PodRef,
     Severity,
 )
+from tranche.kubernetes.api.selection import Selection, named
 
 Item = TypeVar("Item")
 
 _MERGE_PATCH = "application/merge-patch+json"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-_WATCH_SECONDS = 300
 
 
 class KubeClient:
@@ -92,12 +91,12 @@ class KubeClient:
 
     def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
         """The node now, then after each change; None while there is none."""
-        return self._watch_one(_NamedObject(self._connection, f"node {name}", "/api/v1/nodes", name, decode_node))
+        return self._watch_one(Selection(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node))
 
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
         """The ConfigMap now, then after each change; None while there is none."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
-        return self._watch_one(_NamedObject(self._connection, label, path, name, decode_config_map))
+        return self._watch_one(Selection(self._connection, label, path, named(name), decode_config_map))
 
     async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
         """Record an event about the node; the same again counts up."""
@@ -116,9 +115,14 @@ class KubeClient:
 
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
         """Every pod that is bound to the node."""
-        query = {"fieldSelector": f"spec.nodeName={name}"}
-        answer = await self._connection.ask(f"list the pods of node {name}", "GET", "/api/v1/pods", query=query)
-        return tuple(decode_pod(item) for item in answer.accepted().get("items") or ())
+        return tuple((await self._pods_of(name).list()).items.values())
+
+    async def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
+        """The pods that are bound to the node now, then after each change."""
+        informer = Informer(self._pods_of(name), Backoff(self._random), sleep=self._sleep)
+        async with aclosing(informer.snapshots()) as snapshots:
+            async for pods in snapshots:
+                yield tuple(pods.values())
 
     async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
         """Ask for that pod's eviction."""
@@ -141,54 +145,15 @@ class KubeClient:
     async def _patch(self, what: str, path: str, body: Json, content_type: str) -> Json:
         return (await self._connection.ask(what, "PATCH", path, body, content_type=content_type)).accepted()
 
-    async def _watch_one(self, source: _NamedObject[Item]) -> AsyncIterator[Item | None]:
+    def _pods_of(self, node: str) -> Selection[KubePod]:
+        selector = {"fieldSelector": f"spec.nodeName={node}"}
+        return Selection(self._connection, f"the pods of node {node}", "/api/v1/pods", selector, decode_pod)
+
+    async def _watch_one(self, source: Selection[Item]) -> AsyncIterator[Item | None]:
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for items in snapshots:
                 yield next(iter(items.values()), None)
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedObject(Generic[Item]):
-    """The collection, of one or none, of the objects under `path` with that name."""
-
-    connection: ApiConnection
-    label: str
-    path: str
-    name: str
-    decode: Callable[[Json], Item]
-
-    async def list(self) -> Objects[Item]:
-        answer = await self.connection.ask(f"read {self.label}", "GET", self.path, query=self._selector)
-        body = answer.accepted()
-        items = {str(self.name): self.decode(raw) for raw in body.get("items") or ()}
-        return Objects(_version(body), items)
-
-    async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        query = {
-            **self._selector,
-            "watch": "1",
-            "resourceVersion": resource_version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_SECONDS),
-        }
-        async with aclosing(self.connection.follow(f"watch {self.label}", self.path, query)) as lines:
-            async for line in lines:
-                yield self._event(line)
-
-    @property
-    def _selector(self) -> Mapping[str, str]:
-        return {"fieldSelector": f"metadata.name={self.name}"}
-
-    def _event(self, line: Mapping[str, Any]) -> WatchEvent[Item]:
-        happening = Happening(line.get("type", Happening.OPENED))
-        raw = line.get("object") or {}
-        about_object = happening in (Happening.ADDED, Happening.MODIFIED)
-        return WatchEvent(happening, _version(raw), self.name, self.decode(raw) if about_object else None)
-
-
-def _version(raw: Json) -> str:
-    return str((raw.get("metadata") or {}).get("resourceVersion", ""))
 
 
 def _node_path(name: str) -> str:

@@ -125,7 +125,7 @@ class KubeApi(Protocol):
     """One API server, asked on behalf of one node.
 
     Each call raises KubernetesUnavailable when trying again may help; KubernetesForbidden, KubernetesNotFound or
-    KubernetesRejected when it does not. The two watches raise nothing: they last until their iterator is closed, and heal
+    KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and heal
     themselves.
     """
 
@@ -165,6 +165,10 @@ class KubeApi(Protocol):
 
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
         """Every pod that is bound to the node, finished ones included."""
+        ...
+
+    def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
+        """The same now, then after each change."""
         ...
 
     async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:

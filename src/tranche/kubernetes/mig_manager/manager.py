@@ -205,7 +205,7 @@ class MigManager:
         return min(waits, default=None)
 
     async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> NodeSituation:
-        pods = await self._services.api.list_pods_on_node(self._services.node_name)
+        pods = await self._pods()
         rivals = [f"the manager {name}" for name in claims]
         rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods, self._trusted)]
         unseen = await self._why_unseen()
@@ -225,6 +225,14 @@ class MigManager:
             trusted=self._trusted,
             unseen=unseen,
         )
+
+    async def _pods(self) -> tuple[KubePod, ...]:
+        """The node's pods as last heard of: who is a rival, an operand or to be evicted may be known a moment late."""
+        try:
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                return await self._services.node_pods.first()
+        except TimeoutError:
+            return await self._services.api.list_pods_on_node(self._services.node_name)
 
     async def _why_unseen(self) -> TrancheError | None:
         """Why nothing can be decided: layouts or GPUs were not read since the start, or nothing can be written down; else None.

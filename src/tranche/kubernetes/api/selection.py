@@ -1,0 +1,66 @@
+"""The objects of one kind that a selector picks, as an informer's source."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.informer import Happening, Objects, WatchEvent
+
+Item = TypeVar("Item")
+
+_WATCH_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Generic[Item]):
+    """The objects under `path` that the query `selector` picks; namespace and name tell them apart. `label` is for logs."""
+
+    connection: ApiConnection
+    label: str
+    path: str
+    selector: Mapping[str, str]
+    decode: Callable[[Json], Item]
+
+    async def list(self) -> Objects[Item]:
+        """Everything now, as the API server's database has it."""
+        answer = await self.connection.ask(f"read {self.label}", "GET", self.path, query=self.selector)
+        body = answer.accepted()
+        return Objects(_version(body), {_key(raw): self.decode(raw) for raw in body.get("items") or ()})
+
+    async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
+        """What happens after that version, for five minutes at most."""
+        query = {
+            **self.selector,
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        async with aclosing(self.connection.follow(f"watch {self.label}", self.path, query)) as lines:
+            async for line in lines:
+                yield self._event(line)
+
+    def _event(self, line: Mapping[str, Any]) -> WatchEvent[Item]:
+        happening = Happening(line.get("type", Happening.OPENED))
+        raw = line.get("object") or {}
+        about_object = happening in (Happening.ADDED, Happening.MODIFIED)
+        return WatchEvent(happening, _version(raw), _key(raw), self.decode(raw) if about_object else None)
+
+
+def named(name: str) -> Mapping[str, str]:
+    """The selector of the one object of that name."""
+    return {"fieldSelector": f"metadata.name={name}"}
+
+
+def _version(raw: Json) -> str:
+    return str((raw.get("metadata") or {}).get("resourceVersion", ""))
+
+
+def _key(raw: Json) -> str:
+    meta = raw.get("metadata") or {}
+    return f"{meta.get('namespace', '')}/{meta.get('name', '')}"
