@@ -1,4 +1,4 @@
-"""The agent as a process on a node of the test cluster, with no more rights than its manifest gives it."""
+"""The agent as a process on a node of the test cluster, with no more rights than its chart gives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from release import chart
+from release.chart import KubeObject, render
 
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
@@ -20,10 +21,10 @@ from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
 
-MANIFEST = Path(__file__).parents[1] / "deploy" / "tranche-agent.yaml"
-DRAIN_MANIFEST = MANIFEST.with_name("drain.yaml")
-NAMESPACE = "tranche-system"
+NAMESPACE = chart.NAMESPACE
 ACCOUNT = "tranche-agent"
+# Tests start agents on other ConfigMaps than the chart's default ones.
+_CONFIG_MAPS = ("plugin", "strategies", "competition-strategies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +105,36 @@ class RunningAgent:
 
 
 def install_rights(cluster: Cluster) -> None:
-    """Apply the manifest without its DaemonSet: there is no image of the agent here."""
-    objects = [item for item in yaml.safe_load_all(MANIFEST.read_text()) if item["kind"] != "DaemonSet"]
-    cluster.apply(*objects)
+    """Apply what the chart makes, except the DaemonSet: the agent is a process of the node here."""
+    cluster.apply(*_rights())
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
     wait_for("the agent's service account is there", lambda: cluster.api.get(account))
 
 
 @contextmanager
 def rights_to_drain(cluster: Cluster) -> Iterator[None]:
-    """The rights that the policy drain needs beside the manifest's, for the length of the block."""
-    objects = list(yaml.safe_load_all(DRAIN_MANIFEST.read_text()))
+    """The rights that the policy drain needs beside the others, for the length of the block."""
+    present = [_identity(item) for item in _rights()]
+    objects = [item for item in _rights(migManager={"inUse": "drain"}) if _identity(item) not in present]
     cluster.apply(*objects)
     try:
         yield
     finally:
-        cluster.kubectl("delete", f"--filename={DRAIN_MANIFEST}")
+        for item in objects:
+            cluster.kubectl("delete", item["kind"], item["metadata"]["name"])
+
+
+def _rights(**values: object) -> list[KubeObject]:
+    objects = render({"namespace": {"create": True}, **values})
+    for item in objects:
+        for rule in item.get("rules", ()):
+            if "resourceNames" in rule:
+                rule["resourceNames"] = [*rule["resourceNames"], *_CONFIG_MAPS]
+    return [item for item in objects if item["kind"] != "DaemonSet"]
+
+
+def _identity(item: KubeObject) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from release import chart
+
 Check = Callable[[], list[str]]
 
-CHECKS: Mapping[str, Check] = {}
+CHECKS: Mapping[str, Check] = {"chart": chart.problems}

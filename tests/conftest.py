@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from release.helm import why_no_helm
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -19,7 +20,7 @@ settings.load_profile("tranche")
 Golden = Callable[[str, str], None]
 
 # What a test may need that not every machine has: a marker, and the word for it in the last lines.
-_NEEDS = {"cluster": "a cluster", "gpu": "a GPU"}
+_NEEDS = {"cluster": "a cluster", "gpu": "a GPU", "helm": "Helm"}
 _NEEDED = "needed"
 # The walks of the guides make clusters of their own; all other tests of a cluster share one.
 _CLUSTER_TESTS, _WALKS = "tests/cluster/", "tests/cluster/test_guides.py"
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, needed in _NEEDS.items():
             if item.get_closest_marker(marker) is not None:
                 item.user_properties.append((_NEEDED, needed))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what renders the chart where no Helm can be had."""
+    if item.get_closest_marker("helm") is not None and (reason := why_no_helm()):
+        pytest.skip(reason)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -43,7 +43,7 @@ def test_a_restart_of_the_machine_needs_the_hosts_root(two_a100: TestMachine, tm
     options = [f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}", "--health-port=0", "--with-reboot"]
     done = two_a100.tranche("agent", *options, f"--host-root={tmp_path / 'none'}", code=2)
     assert "--with-reboot needs the host's root" in done.stderr
-    assert "deploy/host-root.yaml" in done.stderr
+    assert "migManager.withReboot=true" in done.stderr
 
 
 def test_a_taken_health_port_is_said(two_a100: TestMachine, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def _agent(context: click.Context, **values: Any) -> None:
     if values["with_reboot"] and not values["host_root"].is_dir():
         raise UsageError(
             f"--with-reboot needs the host's root, and there is no folder {values['host_root']}",
-            hint="mount it there, as deploy/host-root.yaml does, or name its place with --host-root",
+            hint="mount it there, as the chart does under migManager.withReboot=true, or name its place with --host-root",
         )
     # Sockets and state are this process's alone: on a cluster's node nobody else has to read them.
     os.umask(0o077)

@@ -1,4 +1,4 @@
-"""The manifest agrees with the program that it starts."""
+"""The chart agrees with the program that it starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from release.chart import NAMESPACE, KubeObject, Values, render
 
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tests.kubernetes.waiting import patiently, until
@@ -36,18 +36,27 @@ from tranche.kubernetes.observation.resources import MigStrategy
 
 OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm", "client")
 CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DRAINING = {"migManager": {"inUse": "drain"}}
+pytestmark = pytest.mark.helm
 
 
-def objects(kind: str, file: str = "tranche-agent.yaml") -> list[dict[str, Any]]:
-    return [item for item in yaml.safe_load_all((DEPLOY / file).read_text()) if item["kind"] == kind]
+def objects(kind: str, **values: object) -> list[KubeObject]:
+    return [item for item in render({"namespace": {"create": True}, **values}) if item["kind"] == kind]
 
 
-def host_root_patch() -> dict[str, Any]:
-    """What deploy/host-root.yaml adds to the DaemonSet's pods."""
-    patch: dict[str, Any] = yaml.safe_load((DEPLOY / "host-root.yaml").read_text())
-    added: dict[str, Any] = patch["spec"]["template"]["spec"]
-    return added
+def agents_pod(**values: object) -> tuple[KubeObject, KubeObject]:
+    """The agent's pod and its container."""
+    (daemon_set,) = objects("DaemonSet", **values)
+    pod: KubeObject = daemon_set["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
+def mounted(**values: object) -> dict[str, str]:
+    """Path in the container to path on the host."""
+    pod, container = agents_pod(**values)
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    return {mount["mountPath"]: hosts[mount["name"]] for mount in container["volumeMounts"] if mount["name"] != "tmp"}
 
 
 def default(name: str) -> Any:
@@ -56,49 +65,57 @@ def default(name: str) -> Any:
 
 
 def test_the_probes_ask_the_port_that_the_agent_serves() -> None:
-    (daemon_set,) = objects("DaemonSet")
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    _, container = agents_pod()
     assert container["ports"] == [{"name": "health", "containerPort": default("health_port")}]
     for probe, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+    _, container = agents_pod(healthPort=9000)
+    assert container["ports"] == [{"name": "health", "containerPort": 9000}]
+    assert "--health-port=9000" in container["args"]
 
 
 def test_each_variable_that_an_option_is_read_from_is_known_to_the_agent() -> None:
-    (daemon_set,) = objects("DaemonSet")
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    _, container = agents_pod()
     known = {name for parameter in agent.command.params for name in _variables(parameter.envvar)}
     given = {entry["name"] for entry in container["env"] if not entry["name"].startswith("NVIDIA_")}
     assert given == {"NODE_NAME", "POD_NAMESPACE", "POD_IP"}
     assert given <= known
 
 
-def test_every_folder_that_the_agent_works_in_is_the_hosts_at_the_same_path() -> None:
-    (daemon_set,) = objects("DaemonSet")
-    pod = daemon_set["spec"]["template"]["spec"]
-    volumes = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-    mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] != "tmp"]
-    assert "/" not in volumes.values()
-    assert volumes == {mount["name"]: mount["mountPath"] for mount in mounts}
-    assert str(Path(default("pod_resources_socket")).parent) in volumes.values()
+@pytest.mark.parametrize("values", [{}, {"deviceListStrategy": "cdi-cri", "kubeletPath": "/var/snap/kubelet"}])
+def test_every_folder_that_the_agent_works_in_is_the_hosts_at_the_same_path(values: Values) -> None:
+    folders = mounted(**values)
+    folders.pop("/driver-root", None)
+    assert "/" not in folders.values()
+    assert all(host == container for container, host in folders.items())
+    kubelet = values.get("kubeletPath", "/var/lib/kubelet")
+    assert {f"{kubelet}/pod-resources", f"{kubelet}/device-plugins"} <= set(folders)
+
+
+def test_the_kubelets_sockets_are_where_the_agent_looks_for_them() -> None:
+    assert str(Path(default("pod_resources_socket")).parent) in mounted()
+    _, container = agents_pod(kubeletPath="/var/snap/kubelet")
+    assert "--pod-resources-socket=/var/snap/kubelet/pod-resources/kubelet.sock" in container["args"]
+    assert "--kubelet-socket=/var/snap/kubelet/device-plugins/kubelet.sock" in container["args"]
 
 
 def test_the_hosts_root_is_where_the_agent_looks_for_it_and_cannot_be_written() -> None:
-    (daemon_set,) = objects("DaemonSet")
-    pod = daemon_set["spec"]["template"]["spec"]
-    patch = host_root_patch()
-    (container,) = patch["containers"]
-    assert container["name"] == pod["containers"][0]["name"]
-    assert [volume["hostPath"]["path"] for volume in patch["volumes"]] == ["/"]
-    roots = container["volumeMounts"]
-    # Driver files are looked for under the one, and the restart of the machine is asked for under the other.
-    assert {mount["mountPath"] for mount in roots} == {
-        PluginConfig().driver_root_in_container,
-        str(default("host_root")),
-    }
-    assert all(mount["readOnly"] for mount in roots)
+    restarting = {"migManager": {"withReboot": True}}
+    pod, container = agents_pod(**restarting)
+    assert mounted(**restarting)[str(default("host_root"))] == "/"
     # A reboot that takes itself for one in a chroot does nothing: it compares its root with that of the host's init.
     assert pod["hostPID"]
-    assert pod["containers"][0]["securityContext"]["privileged"]
+    assert container["securityContext"]["privileged"]
+    for root in ("/", "/run/nvidia/driver"):
+        by_cdi = {"deviceListStrategy": "cdi-annotations", "nvidiaDriverRoot": root}
+        folders = mounted(**by_cdi)
+        assert folders[PluginConfig().driver_root_in_container] == root
+        assert list(folders.values()).count("/") == (root == "/")
+        assert str(default("cdi_folder")) in folders
+        pod, container = agents_pod(**by_cdi, **restarting)
+        roots = [mount for mount in container["volumeMounts"] if mount["name"] in ("driver-root", "host-root")]
+        assert len(roots) == 2
+        assert all(mount["readOnly"] for mount in roots)
 
 
 def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:
@@ -106,10 +123,10 @@ def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:
     account = daemon_set["spec"]["template"]["spec"]["serviceAccountName"]
     namespace = daemon_set["metadata"]["namespace"]
     bound = set()
-    for binding in objects("ClusterRoleBinding") + objects("RoleBinding") + objects("ClusterRoleBinding", "drain.yaml"):
+    for binding in objects("ClusterRoleBinding", **DRAINING) + objects("RoleBinding"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
         bound.add((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
-    every_role = objects("ClusterRole") + objects("Role") + objects("ClusterRole", "drain.yaml")
+    every_role = objects("ClusterRole", **DRAINING) + objects("Role")
     roles = {(role["kind"], role["metadata"]["name"]) for role in every_role}
     assert bound == roles
 
@@ -124,13 +141,19 @@ def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
             for verb in rule["verbs"]
         }
 
-    always, draining = (
-        granted(*objects("ClusterRole"), *objects("Role")),
-        granted(*objects("ClusterRole", "drain.yaml")),
-    )
-    assert draining == {("", "pods/eviction", "create")}
-    assert not always & draining
-    assert always | draining == asyncio.run(_used_by_the_client())
+    always = granted(*objects("ClusterRole"), *objects("Role"))
+    draining = granted(*objects("ClusterRole", **DRAINING), *objects("Role", **DRAINING))
+    assert draining - always == {("", "pods/eviction", "create")}
+    assert draining == asyncio.run(_used_by_the_client())
+    without_manager = {"migManager": {"enabled": False}}
+    offering = granted(*objects("ClusterRole", **without_manager), *objects("Role", **without_manager))
+    assert always - offering == {
+        ("", "nodes/status", "patch"),
+        (NAMESPACE, "configmaps", "list"),
+        (NAMESPACE, "configmaps", "watch"),
+    }
+    seeing = granted(*objects("ClusterRole", **without_manager, featureLabels={"enabled": False}))
+    assert {right for right in seeing if right[2] not in ("get", "list", "watch")} == set()
 
 
 def policy_variable(name: str) -> str:
@@ -185,13 +208,41 @@ def test_every_annotation_that_the_agent_writes_is_one_that_the_policy_lets_it_w
 def test_the_agents_pod_has_no_more_than_it_needs() -> None:
     (namespace,) = objects("Namespace")
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
-    (daemon_set,) = objects("DaemonSet")
-    pod = daemon_set["spec"]["template"]["spec"]
+    pod, container = agents_pod()
     assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
-    assert pod["containers"][0]["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    assert container["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
     assert "hostNetwork" not in pod
     (isolation,) = objects("NetworkPolicy")
-    assert isolation["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    (daemon_set,) = objects("DaemonSet")
+    assert isolation["spec"]["podSelector"] == daemon_set["spec"]["selector"]
+    assert isolation["spec"]["policyTypes"] == ["Ingress"]
+    assert "ingress" not in isolation["spec"]
+
+
+def test_without_the_manager_the_agent_cuts_nothing_and_is_not_privileged() -> None:
+    without_manager = {"migManager": {"enabled": False}}
+    _, container = agents_pod(**without_manager)
+    assert "privileged" not in container["securityContext"]
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert "/dev" not in mounted(**without_manager)
+    assert "NVIDIA_MIG_CONFIG_DEVICES" not in {entry["name"] for entry in container["env"]}
+    assert "--without=mig-manager" in container["args"]
+
+
+def test_only_the_config_maps_that_are_named_may_be_read() -> None:
+    def readable(**values: object) -> list[str]:
+        return [
+            name
+            for role in objects("Role", **values)
+            for rule in role["rules"]
+            for name in rule.get("resourceNames", ())
+        ]
+
+    assert readable() == [default("layouts")]
+    chosen = {"migManager": {"config": {"name": "sizes"}}, "config": {"name": "plugin"}}
+    assert readable(**chosen) == ["sizes", "plugin"]
+    _, container = agents_pod(**chosen)
+    assert {"--layouts=sizes", "--plugin-config-map=plugin"} <= set(container["args"])
 
 
 async def _used_by_the_client() -> set[tuple[str, str, str]]:

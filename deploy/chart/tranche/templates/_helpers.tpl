@@ -1,0 +1,142 @@
+{{/* The name of all objects. */}}
+{{- define "tranche.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $release := .Release.Name -}}
+{{- if not (contains $name $release) }}{{ $release = printf "%s-%s" $release $name }}{{ end -}}
+{{- printf "%s-agent" ($release | trunc 57 | trimSuffix "-") -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tranche.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end }}
+
+{{- define "tranche.account" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "tranche.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name: name the account that exists, as serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{/* The user that the API server knows the agents by. */}}
+{{- define "tranche.user" -}}
+system:serviceaccount:{{ include "tranche.namespace" . }}:{{ include "tranche.account" . }}
+{{- end }}
+
+{{- define "tranche.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end }}
+
+{{/* The labels of the agents' pods that never change. */}}
+{{- define "tranche.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "tranche.fullname" . }}
+{{- end }}
+
+{{- define "tranche.labels" -}}
+{{ include "tranche.selectorLabels" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* The ConfigMap of device plugin files; empty without one. */}}
+{{- define "tranche.pluginConfigMap" -}}
+{{- if .Values.config.name -}}
+{{- .Values.config.name -}}
+{{- else if .Values.config.map -}}
+{{- printf "%s-device-plugin" (include "tranche.fullname" .) -}}
+{{- end -}}
+{{- end }}
+
+{{/* The ConfigMaps that the agents read, as a JSON list. */}}
+{{- define "tranche.configMaps" -}}
+{{- $names := list -}}
+{{- if and .Values.migManager.enabled .Values.migManager.config.name }}{{ $names = append $names .Values.migManager.config.name }}{{ end -}}
+{{- with include "tranche.pluginConfigMap" . }}{{ $names = append $names . }}{{ end -}}
+{{- $names | uniq | toJson -}}
+{{- end }}
+
+{{/* "true" where containers are told of their devices by CDI. */}}
+{{- define "tranche.cdi" -}}
+{{- $told := printf "%s %s" (.Values.deviceListStrategy | default "") (.Values.config.map | toJson) -}}
+{{- if and .Values.devicePlugin.enabled (or .Values.cdi.mount (regexMatch "cdi-(annotations|cri)" $told)) }}true{{ end -}}
+{{- end }}
+
+{{/* "true" where the node object's labels or annotations are written. */}}
+{{- define "tranche.writesNode" -}}
+{{- if or .Values.migManager.enabled .Values.featureLabels.enabled }}true{{ end -}}
+{{- end }}
+
+{{/* The agent's options, one a line. */}}
+{{- define "tranche.arguments" -}}
+{{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels }}
+{{- if not $values.enabled }}
+- --without={{ $part }}
+{{- end }}
+{{- end }}
+{{- if ne (int .Values.healthPort) 9440 }}
+- --health-port={{ .Values.healthPort }}
+{{- end }}
+{{- if ne .Values.logFormat "auto" }}
+- --log-format={{ .Values.logFormat }}
+{{- end }}
+{{- if .Values.verbose }}
+- --verbose
+{{- end }}
+{{- if ne .Values.kubeletPath "/var/lib/kubelet" }}
+- --pod-resources-socket={{ .Values.kubeletPath }}/pod-resources/kubelet.sock
+- --kubelet-socket={{ .Values.kubeletPath }}/device-plugins/kubelet.sock
+{{- end }}
+{{- with .Values.migStrategy }}
+- --mig-strategy={{ . }}
+{{- end }}
+{{- with .Values.deviceListStrategy }}
+- --device-list-strategy={{ . }}
+{{- end }}
+{{- with .Values.deviceIDStrategy }}
+- --device-id-strategy={{ . }}
+{{- end }}
+{{- with .Values.nvidiaDriverRoot }}
+- --driver-root={{ . }}
+{{- end }}
+{{- with .Values.cdi.nvidiaHookPath }}
+- --nvidia-cdi-hook-path={{ . }}
+{{- end }}
+{{- with include "tranche.pluginConfigMap" . }}
+- --plugin-config-map={{ . }}
+{{- end }}
+{{- with .Values.config.default }}
+- --default-config={{ . }}
+{{- end }}
+{{- with .Values.config.fallbackStrategies }}
+{{- if ne (join "," .) "named,single" }}
+- --fallback-strategies={{ join "," . }}
+{{- end }}
+{{- end }}
+{{- if .Values.migManager.enabled }}
+{{- if ne .Values.migManager.config.name "tranche-layouts" }}
+- --layouts={{ .Values.migManager.config.name }}
+{{- end }}
+{{- if ne .Values.migManager.inUse "wait" }}
+- --in-use={{ .Values.migManager.inUse }}
+{{- end }}
+{{- if .Values.migManager.withReboot }}
+- --with-reboot
+{{- end }}
+{{- range .Values.migManager.operatorNamespaces }}
+- --operator-namespace={{ . }}
+{{- end }}
+{{- end }}
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

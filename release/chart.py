@@ -1,0 +1,67 @@
+"""The chart as Helm renders it, and whether that is what it has to be."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from release.errors import ReleaseError
+from release.helm import helm
+
+CHART = Path(__file__).parents[1] / "deploy" / "chart" / "tranche"
+RELEASE = "tranche"
+NAMESPACE = "tranche-system"
+KUBERNETES = "1.36.0"
+
+KubeObject = dict[str, Any]
+Values = Mapping[str, Any]
+
+
+def render(
+    values: Values | None = None,
+    *,
+    files: Sequence[Path] = (),
+    namespace: str = NAMESPACE,
+    release: str = RELEASE,
+    kubernetes: str = KUBERNETES,
+    apis: Sequence[str] = (),
+) -> list[KubeObject]:
+    """The chart's objects under these values and those of `files`, for a cluster of that version with those further APIs.
+
+    Raises:
+        ReleaseError: the chart refuses the values, in Helm's words.
+    """
+    chosen = (*(f"--values={file}" for file in files), f"--kube-version={kubernetes}")
+    chosen = (*chosen, *(f"--api-versions={api}" for api in apis))
+    text = _rendered(release, namespace, chosen, yaml.safe_dump(dict(values or {})), str(CHART))
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+@cache
+def _rendered(release: str, namespace: str, options: tuple[str, ...], values: str, chart: str) -> str:
+    command = [str(helm()), "template", release, chart, f"--namespace={namespace}", *options, "--values=-"]
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ReleaseError(done.stderr.strip().removeprefix("Error: "))
+    return done.stdout
+
+
+def lint() -> list[str]:
+    """What `helm lint --strict` objects to."""
+    done = subprocess.run(
+        [str(helm()), "lint", "--strict", "--quiet", f"--namespace={NAMESPACE}", str(CHART)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line] if done.returncode else []
+
+
+def problems() -> list[str]:
+    """Everything that is wrong with the chart."""
+    return lint()
