@@ -15,6 +15,7 @@ from cluster.cluster import Cluster, prepare_machine, remove_cluster, remove_lef
 from cluster.errors import UnsuitableMachine
 from cluster.node import Node
 from cluster.waiting import wait_for
+from release.helm import why_no_helm
 
 from tranche.node.locks import FileLock
 
@@ -30,6 +31,8 @@ def suitable_machine() -> None:
         prepare_machine(_say)
     except UnsuitableMachine as error:
         pytest.skip(error.message)
+    if reason := why_no_helm():
+        pytest.skip(reason)
 
 
 @pytest.fixture
