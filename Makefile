@@ -8,7 +8,7 @@ DEPLOY := build/.deploy-checked
 
 NODES ?= p4d=p4d.24xlarge
 
-.PHONY: help setup demo test check bench bench-cluster cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test check bench bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ bench: $(STAMP)  ## figures beside baselines of the same run
 bench-cluster: $(STAMP) ## figures of a Kubernetes node; a cluster is made and removed
 	$(BIN)/python -m bench cluster
 
+image: $(STAMP)  ## the agent's image as an OCI archive, also where there is no registry
+	$(BIN)/python -m release image
+
 cluster: $(STAMP) ## a Kubernetes cluster with simulated GPUs; NODES="p4d=p4d.24xlarge p5=p5.48xlarge" for more nodes
 	$(BIN)/python -m cluster up $(NODES)
 
@@ -58,9 +61,13 @@ test-cluster: $(STAMP) ## the tests that need a cluster; it is made and removed
 goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 	$(BIN)/python -m pytest -n 2 --update-goldens -m "not cluster"
 
-lock: $(STAMP)   ## resolve the dependencies anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-	  --no-emit-package tranche-simulator --group dev --extra kubernetes pyproject.toml -o requirements.lock
+RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+  --no-emit-package tranche-simulator
+
+lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; what builds the image's packages
+	$(RESOLVE) --group dev --extra kubernetes pyproject.toml -o requirements.lock
+	$(RESOLVE) --constraints requirements.lock --extra kubernetes pyproject.toml -o requirements-image.lock
+	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto

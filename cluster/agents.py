@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from release import chart
 from release.chart import KubeObject, render
 
 from cluster.cluster import Cluster
@@ -20,6 +19,7 @@ from cluster.errors import ClusterError
 from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
+from release import chart
 
 NAMESPACE = chart.NAMESPACE
 ACCOUNT = "tranche-agent"

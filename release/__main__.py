@@ -1,4 +1,4 @@
-"""`python -m release`: check."""
+"""`python -m release`: check, image."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from release.checks import CHECKS
 from release.errors import ReleaseError
+from release.image import deliver, make_image
 
 
 @click.group()
@@ -27,6 +28,21 @@ def check(names: tuple[str, ...]) -> None:
         click.echo(line)
     if wrong:
         sys.exit(1)
+
+
+@command.command()
+def image() -> None:
+    """Build the agent's image, without a registry if there is none; where it lies, its digest and its size on stdout."""
+    made = make_image(_say)
+    archive, materials = deliver(made)
+    _say(f"what is inside: {materials}")
+    if made.base.startswith("localhost/"):
+        _say(f"built on {made.base}, a stand-in for tests; publish what `docker build .` makes")
+    click.echo(f"{archive} {made.digest} {made.size / 1e6:.1f} MB")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def main() -> None:

@@ -1,0 +1,36 @@
+# The agent of a Kubernetes node: docker build -t tranche-agent:0.1.0 .
+# Without a registry, and with a list of what is inside: make image
+ARG PYTHON_IMAGE=python:3.13-slim-trixie
+
+FROM ${PYTHON_IMAGE} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY requirements-image.lock requirements-build.lock ./
+RUN python -m pip install --quiet --target /build --require-hashes -r requirements-build.lock \
+ && python -m venv --without-pip /opt/tranche \
+ && python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --require-hashes -r requirements-image.lock
+COPY LICENSE README.md pyproject.toml ./
+COPY simulator simulator
+COPY src src
+# Byte code is trusted without a look at its source, whose time differs from build to build. The simulator's C sources stay behind:
+# the agent needs its catalogue of boards only.
+RUN PYTHONPATH=/build python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --no-deps --no-build-isolation \
+      ./simulator . \
+ && rm -r /opt/tranche/lib/python3*/site-packages/tranche_simulator/native \
+ && python -m compileall -q --invalidation-mode unchecked-hash /opt/tranche/lib
+
+FROM ${PYTHON_IMAGE}
+ARG PYTHON_IMAGE
+LABEL org.opencontainers.image.title="tranche-agent" \
+      org.opencontainers.image.description="Cuts the NVIDIA GPUs of a Kubernetes node into slices and offers them to pods" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${PYTHON_IMAGE}"
+COPY --from=build /opt/tranche /opt/tranche
+ENV PATH=/opt/tranche/bin:$PATH
+# It starts, with every library that it needs. Where the base has Python's own modules without byte code, this leaves what it reads.
+RUN python -c "import tranche.kubernetes.agent.parts, tranche.kubernetes.agent.process, tranche.cli.agent" && tranche --version
+# Its root may be read-only; /tmp and the folders of the node are mounted.
+ENV PYTHONDONTWRITEBYTECODE=1
+ENTRYPOINT ["tranche"]
+CMD ["agent"]
