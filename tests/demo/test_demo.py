@@ -33,11 +33,12 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def job_processes(folder: Path) -> list[int]:
-    """The pids of the demo's jobs that were compiled in the folder and still run."""
+    """The pids of the jobs that still run of the demo whose machine is in the folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(process / "exe").startswith(str(folder)):
+            ours = f"TRANCHE_SIM_STATE={folder}/".encode() in (process / "environ").read_bytes()
+            if ours and os.readlink(process / "exe").endswith("/gpu-job"):
                 found.append(int(process.name))
         except OSError:
             continue
@@ -115,7 +116,7 @@ def test_nvidia_smi_lists_the_jobs(tmp_path: Path) -> None:
         look = next(line for line in demo.stderr if line.startswith("to look at it from another terminal: "))
         shown = subprocess.run(look.partition(": ")[2], shell=True, capture_output=True, text=True, check=True).stdout
         assert "NVIDIA A100-SXM4-40GB" in shown
-        assert shown.count("demo-job") == 8
+        assert shown.count("gpu-job") == 8
     finally:
         demo.terminate()
         demo.communicate()

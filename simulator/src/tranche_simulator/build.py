@@ -1,4 +1,4 @@
-"""Compiles the simulator from the sources that come with the package, once per version of those sources."""
+"""The compiled simulator: the one that came with the package, else one made of its sources, once per version of those."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 import zlib
 from pathlib import Path
 
-from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE, BuiltSimulator, compiler, layout
-
-_HERE = Path(__file__).parent
+from tranche_simulator.prebuilt import prebuilt, sources
+from tranche_simulator.recipe import COMPILE_FLAGS, BuiltSimulator, compiler, layout
 
 
 def cache_directory() -> Path:
@@ -21,13 +20,15 @@ def cache_directory() -> Path:
 
 
 def ensure_built(cache: Path | None = None) -> BuiltSimulator:
-    """Compile the simulator unless this version is in the cache already.
+    """The simulator that the package brings along; without one, it is compiled unless this version is in the cache already.
 
     Safe when many processes do it at once: each compiles in a folder of its own, and the first to rename it wins.
 
     Raises:
         SimulatorError: no C compiler, a compile error, or the cache cannot be written.
     """
+    if (shipped := prebuilt()) is not None:
+        return shipped
     root = (cache or cache_directory()) / "simulator"
     target = root / _fingerprint()
     built = layout(target)
@@ -42,19 +43,7 @@ def ensure_built(cache: Path | None = None) -> BuiltSimulator:
 def _fingerprint() -> str:
     """Name of the build: changes with any source file (by name, size and time) and with the compiler command."""
     parts = [*compiler(), *COMPILE_FLAGS]
-    names = (
-        "recipe.py",
-        "build.py",
-        "compiling.py",
-        "board_tables.py",
-        "catalogue.py",
-        "boards.json",
-        "plain_boards.json",
-    )
-    sources = [_HERE / name for name in names]
-    for folder in (NATIVE, NATIVE / "nvidia_smi"):
-        sources += sorted(Path(entry.path) for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt")))
-    for source in sources:
+    for source in sources():
         status = source.stat()
         parts.append(f"{source.name} {status.st_size} {status.st_mtime_ns}")
     # Two checksums, since hashlib takes as long to import as all the rest takes to run.

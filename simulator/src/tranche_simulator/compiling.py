@@ -1,4 +1,4 @@
-"""Compiles the simulator's sources: two shared libraries of the same code, and nvidia-smi."""
+"""Compiles the simulator's sources: two shared libraries of the same code, nvidia-smi, and a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tranche_simulator import board_tables
 from tranche_simulator.errors import SimulatorError
-from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE, compiler, layout
+from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE, Toolchain, compiler, layout
 
 STUB_TEXT = """#include "session.h"
 
@@ -24,24 +24,26 @@ STUB_TEXT = """#include "session.h"
 """
 
 
-def run_compiler(arguments: Sequence[str], product: str = "the simulator") -> None:
-    """Run the C compiler; `product` is what it makes of it, for the error.
+def run_compiler(
+    arguments: Sequence[str], product: str = "the simulator", *, command: Sequence[str] | None = None
+) -> None:
+    """Run the C compiler, or the one whose `command` is given; `product` is what it makes of it, for the error.
 
     Raises:
         SimulatorError: there is no C compiler, or it fails.
     """
-    command = [*compiler(), *arguments]
+    words = [*(command or compiler()), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SimulatorError(
-            f"there is no C compiler: cannot run {command[0]!r} ({error.strerror})",
+            f"there is no C compiler: cannot run {words[0]!r} ({error.strerror})",
             hint="install gcc or clang with the C library's headers, or name a compiler in CC",
         ) from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         raise SimulatorError(
-            f"the C compiler could not build {product}: {shlex.join(command)}\n" + "\n".join(lines[:20]),
+            f"the C compiler could not build {product}: {shlex.join(words)}\n" + "\n".join(lines[:20]),
             hint="the message above is the compiler's; CC and the installed C headers are the usual causes",
         )
 
@@ -61,7 +63,7 @@ def build_into(root: Path, target: Path) -> None:
             hint="set TRANCHE_CACHE_DIR to a folder that you may write",
         ) from error
     try:
-        _compile_everything(draft)
+        compile_everything(draft)
         draft.chmod(0o755)
         try:
             draft.rename(target)
@@ -74,34 +76,53 @@ def build_into(root: Path, target: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _compile_everything(draft: Path) -> None:
-    objects = draft / "objects"
-    objects.mkdir()
-    tables = objects / "boards_table.c"
+def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None:
+    """Compile into an existing empty folder, with the compiler of this host where no toolchain is given.
+
+    Raises:
+        SimulatorError: no C compiler, or a compile error.
+    """
+    ours = tuple(compiler())
+    tools = toolchain or Toolchain(libraries=ours, programs=ours)
+    generated = folder / "generated"
+    generated.mkdir()
+    tables = generated / "boards_table.c"
     tables.write_text(board_tables.c_source(board_tables.load_models()))
-    stubs = objects / "unsupported.c"
+    stubs = generated / "unsupported.c"
     names = (NATIVE / "unsupported_symbols.txt").read_text().split()
     stubs.write_text(STUB_TEXT + "".join(f"UNSUPPORTED({name})\n" for name in names))
-    library_sources = [*sorted(NATIVE.glob("*.c")), tables, stubs]
-    smi_sources = sorted((NATIVE / "nvidia_smi").glob("*.c"))
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        library_objects = list(pool.map(lambda source: _compile(source, objects), library_sources))
-        smi_objects = list(pool.map(lambda source: _compile(source, objects), smi_sources))
-    built = layout(draft)
-    for output in (built.library, built.control, built.nvidia_smi):
-        output.parent.mkdir()
+    common = _compile([*sorted(NATIVE.glob("*.c")), tables, stubs], generated / "libraries", tools.libraries)
+    built = layout(folder)
     for output in (built.library, built.control):
-        flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{output.name}"]
-        run_compiler([*flags, "-o", str(output), *library_objects])
-    link = ["-pthread", "-o", str(built.nvidia_smi), *smi_objects, *library_objects]
+        output.parent.mkdir()
+        flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{output.name}", *tools.link_flags]
+        run_compiler([*flags, "-o", str(output), *common], command=tools.libraries)
+    if tools.programs != tools.libraries:
+        common = _compile([*sorted(NATIVE.glob("*.c")), tables, stubs], generated / "common", tools.programs)
+    for output, sources in ((built.nvidia_smi, NATIVE / "nvidia_smi"), (built.job, NATIVE / "job")):
+        output.parent.mkdir()
+        own = _compile(sorted(sources.glob("*.c")), generated / output.name, tools.programs)
+        _link_program(output, [*own, *common], tools)
+    shutil.rmtree(generated)
+
+
+def _link_program(output: Path, objects: Sequence[str], tools: Toolchain) -> None:
+    link = ["-pthread", *tools.link_flags, "-o", str(output), *objects]
     try:
-        run_compiler([*link, "-static"])
+        run_compiler([*link, "-static"], command=tools.programs)
     except SimulatorError:
-        run_compiler(link)  # this compiler has no static C library: nvidia-smi then needs the shared one of its host
-    shutil.rmtree(objects)
+        # This compiler has no static C library: the program then needs the shared one of its host.
+        run_compiler(link, command=tools.programs)
 
 
-def _compile(source: Path, objects: Path) -> str:
-    output = objects / f"{source.parent.name}-{source.stem}.o"
-    run_compiler([*COMPILE_FLAGS, f"-I{NATIVE}", "-c", str(source), "-o", str(output)])
-    return str(output)
+def _compile(sources: Sequence[Path], folder: Path, command: Sequence[str]) -> list[str]:
+    """The object files of the sources, made in a new folder."""
+    folder.mkdir()
+
+    def one(source: Path) -> str:
+        output = folder / f"{source.stem}.o"
+        run_compiler([*COMPILE_FLAGS, f"-I{NATIVE}", "-c", str(source), "-o", str(output)], command=command)
+        return str(output)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return list(pool.map(one, sources))

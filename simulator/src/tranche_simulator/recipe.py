@@ -14,16 +14,30 @@ COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", 
 
 
 @dataclass(frozen=True, slots=True)
+class Toolchain:
+    """The command of the compiler that makes the shared libraries, and of the one that makes the programs.
+
+    They differ where the programs are linked with a C library of their own.
+    """
+
+    libraries: tuple[str, ...]
+    programs: tuple[str, ...]
+    link_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltSimulator:
     """The compiled simulator.
 
     `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
-    under another soname, for a process that must not meet the simulator when it loads NVML. `nvidia_smi` is self-contained.
+    under another soname, for a process that must not meet the simulator when it loads NVML. `nvidia_smi` and `job`, a program
+    that uses the GPUs that it is given, are self-contained.
     """
 
     library: Path
     control: Path
     nvidia_smi: Path
+    job: Path
     directory: Path
 
 
@@ -33,6 +47,7 @@ def layout(directory: Path) -> BuiltSimulator:
         library=directory / "lib" / NVML_SONAME,
         control=directory / "control" / CONTROL_SONAME,
         nvidia_smi=directory / "bin" / "nvidia-smi",
+        job=directory / "job" / "gpu-job",
         directory=directory,
     )
 

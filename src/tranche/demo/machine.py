@@ -1,4 +1,4 @@
-"""The machine that the demo makes for itself: a simulated p4d.24xlarge and a job program, in a folder that goes away again."""
+"""The machine that the demo makes for itself: a simulated p4d.24xlarge in a folder that goes away again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from tranche.core.errors import SimulatorError
 from tranche.hardware.nvml import NvmlDriver
 from tranche.node.host import Host
 from tranche_simulator.build import ensure_built
-from tranche_simulator.compiling import run_compiler
 from tranche_simulator.machine import SimulatedMachine
-from tranche_simulator.recipe import NATIVE
 
 MACHINE_TYPE = "p4d.24xlarge"
 JOB_MEMORY_MIB = 2048
 _LIMITING_VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "TRANCHE_SIM_TIME_SCALE", "TRANCHE_SIM_UNPRIVILEGED")
-_JOB_SOURCE = Path(__file__).with_name("job.c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +56,12 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
         for variable in _LIMITING_VARIABLES:
             os.environ.pop(variable, None)
         machine.preload()
-        program = _compile_job(root)
-        nvidia_smi = ensure_built().nvidia_smi
-        driver = NvmlDriver(reset_command=str(nvidia_smi))
+        built = ensure_built()
+        driver = NvmlDriver(reset_command=str(built.nvidia_smi))
         try:
             host = Host(driver, root / "tranche")
             try:
-                yield DemoMachine(host, {**os.environ, **machine.environment()}, program, nvidia_smi)
+                yield DemoMachine(host, {**os.environ, **machine.environment()}, built.job, built.nvidia_smi)
             finally:
                 host.close()
         finally:
@@ -82,15 +78,3 @@ def _folder() -> Iterator[Path]:
         ) from error
     with made as folder:
         yield Path(folder)
-
-
-def _compile_job(folder: Path) -> Path:
-    program = folder / "demo-job"
-    inputs = [str(_JOB_SOURCE), str(ensure_built().library)]
-    run_compiler(["-std=c11", "-O2", f"-I{NATIVE}", "-o", str(program), *inputs], "the demo's job")
-    if not os.access(program, os.X_OK):
-        raise SimulatorError(
-            f"no program can be run from {folder}: its file system is mounted noexec",
-            hint="set TMPDIR to a folder from which programs can be run",
-        )
-    return program

@@ -1,6 +1,6 @@
-/* A job of the demo on a simulated machine: for SECONDS it uses the GPUs or slices that CUDA_VISIBLE_DEVICES names, as a CUDA
- * program would, and holds MEMORY_MIB of each. Its standard input is a pipe from the demo: when that closes, the demo is gone,
- * and the job ends too. */
+/* A job for a simulated machine: for SECONDS it uses the GPUs or slices that CUDA_VISIBLE_DEVICES names, as a CUDA program would,
+ * and holds MEMORY_MIB of each. Its standard input is a pipe from whoever started it: when that closes, the starter is gone, and
+ * the job ends too. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -16,15 +16,15 @@ static int fail(const char *what, nvmlReturn_t code) {
 }
 
 static int use_for(double seconds) {
-    struct pollfd demo = {.fd = STDIN_FILENO, .events = 0};
-    return poll(&demo, 1, (int)(seconds * 1000.0 + 0.5)) == 0 ? 0 : 3;
+    struct pollfd starter = {.fd = STDIN_FILENO, .events = 0};
+    return poll(&starter, 1, (int)(seconds * 1000.0 + 0.5)) == 0 ? 0 : 3;
 }
 
 int main(int argc, char **argv) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     const char *path = trancheSimDefaultStatePath();
     if (argc != 3 || visible == NULL || path == NULL) {
-        fprintf(stderr, "usage: demo-job SECONDS MEMORY_MIB, with CUDA_VISIBLE_DEVICES and TRANCHE_SIM_STATE\n");
+        fprintf(stderr, "usage: gpu-job SECONDS MEMORY_MIB, with CUDA_VISIBLE_DEVICES and TRANCHE_SIM_STATE\n");
         return 2;
     }
     trancheSimMachine_t machine;

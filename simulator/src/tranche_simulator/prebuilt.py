@@ -1,0 +1,45 @@
+"""The build of the simulator that a wheel for one kind of processor brings along, so that nobody needs a compiler or a cache."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+from tranche_simulator.recipe import NATIVE, BuiltSimulator, layout
+
+_PACKAGE = Path(__file__).parent
+_PREBUILT = _PACKAGE / "prebuilt"
+_STAMP = "made-of"
+_MAKERS = ("recipe.py", "compiling.py", "board_tables.py", "catalogue.py", "boards.json", "plain_boards.json")
+
+
+def sources() -> list[Path]:
+    """Every file that a build is made of, in a fixed order."""
+    found = [_PACKAGE / name for name in _MAKERS]
+    for folder in (NATIVE, NATIVE / "nvidia_smi", NATIVE / "job"):
+        found += sorted(Path(entry.path) for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt")))
+    return found
+
+
+def stamp(processor: str) -> str:
+    """What a build of these sources for a processor is marked with: changes with any byte of any of them."""
+    crc = adler = 0
+    for source in sources():
+        content = source.name.encode() + b"\0" + source.read_bytes()
+        crc, adler = zlib.crc32(content, crc), zlib.adler32(content, adler)
+    return f"{processor} {crc:08x}{adler:08x}\n"
+
+
+def write_stamp(directory: Path, processor: str) -> None:
+    """Mark a build, in its folder, as one of these sources for a processor (x86_64, aarch64)."""
+    (directory / _STAMP).write_text(stamp(processor))
+
+
+def prebuilt() -> BuiltSimulator | None:
+    """The build that lies in the package; None where there is none for this processor and these sources."""
+    try:
+        made_of = (_PREBUILT / _STAMP).read_text()
+    except OSError:
+        return None
+    return layout(_PREBUILT) if made_of == stamp(os.uname().machine) else None
