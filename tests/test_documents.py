@@ -93,7 +93,7 @@ def test_a_picture_of_layers_is_the_contract(heading: str, container: tuple[str,
 
 def tranche_calls(command: str) -> list[list[str]]:
     """The arguments of each call of tranche in a line for the shell."""
-    without_redirections = re.sub(r"\s\d?>{1,2} ?(&\d|[\w./-]+)", "", command.replace("\\\n", " "))
+    without_redirections = re.sub(r"\s\d?>{1,2} ?(&\d|[\w./~-]+|\"[^\"]*\")", "", command.replace("\\\n", " "))
     lexer = shlex.shlex(without_redirections, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     calls: list[list[str]] = []

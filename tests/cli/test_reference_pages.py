@@ -97,6 +97,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "ComputeProfile": profiles["boards"][0]["profiles"][0]["computeProfiles"][0],
         "BoardList": boards,
         "Board": boards["boards"][0],
+        "Version": machine.json("version"),
     }
     described = described_objects()
     for name, document in printed.items():

@@ -23,6 +23,7 @@ from tranche.hardware.simulator_errors import simulator_errors
 
 _COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
+    "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
     "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
     "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
@@ -36,6 +37,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
     "sim": ("tranche.cli.sim", "Simulated machines"),
     "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
+    "version": ("tranche.cli.version", "The versions of Tranche, of what it stands on, and of the driver"),
 }
 
 

@@ -1,0 +1,49 @@
+"""`tranche version`: Tranche, what it stands on, and the driver that it finds."""
+
+from __future__ import annotations
+
+import click
+
+from tranche.cli.output import print_json, print_table
+from tranche.cli.runtime import open_driver
+from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.errors import TrancheError
+from tranche.node.software import software
+
+
+@click.command(cls=TrancheCommand)
+@output_option()
+@click.pass_obj
+def command(settings: Settings, /, output: str) -> None:
+    """Print the versions of Tranche, the simulator, Python, the driver and NVML.
+
+    Without a usable driver, version says why in the driver's place. The exit code is 0 all the same.
+    """
+    made = software()
+    driver = nvml = error = None
+    try:
+        with open_driver(settings) as opened:
+            node = opened.observe()
+            driver, nvml = node.driver_version, node.nvml_version
+    except TrancheError as failure:
+        error = failure.message
+    if output == "json":
+        print_json(
+            "Version",
+            version=made.version,
+            commit=made.commit,
+            simulatorVersion=made.simulator_version,
+            pythonVersion=made.python_version,
+            driverVersion=driver,
+            nvmlVersion=nvml,
+            driverError=error,
+        )
+        return
+    rows = [
+        ("tranche", made.version if made.commit is None else f"{made.version} (commit {made.commit})"),
+        ("simulator", made.simulator_version),
+        ("python", made.python_version),
+        ("driver", driver or error),
+        ("nvml", nvml),
+    ]
+    print_table(("SOFTWARE", "VERSION"), rows)
