@@ -9,7 +9,7 @@ COPY requirements-image.lock requirements-build.lock ./
 RUN python -m pip install --quiet --target /build --require-hashes -r requirements-build.lock \
  && python -m venv --without-pip /opt/tranche \
  && python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --require-hashes -r requirements-image.lock
-COPY LICENSE README.md pyproject.toml ./
+COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY simulator simulator
 COPY src src
 # Byte code is trusted without a look at its source, whose time differs from build to build. The simulator's C sources stay behind:

@@ -8,7 +8,7 @@ DEPLOY := build/.deploy-checked
 
 NODES ?= p4d=p4d.24xlarge
 
-.PHONY: help setup demo test check bench bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test check dist bench bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ $(DEPLOY): $(STAMP) $(shell find deploy release -type f -not -name '*.pyc')
 	$(BIN)/python -m release check
 	@mkdir -p $(@D) && touch $@
 
+dist: $(STAMP)   ## wheels for every processor, sdists, man pages, bill of materials and checksums, in dist/
+	$(BIN)/python -m release dist
+
 bench: $(STAMP)  ## figures beside baselines of the same run
 	$(BIN)/python -m bench
 
@@ -64,10 +67,11 @@ goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
   --no-emit-package tranche-simulator
 
-lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; what builds the image's packages
+lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools
 	$(RESOLVE) --group dev --extra kubernetes pyproject.toml -o requirements.lock
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
+	$(RESOLVE) --group dist -o requirements-dist.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto

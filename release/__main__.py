@@ -1,14 +1,16 @@
-"""`python -m release`: check, image."""
+"""`python -m release`: check, image, dist."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from release.checks import CHECKS
 from release.errors import ReleaseError
 from release.image import deliver, make_image
+from tranche_simulator.errors import SimulatorError
 
 
 @click.group()
@@ -41,6 +43,15 @@ def image() -> None:
     click.echo(f"{archive} {made.digest} {made.size / 1e6:.1f} MB")
 
 
+@command.command()
+@click.option("--to", "target", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
+def dist(target: Path) -> None:
+    """Make the packages: wheels for every processor, sdists, man pages, bill of materials and checksums."""
+    from release.dist import make_dist  # what a check does not need is not imported for it
+
+    make_dist(target, _say)
+
+
 def _say(line: str) -> None:
     click.echo(line, err=True)
 
@@ -49,7 +60,7 @@ def main() -> None:
     """Run a command; a failure is a message and exit code 1."""
     try:
         command(standalone_mode=True)
-    except ReleaseError as error:
+    except (ReleaseError, SimulatorError) as error:
         click.echo(f"error: {error}" if not error.hint else f"error: {error}\n  {error.hint}", err=True)
         sys.exit(1)
 
