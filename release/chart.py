@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, and whether that is what it has to be."""
+"""The chart as Helm renders it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def render(
     release: str = RELEASE,
     kubernetes: str = KUBERNETES,
     apis: Sequence[str] = (),
+    chart: Path = CHART,
 ) -> list[KubeObject]:
     """The chart's objects under these values and those of `files`, for a cluster of that version with those further APIs.
 
@@ -38,7 +39,7 @@ def render(
     """
     chosen = (*(f"--values={file}" for file in files), f"--kube-version={kubernetes}")
     chosen = (*chosen, *(f"--api-versions={api}" for api in apis))
-    text = _rendered(release, namespace, chosen, yaml.safe_dump(dict(values or {})), str(CHART))
+    text = _rendered(release, namespace, chosen, yaml.safe_dump(dict(values or {})), str(chart))
     return [item for item in yaml.safe_load_all(text) if item]
 
 
@@ -51,17 +52,6 @@ def _rendered(release: str, namespace: str, options: tuple[str, ...], values: st
     return done.stdout
 
 
-def lint() -> list[str]:
-    """What `helm lint --strict` objects to."""
-    done = subprocess.run(
-        [str(helm()), "lint", "--strict", "--quiet", f"--namespace={NAMESPACE}", str(CHART)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line] if done.returncode else []
-
-
-def problems() -> list[str]:
-    """Everything that is wrong with the chart."""
-    return lint()
+def cases(chart: Path = CHART) -> dict[str, Path]:
+    """The values that the chart is tried with, by name: the files of its folder `ci`, which chart-testing knows, too."""
+    return {file.name.removesuffix("-values.yaml"): file for file in sorted((chart / "ci").glob("*-values.yaml"))}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from release.chart import NAMESPACE, KubeObject, Values, render
+from release.chart import NAMESPACE, KubeObject, Values, cases, render
 
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tests.kubernetes.waiting import patiently, until
@@ -301,3 +301,12 @@ def test_nothing_may_be_deleted_and_no_secret_read() -> None:
 
 def _variables(envvar: object) -> list[str]:
     return [envvar] if isinstance(envvar, str) else list(envvar) if isinstance(envvar, list | tuple) else []
+
+
+@pytest.mark.parametrize("case", cases())
+def test_every_option_that_the_chart_gives_is_one_of_the_agents(case: str) -> None:
+    (daemon_set,) = [item for item in render(files=(cases()[case],)) if item["kind"] == "DaemonSet"]
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["tranche", "agent"]
+    context = agent.command.make_context("agent", list(container.get("args", ())))
+    assert context.args == []

@@ -105,6 +105,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.deviceIDStrategy }}
 - --device-id-strategy={{ . }}
 {{- end }}
+{{- range $flag, $value := dict "pass-device-specs" .Values.passDeviceSpecs "gdrcopy-enabled" .Values.gdrcopyEnabled "gds-enabled" .Values.gdsEnabled "mofed-enabled" .Values.mofedEnabled }}
+{{- if kindIs "bool" $value }}
+- --{{ $flag }}={{ $value }}
+{{- end }}
+{{- end }}
 {{- with .Values.nvidiaDriverRoot }}
 - --driver-root={{ . }}
 {{- end }}

@@ -1,0 +1,153 @@
+"""What the chart makes of its values, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from release.chart import CHART, KubeObject, cases, render
+from release.chart_check import problems
+from release.errors import ReleaseError
+
+from tests.conftest import Golden
+
+pytestmark = pytest.mark.helm
+DEFAULTS = "defaults"
+
+
+def by_name(objects: list[KubeObject]) -> dict[tuple[str, str], KubeObject]:
+    return {(item["kind"], item["metadata"]["name"]): item for item in objects}
+
+
+def as_text(objects: list[KubeObject]) -> str:
+    return yaml.safe_dump_all(objects, width=130, sort_keys=True)
+
+
+@pytest.mark.parametrize("case", cases())
+def test_each_case_makes_these_objects(case: str, golden: Golden) -> None:
+    """The default objects in full; of another case, those that differ and the names of those that are not there."""
+    made = by_name(render(files=(cases()[case],)))
+    if case == DEFAULTS:
+        golden("chart-defaults.yaml", as_text([made[name] for name in sorted(made)]))
+        return
+    usual = by_name(render(files=(cases()[DEFAULTS],)))
+    different = [made[name] for name in sorted(made) if made[name] != usual.get(name)]
+    missing = [f"{kind} {name}" for kind, name in sorted(usual.keys() - made.keys())]
+    golden(f"chart-{case}.yaml", as_text([*different, {"missing": missing}]))
+
+
+def broken(folder: Path, file: str, before: str, after: str) -> Path:
+    """A copy of the chart with one wrong value."""
+    chart = folder / "tranche"
+    shutil.copytree(CHART, chart)
+    text = (chart / file).read_text()
+    assert text.count(before) == 1
+    (chart / file).write_text(text.replace(before, after))
+    return chart
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "said"),
+    [
+        # Templates: a field that does not exist, a wrong type, broken YAML, a value that does not exist.
+        (
+            "templates/daemonset.yaml",
+            "terminationGracePeriodSeconds:",
+            "terminationGraceSeconds:",
+            "terminationGraceSeconds",
+        ),
+        ("templates/daemonset.yaml", "hostPID: true", "hostPID: yes please", "'yes please' is not of type"),
+        ("templates/rights.yaml", "resources: [pods]", "resources: pods", "'pods' is not of type 'array'"),
+        ("templates/networkpolicy.yaml", "policyTypes: [Ingress]", "policyTypes: [Ingress", "YAML parse error"),
+        ("templates/namespace.yaml", "apiVersion: v1", "apiVersion: v2", "there is no Namespace v2"),
+        ("templates/daemonset.yaml", ".Values.image.pullPolicy", ".Values.images.pullPolicy", "nil pointer"),
+        # Values: of another type, outside the range, unknown.
+        ("values.yaml", "healthPort: 9440", "healthPort: 0", "/healthPort"),
+        ("values.yaml", "inUse: wait", "inUse: evict", "/migManager/inUse"),
+        ("values.yaml", "pullPolicy: IfNotPresent", "pullpolicy: IfNotPresent", "pullpolicy"),
+        # The schema: no schema, a value that it does not know.
+        ("values.schema.json", '"minimum": 1, "maximum": 65535', '"minimum": "1", "maximum": 65535', "minimum"),
+        ("values.schema.json", '"stateDirectory":', '"stateFolder":', "stateDirectory"),
+        ("Chart.yaml", "apiVersion: v2", "apiVersion: v9", "apiVersion"),
+    ],
+)
+def test_one_wrong_value_is_caught(tmp_path: Path, file: str, before: str, after: str, said: str) -> None:
+    found = problems(broken(tmp_path, file, before, after))
+    assert any(said in line for line in found), found
+
+
+def test_the_schema_is_closed_wherever_the_chart_gives_the_names(tmp_path: Path) -> None:
+    def unknown(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        inner = [
+            found for key, value in values.items() if isinstance(value, dict) for found in unknown(value, (*path, key))
+        ]
+        return [path, *inner]
+
+    open_ones = {"podLabels", "podAnnotations", "nodeSelector", "nodeAffinity", "annotations", "data", "map"}
+    open_ones |= {"requests", "limits"}
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    for path in unknown(defaults):
+        if open_ones & set(path):
+            continue
+        values: dict[str, Any] = {"surely-no-value": 1}
+        for key in reversed(path):
+            values = {key: values}
+        with pytest.raises(ReleaseError, match="additional properties 'surely-no-value' not allowed"):
+            render(values)
+
+
+FOREIGN = yaml.safe_load((CHART / "foreign-values.yaml").read_text())
+
+
+@pytest.mark.parametrize("path", FOREIGN)
+def test_a_value_of_nvidias_charts_is_refused_with_the_new_way(path: str) -> None:
+    values: Any = {"anything": "x"}
+    for key in reversed(path.split(".")):
+        values = {key: values}
+    with pytest.raises(ReleaseError) as caught:
+        render(values)
+    assert f"{path} is a value of NVIDIA's charts: {FOREIGN[path]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", [path for path in FOREIGN if "." not in path])
+def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None:
+    with pytest.raises(ReleaseError, match=f"{path} is a value of NVIDIA's charts"):
+        render({path: False})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"config": {"name": "a", "map": {"b": "version: v1"}}}, "set one of them"),
+        ({"migManager": {"config": {"create": True}}}, "config.yaml"),
+        ({"migManager": {"config": {"data": {"config.yaml": ""}}}}, "migManager.config.create=true"),
+        ({part: {"enabled": False} for part in ("migManager", "devicePlugin", "featureLabels")}, "without any part"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        ({"namespaceOverride": "default"}, "--namespace tranche-system"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ReleaseError) as caught:
+        render(values)
+    assert said in str(caught.value)
+
+
+def test_a_cluster_without_admission_policies_is_refused_unless_that_is_accepted() -> None:
+    with pytest.raises(ReleaseError, match=r"admissionPolicy\.enabled=false"):
+        render(kubernetes="1.29.0")
+    kinds = {item["kind"] for item in render({"admissionPolicy": {"enabled": False}}, kubernetes="1.29.0")}
+    assert "DaemonSet" in kinds
+    assert not any("Admission" in kind for kind in kinds)
+
+
+def test_several_releases_get_names_of_their_own() -> None:
+    def names(release: str, **values: object) -> set[str]:
+        return {item["metadata"]["name"].removesuffix("-own-node") for item in render(values, release=release)}
+
+    assert "tranche-agent" in names("tranche")
+    assert not names("tranche") & names("second")
+    assert {"second-tranche-agent"} <= names("second")
+    assert {"mine"} <= names("second", fullnameOverride="mine")
