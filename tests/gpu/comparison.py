@@ -20,7 +20,6 @@ EXPLAINED: Mapping[str, str] = {
     "PCI bus id": "virtual machines may renumber the bus",
     "PCI subsystem": "one product is sold on several cards; the catalogue has one of them",
     "addressing mode": "it depends on the kernel and its modules too",
-    "GPM support": "the simulator samples nothing, and says so",
 }
 
 

@@ -111,7 +111,6 @@ def test_what_a_board_does_beside_being_cut(tmp_path: Path, board: str, addressi
     with talking_to(machine):
         mode = nvml.nvmlDeviceGetAddressingMode(gpu())
         assert mode == getattr(nvml, f"NVML_DEVICE_ADDRESSING_MODE_{addressing}")
-        assert nvml.nvmlGpmQueryDeviceSupport(gpu()).isSupportedDevice == 0
         if remapping:
             assert nvml.nvmlDeviceGetRemappedRows(gpu()) == (0, 0, 0, 0)
         else:

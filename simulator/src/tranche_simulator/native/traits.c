@@ -1,7 +1,6 @@
 #include "session.h"
 
-/* What a board does beside being cut: how it sees the host's memory, whether it has performance counters to sample, and rows of
- * its memory that stand in for others. */
+/* What a board does beside being cut: how it sees the host's memory, and rows of its memory that stand in for others. */
 
 enum { ADDRESSING_NONE = 0, ADDRESSING_HMM = 1, ADDRESSING_ATS = 2 };
 
@@ -9,13 +8,6 @@ typedef struct {
     unsigned int version;
     unsigned int value;
 } addressing_mode;
-
-typedef struct {
-    unsigned int version;
-    unsigned int isSupportedDevice;
-} gpm_support;
-
-enum { GPM_SUPPORT_VERSION = 1 };
 
 /* Through the processor's page tables where the GPU is one chip with it, else through the kernel's (HMM). */
 NVML_API nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, addressing_mode *mode) {
@@ -26,18 +18,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, addressin
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     }
     mode->value = target.board->coherent ? ADDRESSING_ATS : ADDRESSING_HMM;
-    return NVML_SUCCESS;
-}
-
-/* Nothing is sampled here, and the answer says so. */
-NVML_API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, gpm_support *support) {
-    struct target target;
-    ENTER_DEVICE(device, &target);
-    REQUIRE(support != NULL);
-    if (support->version != GPM_SUPPORT_VERSION) {
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    }
-    support->isSupportedDevice = 0;
     return NVML_SUCCESS;
 }
 
