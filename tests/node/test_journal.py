@@ -157,7 +157,7 @@ def test_an_ended_plan_runs_no_longer_and_its_gpus_are_free(ledger: Ledger) -> N
     open_plan(ledger, "one", GPU)
     open_plan(ledger, "two", OTHER)
     with ledger.write() as db:
-        journal.close_plan(db, "one", PlanStatus.DONE)
+        journal.close_plan(db, "one", PlanStatus.DONE, ended=2.0)
         assert [plan.id for plan in journal.running_plans(db)] == ["two"]
         assert records.changing_gpus(db) == {OTHER}
 
@@ -169,7 +169,7 @@ def test_a_plan_that_is_being_undone_is_still_open_and_says_so(ledger: Ledger) -
         (plan,) = journal.running_plans(db)
         assert plan.status is PlanStatus.UNDOING
         assert records.changing_gpus(db) == {GPU}
-        journal.close_plan(db, "one", PlanStatus.UNDONE)
+        journal.close_plan(db, "one", PlanStatus.UNDONE, ended=2.0)
         assert journal.running_plans(db) == ()
 
 
@@ -188,7 +188,7 @@ def test_old_plans_are_dropped_and_open_ones_are_not(ledger: Ledger) -> None:
             journal.open_plan(
                 db, f"p{number}", Plan("x", (ResetGpu(GPU),)), session="s", created=1.0, allocation_id="a"
             )
-            journal.close_plan(db, f"p{number}", PlanStatus.DONE)
+            journal.close_plan(db, f"p{number}", PlanStatus.DONE, ended=2.0)
         left = [row[0] for row in db.execute("SELECT id FROM plans ORDER BY rowid")]
         steps_left = {row[0] for row in db.execute("SELECT plan_id FROM steps")}
     assert left[:2] == ["running", "undoing"]

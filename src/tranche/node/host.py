@@ -339,12 +339,12 @@ class Host:
             # The executor has undone the plan. After any other exception, an interrupt say, the plan stays open: it is
             # undone by the next command, as after a crash.
             with self.ledger.write() as db:
-                journal.close_plan(db, plan_id, records.PlanStatus.UNDONE)
+                journal.close_plan(db, plan_id, records.PlanStatus.UNDONE, ended=self._clock())
                 register.remove_allocation(db, allocation_id)
                 chronicle.undone(db, self._clock(), plan_id, error, allocation_id=allocation_id)
             raise
         with self.ledger.write() as db:
-            journal.close_plan(db, plan_id, records.PlanStatus.DONE)
+            journal.close_plan(db, plan_id, records.PlanStatus.DONE, ended=self._clock())
         self._boundary()
 
     def _deciding(self) -> FileLock:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from dataclasses import dataclass
 
+from tranche.node.change_totals import ChangeKind, ChangeOutcome, count_change
 from tranche.node.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.plan import Plan
 from tranche.planning.steps import KINDS, Before, Kinds, before_from_dict, before_to_dict
@@ -68,8 +69,18 @@ def begin_undo(db: sqlite3.Connection, plan_id: str) -> None:
     db.execute("UPDATE plans SET status = ? WHERE id = ?", (PlanStatus.UNDOING, plan_id))
 
 
-def close_plan(db: sqlite3.Connection, plan_id: str, status: PlanStatus) -> None:
-    """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped."""
+def close_plan(
+    db: sqlite3.Connection, plan_id: str, status: PlanStatus, *, ended: float, interrupted: bool = False
+) -> None:
+    """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped.
+
+    `ended` is seconds since the epoch; `interrupted` says that another process than its own ends it.
+    """
+    row = db.execute("SELECT created, allocation_id FROM plans WHERE id = ?", (plan_id,)).fetchone()
+    if row is not None:
+        outcome = ChangeOutcome.DONE if status is PlanStatus.DONE else ChangeOutcome.UNDONE
+        outcome = ChangeOutcome.INTERRUPTED if interrupted else outcome
+        count_change(db, ChangeKind.REQUEST if row[1] else ChangeKind.LAYOUT, outcome, ended - row[0])
     db.execute("UPDATE plans SET status = ? WHERE id = ?", (status, plan_id))
     db.execute("DELETE FROM changing_gpus WHERE plan_id = ?", (plan_id,))
     db.execute(

@@ -105,11 +105,11 @@ class Recovery:
         complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
         if complete and plan.status is records.PlanStatus.RUNNING and not plan.allocation_id:
             with self._ledger.write() as db:
-                journal.close_plan(db, plan.id, records.PlanStatus.DONE)
+                journal.close_plan(db, plan.id, records.PlanStatus.DONE, ended=self._clock(), interrupted=True)
             return
         self._executor.undo(plan.id, allocation_id=plan.allocation_id)
         with self._ledger.write() as db:
-            journal.close_plan(db, plan.id, records.PlanStatus.UNDONE)
+            journal.close_plan(db, plan.id, records.PlanStatus.UNDONE, ended=self._clock(), interrupted=True)
             register.remove_allocation(db, plan.allocation_id)
             chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
         if plan.allocation_id:

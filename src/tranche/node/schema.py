@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 ADOPT_SHARES = "adopt-shares"
 """A chore of a new ledger, before anything is given away: commands may run that a lost ledger knew."""
@@ -107,12 +107,20 @@ ALTER TABLE events ADD COLUMN cause INTEGER;
 ALTER TABLE events ADD COLUMN data TEXT;
 """
 
+_CHANGE_TOTALS = """
+CREATE TABLE change_totals (
+    kind TEXT NOT NULL, outcome TEXT NOT NULL, bound REAL NOT NULL, changes INTEGER NOT NULL, seconds REAL NOT NULL,
+    PRIMARY KEY (kind, outcome, bound)
+) STRICT, WITHOUT ROWID;
+"""
+
 
 def create(db: sqlite3.Connection) -> None:
     """Make the tables in an empty database; within a transaction of the caller's."""
     _run(db, _UNCHANGED_SINCE_VERSION_1)
     _run(db, _EVENT_COLUMNS)
     _run(db, _TABLES)
+    _run(db, _CHANGE_TOTALS)
     db.execute("INSERT INTO chores VALUES (?)", (ADOPT_SHARES,))
     _set_version(db, SCHEMA_VERSION)
 
@@ -156,6 +164,11 @@ def _from_1_to_2(db: sqlite3.Connection) -> None:
         db.executemany("INSERT INTO units VALUES (?, ?, ?, NULL)", [(gpu_uuid, unit, allocation_id) for unit in units])
 
 
+def _from_2_to_3(db: sqlite3.Connection) -> None:
+    """Totals of changes; those before are not counted."""
+    _run(db, _CHANGE_TOTALS)
+
+
 def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | None) -> dict[str, Any]:
     whole = profile is None
     return {
@@ -167,7 +180,7 @@ def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | No
     }
 
 
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _from_1_to_2}
+_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _from_1_to_2, 2: _from_2_to_3}
 
 
 def _run(db: sqlite3.Connection, script: str) -> None:
