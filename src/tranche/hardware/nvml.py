@@ -19,6 +19,7 @@ from tranche.core.family import family_of_architecture
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode, NodeState
+from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
 from tranche.hardware.nvml_profiles import GpuProfiles, read_profiles
@@ -155,6 +156,7 @@ class NvmlDriver:
         except pynvml.NVMLError as error:
             if error.value not in _ONE_GPU_FAILED:
                 raise
+            NVML_ERRORS.note(error)
             return _lost(handle, index)
 
     def _read(self, handle: Any, index: int) -> GpuState:

@@ -17,6 +17,7 @@ from tranche.core.errors import (
     PermissionDenied,
     TrancheError,
 )
+from tranche.hardware.error_tally import NVML_ERRORS
 
 _CLASSES: dict[int, type[TrancheError]] = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: MigNotSupported,
@@ -45,7 +46,8 @@ def explained(action: str) -> Iterator[None]:
 
 
 def explain(action: str, error: pynvml.NVMLError) -> TrancheError:
-    """Our error for NVML's."""
+    """Our error for NVML's, which is counted."""
+    NVML_ERRORS.note(error)
     cls = _CLASSES.get(error.value, HardwareError)
     if error.value == pynvml.NVML_ERROR_NOT_FOUND:
         cls = GpuNotFound

@@ -1,0 +1,53 @@
+"""What the hardware says of its use at one moment. What it cannot measure is None or missing; 0 is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """How busy the units of a GPU or of a GPU instance were between two looks, each 0 to 1 of its own units.
+
+    `graphics`: the compute engine did anything. `sm`: its multiprocessors had work. `occupancy`: of the warps that they can hold.
+    `tensor`: its tensor cores worked. `memory`: of the bandwidth of its memory.
+    """
+
+    graphics: float | None = None
+    sm: float | None = None
+    occupancy: float | None = None
+    tensor: float | None = None
+    memory: float | None = None
+
+
+NOT_MEASURED = Activity()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReading:
+    """One GPU instance, all that is in it together; memory in bytes."""
+
+    memory_total: int | None = None
+    memory_used: int | None = None
+    activity: Activity = NOT_MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU as a whole: memory in bytes, watts, joules since the driver was loaded, degrees Celsius.
+
+    `utilization` is the share of time, 0 to 1, in which a kernel ran; no GPU in MIG mode has it. `slices` are by the id of the
+    GPU instance.
+    """
+
+    gpu_uuid: str
+    memory_total: int | None = None
+    memory_used: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    energy: float | None = None
+    temperature: float | None = None
+    utilization: float | None = None
+    activity: Activity = NOT_MEASURED
+    slices: Mapping[int, SliceReading] = field(default_factory=dict)

@@ -1,0 +1,41 @@
+"""How often the driver answered this process with an error. NVML belongs to the process, and so does the tally."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+
+import pynvml
+
+
+@cache
+def _names() -> Mapping[int, str]:
+    """By code; every command loads this module, and few meet an error. Of two names of one code the documents' own is first."""
+    found: dict[int, str] = {}
+    for name, value in vars(pynvml).items():
+        if name.startswith("NVML_ERROR_") and isinstance(value, int):
+            found.setdefault(value, name.removeprefix("NVML_ERROR_"))
+    return found
+
+
+class ErrorTally:
+    """Counts NVML's errors by name; any thread may count and look."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def note(self, error: pynvml.NVMLError) -> None:
+        """Count one."""
+        with self._lock:
+            self._counts[_names().get(error.value, str(error.value))] += 1
+
+    def counts(self) -> Mapping[str, int]:
+        """The number of each error, by its name in nvml.h without `NVML_ERROR_`: `GPU_IS_LOST`."""
+        with self._lock:
+            return dict(self._counts)
+
+
+NVML_ERRORS = ErrorTally()
