@@ -10,6 +10,8 @@ import click
 
 from tranche.cli.main import root
 from tranche.core.errors import all_errors
+from tranche.metrics import catalogue, dcgm
+from tranche.metrics.family import MetricFamily
 
 MARK = "<!-- Made from the code by `make goldens`: change it there. -->\n"
 
@@ -21,6 +23,34 @@ def errors_part() -> str:
         for error in all_errors()
     ]
     return "\n".join(["| code | reason | class | when |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def metrics_part() -> str:
+    """A table of all metrics, by what they are about; and which of them have names of DCGM's."""
+    own = [
+        f"| `{family.series[0].removesuffix('_bucket')}` | {family.kind} | {family.unit or 'a number'} "
+        f"| {', '.join(family.labels) or '-'} | {family.help} | {_absence(family)} |"
+        for family in catalogue.FAMILIES
+    ]
+    names = [f"| `{name.name}` | {name.ours} |" for name in (*dcgm.NAMES, dcgm.XID_ERRORS)]
+    text = [
+        "| metric | kind | unit | labels | meaning | no value when |",
+        "|---|---|---|---|---|---|",
+        *own,
+        "",
+        "## The names of DCGM",
+        "",
+        f"Each has the labels {', '.join(f'`{label}`' for label in dcgm.LABELS)}.",
+        "",
+        "| DCGM's name | the value of |",
+        "|---|---|",
+        *names,
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _absence(family: MetricFamily) -> str:
+    return f"{family.absent}; only an agent has it" if family.agent else family.absent
 
 
 def commands_part() -> str:

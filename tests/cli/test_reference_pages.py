@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import MakeMachine
-from tests.cli.reference_pages import MARK, commands_part, errors_part
+from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_part
 from tranche.core.errors import all_errors
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("errors.md", errors_part), ("cli.md", commands_part)], ids=["errors", "commands"]
+    ("name", "part"),
+    [("errors.md", errors_part), ("cli.md", commands_part), ("metrics.md", metrics_part)],
+    ids=["errors", "commands", "metrics"],
 )
 def test_a_page_has_what_the_code_has(name: str, part: Callable[[], str], request: pytest.FixtureRequest) -> None:
     page = REFERENCE / name

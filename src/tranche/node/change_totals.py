@@ -28,7 +28,7 @@ class ChangeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeTotals:
-    """The changes of one kind with one outcome: how many by upper bound of their duration, each counted once, and their seconds."""
+    """The changes of one kind with one outcome: how many by upper bound of their duration, each once, and their seconds."""
 
     counts: Mapping[float, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class ChangeTotals:
 
 
 def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeOutcome, seconds: float) -> None:
-    """Count a change that has ended; within the transaction that ends it. A clock that was set back makes it no shorter than 0."""
+    """Count a change that has ended, within the transaction that ends it. No clock that was set back makes it shorter than 0."""
     lasted = max(seconds, 0.0)
     bound = next(each for each in BOUNDS if lasted <= each)
     db.execute(

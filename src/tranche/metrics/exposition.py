@@ -1,0 +1,71 @@
+"""Samples as text, by prometheus_client: OpenMetrics, or the older format of Prometheus that node exporter's textfiles are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import CollectorRegistry
+
+from tranche.metrics.family import Distribution, MetricFamily, MetricSample
+
+
+class _Snapshot:
+    """What a registry collects: the samples of one scrape, by family, in the families' order."""
+
+    def __init__(self, families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> None:
+        self._samples: dict[MetricFamily, list[MetricSample]] = {family: [] for family in families}
+        for sample in samples:
+            self._samples[sample.family].append(sample)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family that has samples."""
+        for family, samples in self._samples.items():
+            if samples:
+                yield _metric(family, samples)
+
+
+def openmetrics_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
+    """OpenMetrics 1.0."""
+    text: bytes = openmetrics.generate_latest(_registry(families, samples))  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+def textfile_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
+    """The text format of Prometheus, the only one that node exporter's textfile collector reads."""
+    return generate_latest(_registry(families, samples)).decode()
+
+
+def negotiated(families: Iterable[MetricFamily], samples: Iterable[MetricSample], accept: str) -> tuple[bytes, str]:
+    """The body and its content type, by the Accept header of a scrape."""
+    encode, content_type = choose_encoder(accept)
+    return encode(_registry(families, samples)), content_type
+
+
+def _registry(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(families, samples))
+    return registry
+
+
+def _metric(family: MetricFamily, samples: Iterable[MetricSample]) -> Metric:
+    metric = Metric(family.name, family.help, family.kind, family.unit)
+    for sample in samples:
+        labels = dict(sample.labels)
+        if isinstance(sample.value, Distribution):
+            _add_distribution(metric, labels, sample.value)
+        else:
+            metric.add_sample(family.series[0], labels, sample.value)
+    return metric
+
+
+def _add_distribution(metric: Metric, labels: dict[str, str], value: Distribution) -> None:
+    so_far = list(accumulate(value.counts.get(bound, 0) for bound in value.bounds))
+    for bound, count in zip(value.bounds, so_far, strict=True):
+        text = "+Inf" if bound == float("inf") else str(bound)
+        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": text}, count)
+    metric.add_sample(f"{metric.name}_count", labels, so_far[-1])
+    metric.add_sample(f"{metric.name}_sum", labels, value.total)

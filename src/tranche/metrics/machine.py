@@ -1,0 +1,53 @@
+"""Reads what metrics say of one machine: its register, its GPUs and their gauges. Everything here blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from tranche.core.allocation import NodeView
+from tranche.core.readings import GpuReading
+from tranche.hardware.error_tally import NVML_ERRORS
+from tranche.hardware.gpm import LEAST_SECONDS
+from tranche.hardware.nvml_gauges import NvmlGauges
+from tranche.metrics.facts import NodeFacts
+from tranche.node import records
+from tranche.node.change_totals import change_totals
+from tranche.node.host import Host
+
+
+def facts_of_ledger(host: Host, now: float) -> NodeFacts:
+    """The queue and the changes; `now` is seconds since the epoch. LedgerUnavailable and the like as they are."""
+    with host.ledger.read() as db:
+        waiters, changes = records.waiters(db), change_totals(db)
+    return NodeFacts(
+        now=now,
+        version=version("tranche"),
+        waiting_since=tuple(each.created for each in waiters),
+        changes=changes,
+        nvml_errors=NVML_ERRORS.counts(),
+    )
+
+
+def facts_of_machine(host: Host, *, sleep: Callable[[float], None] = time.sleep) -> NodeFacts:
+    """All that one look can tell. It takes two readings, since activity is what happened between two."""
+    view = host.view()
+    readings = _two_readings(view, sleep)
+    found = facts_of_ledger(host, time.time())
+    return NodeFacts(
+        now=found.now,
+        version=found.version,
+        view=view,
+        readings=readings,
+        waiting_since=found.waiting_since,
+        changes=found.changes,
+        nvml_errors=NVML_ERRORS.counts(),
+    )
+
+
+def _two_readings(view: NodeView, sleep: Callable[[float], None]) -> tuple[GpuReading, ...]:
+    gauges = NvmlGauges(time.monotonic)
+    gauges.read(view.node)
+    sleep(2 * LEAST_SECONDS)
+    return gauges.read(view.node)
