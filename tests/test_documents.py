@@ -118,7 +118,10 @@ def parse(arguments: list[str]) -> None:
         context = command.make_context(command.name or "tranche", list(arguments), parent=context)
         if not isinstance(command, click.Group):
             return
-        name, found, arguments = command.resolve_command(context, context._protected_args + context.args)
+        rest = context._protected_args + context.args
+        if command.invoke_without_command and not rest:
+            return
+        name, found, arguments = command.resolve_command(context, rest)
         assert found is not None, name
         command = found
 

@@ -59,7 +59,7 @@ def commands_part() -> str:
 
 
 def all_commands() -> Iterator[tuple[str, click.Context]]:
-    """Every command that is not a group, with its full name and its context, in alphabetical order."""
+    """Every command but mere groups, with its full name and its context, in alphabetical order."""
     yield from _below(root, click.Context(root, info_name="tranche"), "tranche")
 
 
@@ -69,6 +69,8 @@ def _below(group: click.Group, context: click.Context, name: str) -> Iterator[tu
         assert command is not None, f"{name} {word}"
         inner = click.Context(command, parent=context, info_name=word)
         if isinstance(command, click.Group):
+            if command.invoke_without_command:
+                yield f"{name} {word}", inner
             yield from _below(command, inner, f"{name} {word}")
         else:
             yield f"{name} {word}", inner

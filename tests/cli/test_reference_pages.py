@@ -91,6 +91,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "Event": events["events"][0],
         "Replay": replayed,
         "Replayed": replayed["decisions"][0],
+        "BootStatus": machine.json("boot", "status"),
         "Checkup": checkup,
         "Finding": checkup["findings"][0],
         "ProfileList": profiles,

@@ -10,6 +10,7 @@ from hypothesis import given
 from tests.strategies import node_views, requests
 from tranche.core.allocation import NodeView
 from tranche.core.events import (
+    BootEnded,
     ChangeBegun,
     Event,
     EventData,
@@ -47,6 +48,7 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         PlanUndone("p", "HardwareError", "GPU-0"),
         UndoIncomplete("p", "GpuBusy"),
         PlanRecovered("p", "layout x"),
+        BootEnded("b", "7*19", "HardwareError"),
     ]
 
 

@@ -33,31 +33,40 @@ def _complete_as_before_the_command(context: click.Context, parameter: click.Par
     return before.shell_complete(root, incomplete)
 
 
+def _shared_options() -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["--simulate"],
+            metavar="MACHINE",
+            expose_value=False,
+            callback=_remember,
+            hidden=True,
+            is_eager=True,
+            shell_complete=_complete_as_before_the_command,
+        ),
+        click.Option(
+            ["--state-dir"], metavar="DIR", expose_value=False, callback=_remember, hidden=True, is_eager=True
+        ),
+    ]
+
+
 class TrancheCommand(click.Command):
     """A command that also takes the shared options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [
-            click.Option(
-                ["--simulate"],
-                metavar="MACHINE",
-                expose_value=False,
-                callback=_remember,
-                hidden=True,
-                is_eager=True,
-                shell_complete=_complete_as_before_the_command,
-            ),
-            click.Option(
-                ["--state-dir"], metavar="DIR", expose_value=False, callback=_remember, hidden=True, is_eager=True
-            ),
-        ]
+        self.params += _shared_options()
 
 
 class TrancheGroup(click.Group):
-    """A group whose commands take the shared options."""
+    """A group whose commands take the shared options; one that works as a command takes them itself, too."""
 
     command_class = TrancheCommand
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.invoke_without_command:
+            self.params += _shared_options()
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:

@@ -11,7 +11,8 @@
     │   ├── HookFailed               14
     │   ├── PlanInvalid              15
     │   ├── CheckpointInvalid        16
-    │   └── PluginConfigInvalid      17
+    │   ├── PluginConfigInvalid      17
+    │   └── PartitionInvalid         18
     ├── hardware                 20 to 29      the driver or a GPU said no
     │   ├── DriverNotFound           20
     │   ├── HardwareError            21
@@ -141,6 +142,13 @@ class PluginConfigInvalid(TrancheError):
 
     reason = "PluginConfigInvalid"
     exit_code = 17
+
+
+class PartitionInvalid(TrancheError):
+    """The file that says what to cut at boot cannot be read, or its MIG_PARTITION is malformed."""
+
+    reason = "PartitionInvalid"
+    exit_code = 18
 
 
 class DriverNotFound(TrancheError):

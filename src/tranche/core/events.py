@@ -37,6 +37,7 @@ class EventKind(StrEnum):
     UNDONE = "Undone"
     UNDO_INCOMPLETE = "UndoIncomplete"
     RECOVERED = "Recovered"
+    BOOT_ENDED = "BootEnded"
     OTHER = "Other"
 
 
@@ -130,6 +131,20 @@ class PlanRecovered:
     purpose: str
 
 
+@dataclass(frozen=True, slots=True)
+class BootEnded:
+    """The cut at boot has ended. `boot_id` is the kernel's name of that start of the machine.
+
+    `asked` is what the file of settings asks for, "" where it could not be read. `reason` is the error's word, "" when the GPUs
+    are as asked.
+    """
+
+    kind: ClassVar = EventKind.BOOT_ENDED
+    boot_id: str
+    asked: str
+    reason: str
+
+
 EventData = (
     ChangeBegun
     | StepDone
@@ -141,6 +156,7 @@ EventData = (
     | PlanUndone
     | UndoIncomplete
     | PlanRecovered
+    | BootEnded
 )
 
 
@@ -196,6 +212,8 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
         case UndoIncomplete(plan_id, reason):
             return {"planId": plan_id, "reason": reason}
+        case BootEnded(boot_id, asked, reason):
+            return {"bootId": boot_id, "asked": asked, "reason": reason}
 
 
 def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None:
@@ -220,5 +238,7 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return UndoIncomplete(data["planId"], data["reason"])
         case EventKind.RECOVERED:
             return PlanRecovered(data["planId"], data["purpose"])
+        case EventKind.BOOT_ENDED:
+            return BootEnded(data["bootId"], data["asked"], data["reason"])
         case _:
             return StepDone(data["planId"], data["step"]) if "step" in data else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _SYS = Path("/sys")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,19 @@ def read_host_facts(pci_bus_ids: Iterable[str], *, sys: Path = _SYS) -> HostFact
         if found := _text(sys / "bus" / "pci" / "devices" / f"{domain[-4:]}:{rest}".lower() / "class"):
             classes[bus_id] = found
     return HostFacts(_text(sys / "class" / "dmi" / "id" / "product_name"), classes)
+
+
+def has_nvidia_gpu(*, sys: Path = _SYS) -> bool | None:
+    """Whether a GPU of NVIDIA is on the PCI bus, with its driver or without; None where the kernel lists no PCI device at all."""
+    try:
+        devices = list((sys / "bus" / "pci" / "devices").iterdir())
+    except OSError:
+        return None
+    if not devices:
+        return None
+    return any(
+        _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith(_DISPLAY) for device in devices
+    )
 
 
 def _text(path: Path) -> str:

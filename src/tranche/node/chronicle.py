@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tranche.core.events import Event, EventData
 
 _KEPT = 10_000
+_COLUMNS = "position, time, kind, gpu_uuid, allocation_id, message, cause, data"
 
 
 def change_begun(db: sqlite3.Connection, time: float, plan_id: str, purpose: str) -> None:
@@ -105,20 +106,51 @@ def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *
     _write(db, time, PlanRecovered(plan_id, purpose), message, _begin_of(db, plan_id), allocation_id=allocation_id)
 
 
+def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
+    """The cut at boot has ended; with `error` it failed."""
+    from tranche.core.events import BootEnded
+
+    if error is None:
+        message = f"at boot the GPUs were found or made as {asked} asks"
+    else:
+        message = f"at boot: {error.message}" + (f" ({error.hint})" if error.hint else "")
+    _write(db, time, BootEnded(boot_id, asked, "" if error is None else error.reason), message)
+
+
+def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
+    """How the cut at that start of the machine ended; None when none did, or its event was dropped since."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM events WHERE kind = 'BootEnded' AND json_extract(data, '$.bootId') = ? "
+        "ORDER BY position DESC LIMIT 1",
+        (boot_id,),
+    ).fetchone()
+    return None if row is None else _event(*row)
+
+
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
     """Events after a position, oldest first; with `last`, only so many of the newest."""
-    from tranche.core.events import Event, event_data_from_dict
-
     rows = db.execute(
-        "SELECT position, time, kind, gpu_uuid, allocation_id, message, cause, data FROM events WHERE position > ? "
-        "ORDER BY position DESC LIMIT ?",
+        f"SELECT {_COLUMNS} FROM events WHERE position > ? ORDER BY position DESC LIMIT ?",
         (after, -1 if last is None else min(last, _KEPT)),
     ).fetchall()
-    found = []
-    for position, when, name, gpu_uuid, allocation_id, message, cause, text in reversed(rows):
-        data = None if text is None else event_data_from_dict(name, json.loads(text))
-        found.append(Event(position, when, name, gpu_uuid, allocation_id, message, cause, data))
-    return tuple(found)
+    return tuple(_event(*row) for row in reversed(rows))
+
+
+def _event(
+    position: int,
+    time: float,
+    name: str,
+    gpu_uuid: str,
+    allocation_id: str,
+    message: str,
+    cause: int | None,
+    text: str | None,
+) -> Event:
+    """The event of a row, whose fields are in the order of _COLUMNS."""
+    from tranche.core.events import Event, event_data_from_dict
+
+    data = None if text is None else event_data_from_dict(name, json.loads(text))
+    return Event(position, time, name, gpu_uuid, allocation_id, message, cause, data)
 
 
 def _write(

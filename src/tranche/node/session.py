@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
@@ -81,6 +82,14 @@ class Places:
     def doorbell(self, waiter_id: str) -> Path:
         """The socket on which a waiter is told that its turn may have come."""
         return self.state_dir / "locks" / "waiters" / f"{waiter_id}.bell"
+
+
+def boot_id() -> str:
+    """A word that changes with each start of the machine; "" where the kernel gives none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def process_start_time(pid: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tranche.core.errors import HardwareError
-from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_machine
+from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 
 BUSYBOX = shutil.which("busybox")
 
@@ -45,8 +45,3 @@ def test_what_the_host_says_against_it_is_told(tmp_path: Path) -> None:
 def test_a_host_root_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="cannot restart the machine"):
         restart_machine(tmp_path / "absent")
-
-
-def test_the_boot_id_stays_while_the_machine_runs() -> None:
-    assert boot_id() == boot_id()
-    assert len(boot_id()) == 36

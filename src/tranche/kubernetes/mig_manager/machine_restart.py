@@ -7,16 +7,7 @@ from pathlib import Path
 
 from tranche.core.errors import HardwareError
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SECONDS = 60.0
-
-
-def boot_id() -> str:
-    """A word that changes with each start of the machine; "" where the kernel gives none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def restart_machine(host_root: Path) -> None:

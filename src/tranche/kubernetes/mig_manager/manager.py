@@ -43,12 +43,13 @@ from tranche.kubernetes.mig_manager.decision import (
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.kubernetes.mig_manager.machine_restart import boot_id, restart_machine
+from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wanted_layout
 from tranche.kubernetes.services import NodeServices
+from tranche.node.session import boot_id
 from tranche.planning.plan import Plan
 
 _FIRST_PAUSE_SECONDS = 0.5

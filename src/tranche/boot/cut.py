@@ -1,0 +1,105 @@
+"""The cut at boot: wait for the driver, decide as for any declared layout, carry it out, look again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import DriverNotFound, HardwareError
+from tranche.core.layout import LayoutFile
+from tranche.core.partition import LayoutName, Partition
+from tranche.core.state import NodeState
+from tranche.node.change import Change
+from tranche.node.executor import Progress, no_progress
+from tranche.node.hook_runner import HookRunner
+from tranche.node.host import Host
+from tranche.node.patience import Patience
+from tranche.planning.boot_layout import boot_layout
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
+
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 5.0
+_HINT = "see why the driver does not load: journalctl -b -k, nvidia-smi"
+
+
+@dataclass(frozen=True, slots=True)
+class CutResult:
+    """What was decided and carried out, and the machine afterwards."""
+
+    decision: LayoutDecision
+    node: NodeState
+
+    @property
+    def slices(self) -> int:
+        """How many slices the machine has now."""
+        return sum(len(instance.compute_instances) for gpu in self.node for instance in gpu.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class CutAtBoot:
+    """One cut at boot.
+
+    `open_host` opens the machine and raises DriverNotFound or HardwareError while its driver is not ready. `has_gpu` says
+    whether the machine has an NVIDIA GPU at all, None where nobody knows. `tell` hears what is going on, `progress` each step, on
+    several threads. `clock` and `seconds` are in seconds: a driver that is not ready is waited for so long.
+    """
+
+    wanted: Partition | LayoutName
+    layouts: LayoutFile
+    open_host: Callable[[], AbstractContextManager[Host]]
+    has_gpu: Callable[[], bool | None]
+    seconds: float
+    tell: Callable[[str], None] = lambda text: None
+    progress: Progress = no_progress
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def carry_out(self) -> CutResult | None:
+        """Cut the GPUs; None when the machine has no NVIDIA GPU.
+
+        What is in use is never touched: GpuBusy, and nothing is changed. Lost GPUs are left out and raise HardwareError when the
+        others are cut. Raises all that a layout can raise besides.
+        """
+        begun = self.clock()
+        for pause in _pauses():
+            with ExitStack() as stack:
+                try:
+                    host = stack.enter_context(self.open_host())
+                    _require_gpus(host.driver.observe())
+                except (DriverNotFound, HardwareError) as error:
+                    not_ready = error
+                else:
+                    return self._cut(host)
+            if self.has_gpu() is False:
+                return None
+            left = begun + self.seconds - self.clock()
+            if left <= 0:
+                message = f"the NVIDIA driver was not ready within {self.seconds:g} s: {not_ready.message}"
+                raise type(not_ready)(message, hint=_HINT) from not_ready
+            self.tell(f"waiting for the NVIDIA driver: {not_ready.message}")
+            self.sleep(min(pause, left))
+        raise AssertionError("pauses have no end")
+
+    def _cut(self, host: Host) -> CutResult:
+        def decide(view: NodeView) -> LayoutDecision:
+            return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
+
+        self.tell(f"cutting the GPUs as {self.wanted.text} asks")
+        decision = Change(host, HookRunner(), Patience(wait=False), progress=self.progress).to_layout(decide)
+        decision.refuse_if_lost()
+        return CutResult(decision, host.driver.observe())
+
+
+def _require_gpus(node: NodeState) -> None:
+    if not node.gpus:
+        raise DriverNotFound("the NVIDIA driver shows no GPU")
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

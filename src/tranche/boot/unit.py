@@ -1,0 +1,107 @@
+"""The systemd unit of the cut at boot: its text, and its two files on a machine or in an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from tranche.core.errors import PermissionDenied, UsageError
+
+UNIT = "tranche-boot.service"
+SETTINGS_FILE = "/etc/default/mig"
+CUT_SECONDS = 120.0
+"""How long the cut itself may take, beyond the wait for the driver."""
+
+_FOLDER = Path("etc/systemd/system")
+_WANTS = "multi-user.target.wants"
+_MARGIN_SECONDS = 60.0
+_TO_QUOTE = frozenset(" \t\"'\\;")
+
+
+def unit_text(command: tuple[str, ...], *, settings_file: str, seconds: float) -> str:
+    """The unit that runs the command; `seconds` is how long the command waits for the driver."""
+    template = resources.files(__package__).joinpath(UNIT).read_text()
+    values = {
+        "@file@": settings_file.replace("%", "%%"),
+        "@command@": " ".join(map(_quoted, command)),
+        "@seconds@": f"{seconds + CUT_SECONDS + _MARGIN_SECONDS:.0f}",
+    }
+    for name, value in values.items():
+        template = template.replace(name, value)
+    return template
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledUnit:
+    """The unit's place under `root`: "/" for the machine itself, or the root folder of an image."""
+
+    root: Path
+
+    @property
+    def file(self) -> Path:
+        """The unit."""
+        return self.root / _FOLDER / UNIT
+
+    @property
+    def link(self) -> Path:
+        """What has it started at boot."""
+        return self.root / _FOLDER / _WANTS / UNIT
+
+    @property
+    def installed(self) -> bool:
+        """Whether the unit is there."""
+        return self.file.is_file()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is started at boot."""
+        return self.link.is_symlink()
+
+    def install(self, text: str) -> bool:
+        """Write and enable it; whether anything was changed.
+
+        Raises PermissionDenied where that may not be written, UsageError when it cannot be.
+        """
+        if not self.root.is_dir():
+            raise UsageError(f"{self.root} is no folder", hint="name the root of a mounted image")
+        try:
+            current = self.file.read_text() if self.installed else None
+            if current != text:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                unfinished = self.file.with_name(f".{UNIT}.new")
+                unfinished.write_text(text)
+                unfinished.chmod(0o644)
+                unfinished.replace(self.file)
+            if self.enabled and current == text:
+                return False
+            if not self.enabled:
+                self.link.parent.mkdir(parents=True, exist_ok=True)
+                self.link.symlink_to(f"../{UNIT}")
+        except OSError as error:
+            raise _refused("write", self.file, error) from error
+        return True
+
+    def remove(self) -> bool:
+        """Remove it, and the folder of links when that is empty then; whether anything was there. Raises as `install` does."""
+        try:
+            there = self.enabled or self.installed
+            self.link.unlink(missing_ok=True)
+            self.file.unlink(missing_ok=True)
+            if self.link.parent.is_dir() and not any(self.link.parent.iterdir()):
+                self.link.parent.rmdir()
+        except OSError as error:
+            raise _refused("remove", self.file, error) from error
+        return there
+
+
+def _refused(verb: str, path: Path, error: OSError) -> PermissionDenied | UsageError:
+    if isinstance(error, PermissionError):
+        return PermissionDenied(f"no permission to {verb} {path}", hint="run the command with sudo")
+    return UsageError(f"cannot {verb} {path}: {error.strerror}", hint="for an image, name its root with --root DIR")
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd reads it back from a command line."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if not word or _TO_QUOTE & set(word) else escaped

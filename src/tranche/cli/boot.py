@@ -1,0 +1,234 @@
+"""`tranche boot`: cut the GPUs when the machine boots; and the systemd unit that has it run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from tranche.boot.cut import CutAtBoot, CutResult
+from tranche.boot.deadline import CutInterrupted, ending_after
+from tranche.boot.outcome import read_outcome, record_outcome
+from tranche.boot.status_line import say_status
+from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit, unit_text
+from tranche.cli import streams
+from tranche.cli.duration import Duration
+from tranche.cli.layout.options import read_layouts
+from tranche.cli.layout.report import sum_up
+from tranche.cli.output import print_json, say, warn
+from tranche.cli.runtime import open_host, register_places
+from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
+from tranche.core.errors import PartitionInvalid, TrancheError, UsageError, WaitTimeout
+from tranche.core.layout import LayoutFile
+from tranche.core.partition import BootSettings, parse_boot_settings
+from tranche.documents.describe import timestamp
+from tranche.hardware.host_facts import has_nvidia_gpu
+from tranche.node.files import read_text
+from tranche.node.session import boot_id
+
+_WAIT_SECONDS = 120.0
+_STATUS_SECONDS = 2.0
+_TIMEOUT_KEY = "tranche.boot.timeout"
+_FILE_KEY = "tranche.boot.file"
+_SYSTEMD = Path("/run/systemd/system")
+_NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to cut"
+
+_root_option = click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="The root of an image instead of this machine.",
+)
+
+
+@click.group(cls=TrancheGroup, invoke_without_command=True)
+@click.option(
+    "--file",
+    "settings_file",
+    metavar="FILE",
+    default=SETTINGS_FILE,
+    show_default=True,
+    help="The file with MIG_PARTITION.",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    metavar="TIME",
+    default=_WAIT_SECONDS,
+    help="How long to wait for the driver, such as 30s or 10m. Default: 2m.",
+)
+@click.pass_context
+def command(context: click.Context, settings_file: str, timeout: float) -> None:
+    """Cut the GPUs as a file asks, when the machine boots.
+
+    Without a subcommand, boot reads MIG_PARTITION from the file: profile numbers or names as `nvidia-smi mig -cgi`
+    takes them (19,19,19 or 3*1g.5gb), or the name of a layout. It waits for a driver that is late, keeps what is right
+    already, and never touches what is in use. It ends in time: two minutes after the wait at the latest. Started by
+    its systemd unit, it runs before the kubelet, and a failure stops nobody.
+    """
+    context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
+    if context.invoked_subcommand is None:
+        _boot(context.find_object(Settings) or Settings(), settings_file, timeout)
+
+
+@command.command(cls=TrancheCommand)
+@_root_option
+@click.option(
+    "--program", metavar="PATH", help="Where tranche is, as the machine sees it. Default: this command's own place."
+)
+@click.pass_context
+def install(context: click.Context, root: Path, program: str | None) -> None:
+    """Write the systemd unit and enable it; --file and --timeout, before the word install, are its own.
+
+    The unit runs at the next boot, or when it is started: systemctl start tranche-boot.
+    """
+    settings_file, seconds = _absolute(context.meta[_FILE_KEY], "--file"), context.meta[_TIMEOUT_KEY]
+    arguments = [_absolute(program, "--program") if program else _own_program(), "boot"]
+    if settings_file != SETTINGS_FILE:
+        arguments += ["--file", settings_file]
+    if seconds != _WAIT_SECONDS:
+        arguments += ["--timeout", f"{seconds:g}"]
+    unit = InstalledUnit(root)
+    changed = unit.install(unit_text(tuple(arguments), settings_file=settings_file, seconds=seconds))
+    if changed:
+        _tell_systemd(root, "daemon-reload")
+    say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
+    if not (root / settings_file.lstrip("/")).exists():
+        say(f"nothing is cut before {settings_file} is there, with MIG_PARTITION=... in it")
+    if any((root / folder / "nvidia-mig-manager.service").exists() for folder in _UNIT_FOLDERS):
+        warn("nvidia-mig-manager.service cuts GPUs at boot as well: disable it")
+
+
+@command.command(cls=TrancheCommand)
+@_root_option
+def remove(root: Path) -> None:
+    """Remove the systemd unit. The GPUs stay as they are, and so does the file with MIG_PARTITION."""
+    unit = InstalledUnit(root)
+    if unit.installed:
+        # What has ended well counts as active, and would stay in systemctl's lists.
+        _tell_systemd(root, "stop", UNIT)
+    removed = unit.remove()
+    if removed:
+        _tell_systemd(root, "daemon-reload")
+        _tell_systemd(root, "reset-failed", UNIT)
+    say(f"{unit.file} is {'removed' if removed else 'not there'}")
+
+
+@command.command(cls=TrancheCommand)
+@_root_option
+@output_option()
+@click.pass_context
+def status(context: click.Context, root: Path, output: str) -> None:
+    """Say whether the unit is installed, what is asked, and how the cut ended since the machine was started."""
+    settings = context.find_object(Settings) or Settings()
+    unit, settings_file = InstalledUnit(root), context.meta[_FILE_KEY]
+    asked, problem = "", ""
+    try:
+        asked = _settings_of(str(root / settings_file.lstrip("/")) if root != Path("/") else settings_file).wanted.text
+    except PartitionInvalid as error:
+        problem = error.message
+    ended = read_outcome(register_places(settings, reading=True).ledger, boot_id()) if root == Path("/") else None
+    found = {
+        "unit": str(unit.file),
+        "installed": unit.installed,
+        "enabled": unit.enabled,
+        "file": settings_file,
+        "asked": asked,
+        "problem": problem,
+        "ended": None if ended is None else timestamp(ended.time),
+        "reason": "" if ended is None else getattr(ended.data, "reason", ""),
+        "message": "" if ended is None else ended.message,
+    }
+    if output == "json":
+        print_json("BootStatus", **found)
+        return
+    word = "enabled" if unit.enabled else "not enabled"
+    click.echo(f"unit     {f'{unit.file}, {word}' if unit.installed else 'not installed'}")
+    click.echo(f"asked    {asked or problem}")
+    click.echo(f"at boot  {ended.message if ended is not None else 'nothing was cut since the machine was started'}")
+
+
+def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
+    """Cut, write down how it ended, and say it where systemd shows it."""
+    asked = ""
+
+    def tell(text: str) -> None:
+        say(text)
+        say_status(text, os.environ, patience=_STATUS_SECONDS)
+
+    try:
+        with ending_after(seconds + CUT_SECONDS):
+            wanted = _settings_of(settings_file)
+            asked = wanted.wanted.text
+            result = _cut(settings, wanted, seconds, tell)
+    except CutInterrupted as end:
+        failure = WaitTimeout(f"{asked or settings_file} at boot: {end}", hint="see: journalctl -b -k, nvidia-smi")
+        _ended(settings, asked, failure)
+        click.echo(f"error: {failure.message}", err=True)
+        streams.leave(failure.exit_code)  # a thread may hang in the driver for ever
+    except TrancheError as error:
+        _ended(settings, asked, error)
+        raise
+    if result is None:
+        tell(_NOTHING_THERE)
+        return
+    _ended(settings, asked, None)
+    tell(f"{sum_up(result.decision)}; the GPUs have {result.slices} slices, as {asked} asks")
+
+
+def _cut(settings: Settings, wanted: BootSettings, seconds: float, tell: Callable[[str], None]) -> CutResult | None:
+    simulated = settings.simulate or os.environ.get("TRANCHE_SIM_STATE")
+    return CutAtBoot(
+        wanted=wanted.wanted,
+        layouts=read_layouts(wanted.config_file) if wanted.config_file else LayoutFile(),
+        open_host=lambda: open_host(settings),
+        has_gpu=(lambda: None) if simulated else has_nvidia_gpu,
+        seconds=seconds,
+        tell=tell,
+        progress=lambda gpu, step: say_status(f"{gpu.label}: {step}", os.environ),
+    ).carry_out()
+
+
+def _ended(settings: Settings, asked: str, error: TrancheError | None) -> None:
+    """Write down how it ended. Where that cannot be written, the journal and the status say so alone."""
+    if error is not None:
+        say_status(f"failed: {error.message}", os.environ, patience=_STATUS_SECONDS)
+    try:
+        places = register_places(settings)
+        record_outcome(places.ledger, time=time.time(), boot_id=boot_id(), asked=asked, error=error)
+    except TrancheError as unwritten:
+        warn(f"how the cut ended is not written down for the node's agent: {unwritten.message}")
+
+
+def _settings_of(path: str) -> BootSettings:
+    return parse_boot_settings(read_text(path, PartitionInvalid), path)
+
+
+_UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+
+
+def _own_program() -> str:
+    program = Path(sys.argv[0])
+    if not program.is_file() or not os.access(program, os.X_OK):
+        raise UsageError("this command does not know where it is installed", hint="say it with --program PATH")
+    return str(program.absolute())
+
+
+def _absolute(path: str, option: str) -> str:
+    if not path.startswith("/") or any(not each.isprintable() for each in path):
+        raise UsageError(f"{option} {path} is no absolute path", hint="a service has no folder of its own")
+    return path
+
+
+def _tell_systemd(root: Path, *arguments: str) -> None:
+    """Tell the running systemd, where the unit is this machine's; one that cannot be told learns of it at the next boot."""
+    if root == Path("/") and _SYSTEMD.is_dir():
+        with suppress(OSError):
+            subprocess.run(["systemctl", *arguments], capture_output=True, check=False, timeout=60)
