@@ -1,4 +1,4 @@
-"""A small API server on a loopback socket: nodes, ConfigMaps, pods and events, versions, watches, and faults on demand."""
+"""A small API server on a loopback socket: nodes, ConfigMaps, pods, events and leases, versions, watches, faults on demand."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class FakeApiServer:
         """Create or replace an object, as some other client would."""
         existed = path in self.objects
         self.version += 1
-        namespace = path.split("/")[4] if path.startswith("/api/v1/namespaces/") else None
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
         meta = {"name": path.rsplit("/", 1)[1], **({"namespace": namespace} if namespace else {})}
+        meta |= {"creationTimestamp": f"{self.version:09}"} if not existed else {}
         meta |= content.get("metadata", {})
         self.objects[path] = {**content, "metadata": {**meta, "resourceVersion": str(self.version)}}
         self._remember("MODIFIED" if existed else "ADDED", path)
@@ -138,7 +139,7 @@ class FakeApiServer:
             while not end.is_set():
                 grown = self._grown
                 for version, what, path, content in self._history:
-                    if version > since and _matches(seen, path):
+                    if version > since and _matches(seen, path, content):
                         since = version
                         _chunk(writer, {"type": what, "object": content})
                 await writer.drain()
@@ -170,10 +171,19 @@ class FakeApiServer:
             return 201, self.objects[path]
         path = seen.path.removesuffix("/status")
         if seen.method == "GET" and path not in self.objects and not _names_an_object(path):
-            found = [content for key, content in sorted(self.objects.items()) if _matches(seen, key)]
+            found = [content for key, content in sorted(self.objects.items()) if _matches(seen, key, content)]
             return 200, {"items": found, "metadata": {"resourceVersion": str(self.version)}}
         if path not in self.objects:
             return _status(404, f'"{path.rsplit("/", 1)[1]}" not found')
+        if seen.method in ("PUT", "DELETE"):
+            asked = seen.body.get("preconditions" if seen.method == "DELETE" else "metadata", {}).get("resourceVersion")
+            if asked not in (None, self.objects[path]["metadata"]["resourceVersion"]):
+                return _status(409, "the object has been modified")
+            if seen.method == "DELETE":
+                self.delete(path)
+                return 200, {"kind": "Status", "status": "Success"}
+            kept = {"creationTimestamp": self.objects[path]["metadata"]["creationTimestamp"]}
+            self.put(path, {**seen.body, "metadata": {**kept, **seen.body["metadata"]}})
         if seen.method == "PATCH":
             strategic = "strategic" in seen.headers["content-type"]
             self.put(path, _patched(self.objects[path], seen.body, strategic=strategic))
@@ -192,18 +202,25 @@ async def api_server() -> AsyncIterator[FakeApiServer]:
 
 def _names_an_object(path: str) -> bool:
     parts = path.strip("/").split("/")
-    return len(parts) == (6 if parts[2] == "namespaces" else 4)
+    parts = parts[2 if parts[0] == "api" else 3 :]
+    return len(parts) == (4 if parts[0] == "namespaces" else 2)
 
 
-def _matches(seen: Seen, path: str) -> bool:
+def _matches(seen: Seen, path: str, content: Json) -> bool:
     kind = seen.path.rsplit("/", 1)[1]
     parent, name = path.rsplit("/", 1)
     selector = dict([seen.query["fieldSelector"].split("=")]) if "fieldSelector" in seen.query else {}
     return (
         parent.endswith(f"/{kind}")
         and parent.startswith(seen.path.removesuffix(kind))
-        and (selector.get("metadata.name", name) == name)
+        and selector.get("metadata.name", name) == name
+        and ("labelSelector" not in seen.query or _labelled(content, seen.query["labelSelector"]))
     )
+
+
+def _labelled(content: Json, selector: str) -> bool:
+    key, _, value = selector.partition("=")
+    return bool(content["metadata"].get("labels", {}).get(key) == value)
 
 
 def _patched(before: Any, patch: Any, *, strategic: bool) -> Any:

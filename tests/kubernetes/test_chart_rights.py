@@ -24,6 +24,7 @@ from tranche.hardware.host_facts import HostFacts
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
 from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.feature_labels.labels import feature_labels
@@ -145,13 +146,16 @@ def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
     draining = granted(*objects("ClusterRole", **DRAINING), *objects("Role", **DRAINING))
     assert draining - always == {("", "pods/eviction", "create")}
     assert draining == asyncio.run(_used_by_the_client())
+    unlimited = {each for each in always if each[1] in ("leases", "daemonsets")}
     without_manager = {"migManager": {"enabled": False}}
     offering = granted(*objects("ClusterRole", **without_manager), *objects("Role", **without_manager))
     assert always - offering == {
         ("", "nodes/status", "patch"),
         (NAMESPACE, "configmaps", "list"),
         (NAMESPACE, "configmaps", "watch"),
+        *unlimited,
     }
+    assert unlimited == granted(*objects("Role")) - granted(*objects("Role", rollout={"maxUnavailable": None}))
     seeing = granted(*objects("ClusterRole", **without_manager, featureLabels={"enabled": False}))
     assert {right for right in seeing if right[2] not in ("get", "list", "watch")} == set()
 
@@ -236,6 +240,7 @@ def test_only_the_config_maps_that_are_named_may_be_read() -> None:
             for role in objects("Role", **values)
             for rule in role["rules"]
             for name in rule.get("resourceNames", ())
+            if rule["resources"] == ["configmaps"]
         ]
 
     assert readable() == [default("layouts")]
@@ -252,6 +257,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
         client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
         server.put("/api/v1/nodes/n", {})
         server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
+        server.put("/apis/apps/v1/namespaces/tranche-system/daemonsets/tranche-agent", {})
         server.put("/api/v1/namespaces/any/pods/p", {"metadata": {"uid": "u1"}, "spec": {"nodeName": "n"}})
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "get_node": lambda: client.get_node("n"),
@@ -264,8 +270,21 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "evict_pod": lambda: client.evict_pod(PodRef("any", "p"), "u1"),
             "watch_node": lambda: _followed(server, client.watch_node("n")),
             "watch_config_map": lambda: _followed(server, client.watch_config_map("tranche-system", "c")),
+            "daemon_set_size": lambda: client.daemon_set_size("tranche-system", "tranche-agent"),
         }
         assert set(calls) == {name for name in vars(KubeApi) if not name.startswith("_")}
+        leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        lease = Lease("l")
+        of_leases: dict[str, Callable[[], Awaitable[object]]] = {
+            "create": lambda: leases.create(lease),
+            "get": lambda: leases.get("l"),
+            "replace": lambda: leases.replace(lease),
+            "watch": lambda: _followed(server, leases.watch("l")),
+            "watch_all": lambda: _followed(server, leases.watch_all("a", "b")),
+            "delete": lambda: leases.delete(lease),
+        }
+        assert set(of_leases) == {name for name in vars(LeaseApi) if not name.startswith("_")}
+        calls |= of_leases
         for call in [*calls.values(), calls["create_node_event"]]:
             await patiently(call())
         await connection.close()
@@ -283,19 +302,22 @@ async def _followed(server: FakeApiServer, watch: AsyncIterator[object]) -> None
 
 
 def _right(seen: Seen) -> tuple[str, str, str]:
-    words = seen.path.removeprefix("/api/v1/").split("/")
+    words = seen.path.split("/")[3 if seen.path.startswith("/api/") else 4 :]
     namespace = ""
     if words[0] == "namespaces":
         namespace, words = words[1], words[2:]
     resource = "/".join(words[::2])
-    verb = {"POST": "create", "PATCH": "patch"}.get(seen.method, "get" if len(words) == 2 else "list")
+    verb = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}.get(
+        seen.method, "get" if len(words) == 2 else "list"
+    )
     return "" if resource.startswith("pods") else namespace, resource, "watch" if "watch" in seen.query else verb
 
 
-def test_nothing_may_be_deleted_and_no_secret_read() -> None:
+def test_nothing_but_a_lease_may_be_deleted_and_no_secret_read() -> None:
     for role in objects("ClusterRole") + objects("Role"):
         for rule in role["rules"]:
-            assert not {"delete", "deletecollection", "update", "*"} & set(rule["verbs"])
+            if rule["resources"] != ["leases"]:
+                assert not {"delete", "deletecollection", "update", "*"} & set(rule["verbs"])
             assert not {"secrets", "*"} & set(rule["resources"])
 
 

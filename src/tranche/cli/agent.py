@@ -61,6 +61,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.agent import parts
     from tranche.kubernetes.mig_manager.drain import InUsePolicy
     from tranche.kubernetes.mig_manager.manager import MigSettings
+    from tranche.kubernetes.rollout.budget import parse_budget
 
     layouts = MigSettings(
         config_map=values["layouts"],
@@ -71,7 +72,12 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     )
     built: dict[str, Part] = {
         "device-plugin": partial(parts.device_plugin, cdi_folder=values["cdi_folder"]),
-        "mig-manager": partial(parts.mig_manager, settings=layouts),
+        "mig-manager": partial(
+            parts.mig_manager,
+            settings=layouts,
+            budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
+            daemon_set=values["daemon_set"],
+        ),
         "feature-labels": parts.feature_labels,
     }
     return [built[name] for name in PART_OPTIONS if name not in values["without"]]

@@ -109,6 +109,21 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             help="A namespace, besides the agent's own, where pods may be NVIDIA's MIG manager or operands; repeatable. "
             "Else: gpu-operator, kube-system.",
         ),
+        click.Option(
+            ["--max-unavailable"],
+            metavar="N|N%",
+            envvar="TRANCHE_MAX_UNAVAILABLE",
+            default="",
+            help="How many nodes may change their layout at once, a number or a part of all; else as many as are told to.",
+        ),
+        click.Option(
+            ["--daemon-set"],
+            metavar="NAME",
+            envvar="TRANCHE_DAEMON_SET",
+            default="tranche-agent",
+            show_default=True,
+            help="The agents' DaemonSet, for how many nodes there are.",
+        ),
     ),
     "feature-labels": (),
 }

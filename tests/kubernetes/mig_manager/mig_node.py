@@ -18,6 +18,7 @@ from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeApi, PodRef
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
@@ -26,6 +27,9 @@ from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.pod_watch import PodWatch
+from tranche.kubernetes.rollout.budget import parse_budget
+from tranche.kubernetes.rollout.own_ticket import Me
+from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
 
@@ -112,8 +116,8 @@ class ManagedNode:
         return instances[position].compute_instances[0].uuid
 
     @asynccontextmanager
-    async def managed(self, settings: MigSettings | None = None) -> AsyncIterator[MigManager]:
-        """A manager that runs for the length of the block."""
+    async def managed(self, settings: MigSettings | None = None, budget: str = "") -> AsyncIterator[MigManager]:
+        """A manager that runs for the length of the block; with a budget it takes part in a rollout."""
 
         def restart(_: Path) -> None:
             self.restarts += 1
@@ -121,6 +125,7 @@ class ManagedNode:
         manager = MigManager(
             self.services,
             settings or MigSettings(config_map="layouts"),
+            rollout=self._rollout(budget) if budget else None,
             clock=lambda: self.now,
             boot=lambda: f"boot-{self.restarts}",
             restart=restart,
@@ -148,6 +153,29 @@ class ManagedNode:
         except TimeoutError:
             raise AssertionError(f"it shows {self.shown}, {self.condition}, not {(state, reason)}") from None
 
+    @property
+    def tickets(self) -> list[str]:
+        """The states of the rollout's tickets."""
+        return [
+            each["spec"]["holderIdentity"] for path, each in self.server.objects.items() if "tranche-layout." in path
+        ]
+
+    def _rollout(self, budget: str) -> Rollout:
+        async def one() -> int:
+            return 1
+
+        me = Me("n1", lambda: "u1")
+        loop = asyncio.get_running_loop()
+        return Rollout(
+            self.services.leases,
+            parse_budget(budget),
+            one,
+            me,
+            clock=loop.time,
+            random=lambda: 0.0,
+            sleep=asyncio.sleep,
+        )
+
     def _put(self, **metadata: Any) -> None:
         node = self.server.objects.get(NODE, {})
         self.server.put(NODE, {**node, "metadata": {**node.get("metadata", {}), **metadata}})
@@ -174,6 +202,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 node_name="n1",
                 namespace="tranche",
                 api=api,
+                leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
                 node=watch.latest,
                 node_pods=pod_watch.latest,
                 inventory=inventory,

@@ -636,3 +636,52 @@ def test_a_slice_that_must_go_is_given_to_no_pod_of_a_backlog(tmp_path: Path, se
             assert node.slices(0) == node.slices(1) == ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
 
     on_node(tmp_path, test, A100, A100)
+
+
+def test_a_node_whose_turn_it_is_not_waits_with_everything_as_it_was(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+        before = node.slices()
+        async with node.managed(budget="0"):
+            node.label(mig_config="all-3g.20gb")
+            await node.shows("pending", "WaitingForTurn")
+            await until(lambda: node.tickets == ["waiting"])
+            assert (node.slices(), node.inventory.condemned) == (before, frozenset())
+            assert node.condition is not None
+            assert "waits for its turn: the rollout is paused" in node.condition[2]
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            await until(lambda: node.tickets == [])
+
+    on_node(tmp_path, test, A100)
+
+
+def test_a_change_takes_its_turn_and_gives_it_back(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(budget="100%"):
+            node.label(mig_config="all-balanced")
+            await node.shows("success")
+            await until(lambda: node.tickets == [])
+            states = {seen.body["spec"]["holderIdentity"] for seen in node.server.requests if seen.method == "PUT"}
+            assert {"granted", "changing"} <= states
+
+    on_node(tmp_path, test, A100)
+
+
+def test_a_node_that_fails_in_its_turn_holds_the_others_up_and_then_goes_on(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.machine.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 999, calls=1_000_000)
+        node.machine.machine.inject_error("nvmlDeviceCreateGpuInstance", 999, calls=1_000_000)
+        async with node.managed(budget="1"):
+            node.label(mig_config="all-balanced")
+            await node.shows("failed", "HardwareError")
+            await until(lambda: node.tickets == ["failed"])
+            node.machine.machine.clear_injections()
+            node.now += 3600
+            node.label(x="y")  # news, upon which it is tried again
+            await node.shows("success")
+            await until(lambda: node.tickets == [])
+
+    on_node(tmp_path, test, A100)

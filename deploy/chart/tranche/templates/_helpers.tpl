@@ -65,6 +65,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $names | uniq | toJson -}}
 {{- end }}
 
+{{/* "true" where the nodes take turns to change their layout. */}}
+{{- define "tranche.rollout" -}}
+{{- if and .Values.migManager.enabled (not (kindIs "invalid" .Values.rollout.maxUnavailable)) }}true{{ end -}}
+{{- end }}
+
 {{/* "true" where containers are told of their devices by CDI. */}}
 {{- define "tranche.cdi" -}}
 {{- $told := printf "%s %s" (.Values.deviceListStrategy | default "") (.Values.config.map | toJson) -}}
@@ -82,6 +87,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not $values.enabled }}
 - --without={{ $part }}
 {{- end }}
+{{- end }}
+{{- if include "tranche.rollout" . }}
+- --max-unavailable={{ .Values.rollout.maxUnavailable }}
+- --daemon-set={{ include "tranche.fullname" . }}
 {{- end }}
 {{- if ne (int .Values.healthPort) 9440 }}
 - --health-port={{ .Values.healthPort }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.rollout.budget import Budget
+from tranche.kubernetes.rollout.own_ticket import Me
+from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 
 
@@ -33,9 +37,26 @@ def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: P
     )
 
 
-def mig_manager(services: NodeServices, _: ConfigSource, *, settings: MigSettings) -> MigManager:
-    """The MIG manager."""
-    return MigManager(services, settings)
+def mig_manager(
+    services: NodeServices, _: ConfigSource, *, settings: MigSettings, budget: Budget | None, daemon_set: str
+) -> MigManager:
+    """The MIG manager; with a budget it takes part in the rollout of all nodes that `daemon_set` runs on."""
+    if budget is None:
+        return MigManager(services, settings)
+
+    def uid() -> str:
+        node = services.node.value if services.node.synced else None
+        return "" if node is None else node.uid
+
+    rollout = Rollout(
+        services.leases,
+        budget,
+        lambda: services.api.daemon_set_size(services.namespace, daemon_set),
+        Me(services.node_name, uid),
+        clock=time.monotonic,
+        random=random.random,
+    )
+    return MigManager(services, settings, rollout=rollout)
 
 
 def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
@@ -23,6 +24,7 @@ from tranche.kubernetes.agent.state_folder import StateFolder
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResources
@@ -92,7 +94,8 @@ async def _serve(
         loop.add_signal_handler(number, stopped.set)
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
-    api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
+    now = partial(datetime.now, UTC)
+    api = KubeClient(connection, now=now, random=random.random)
     node_watch = NodeWatch(api, options.node_name)
     pod_watch = PodWatch(api, options.node_name)
     pods = PodRegister(
@@ -110,6 +113,7 @@ async def _serve(
         node_name=options.node_name,
         namespace=namespace,
         api=api,
+        leases=LeaseClient(connection, namespace, now=now, random=random.random),
         node=node_watch.latest,
         node_pods=pod_watch.latest,
         inventory=inventory,

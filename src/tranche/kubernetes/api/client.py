@@ -124,6 +124,12 @@ class KubeClient:
             async for pods in snapshots:
                 yield tuple(pods.values())
 
+    async def daemon_set_size(self, namespace: str, name: str) -> int:
+        """On how many nodes a DaemonSet is to run."""
+        path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}"
+        answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", path)
+        return int((answer.accepted().get("status") or {}).get("desiredNumberScheduled") or 0)
+
     async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
         """Ask for that pod's eviction."""
         meta = {"namespace": pod.namespace, "name": pod.name}

@@ -171,6 +171,10 @@ class KubeApi(Protocol):
         """The same now, then after each change."""
         ...
 
+    async def daemon_set_size(self, namespace: str, name: str) -> int:
+        """On how many nodes a DaemonSet is to run."""
+        ...
+
     async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
         """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
         ...

@@ -38,6 +38,7 @@ from tranche.kubernetes.mig_manager.retry import (
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wanted_layout
+from tranche.kubernetes.rollout.turn import Standing, Turn, Wish
 from tranche.planning.gpu_users import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
@@ -64,7 +65,7 @@ class NodeSituation:
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
     the API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
-    layouts or GPUs could not be read; the view is then empty.
+    layouts or GPUs could not be read; the view is then empty. `turn` is what the rollout lets the node do, None without one.
     """
 
     node: KubeNode
@@ -78,6 +79,7 @@ class NodeSituation:
     eviction_answers: Mapping[PodRef, str] = field(default_factory=dict)
     trusted: frozenset[str] = frozenset()
     unseen: TrancheError | None = None
+    turn: Turn | None = None
 
     @property
     def attempt(self) -> Attempt | None:
@@ -95,7 +97,7 @@ class NodeDecision:
 
     `condemned` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
     layout. `labels` and `annotations` hold only what changes. `look_again` is in seconds, None when only news can change the
-    decision.
+    decision. `wish` is how the node stands in the rollout, None for as before.
     """
 
     report: Report | None
@@ -106,6 +108,7 @@ class NodeDecision:
     evict: tuple[PodRef, ...] = ()
     work: Work = Work.NONE
     look_again: float | None = None
+    wish: Wish | None = None
 
     @property
     def writes_node(self) -> bool:
@@ -115,6 +118,16 @@ class NodeDecision:
 
 def decide(situation: NodeSituation) -> NodeDecision:
     """The next thing to do."""
+    decision = _decide(situation)
+    if decision.wish is not None or situation.unseen is not None:
+        return decision
+    name, report = wanted_layout(situation.node), decision.report
+    if report is not None and report.state is MigState.FAILED:
+        return replace(decision, wish=Wish(Standing.FAILED, name, message=report.message))
+    return replace(decision, wish=Wish(Standing.DONE, name))
+
+
+def _decide(situation: NodeSituation) -> NodeDecision:
     name = wanted_layout(situation.node)
     if situation.rivals:
         return _conflict(situation, name)
@@ -135,7 +148,10 @@ def decide(situation: NodeSituation) -> NodeDecision:
     if change.plan.empty and not change.blockers:
         message = "; ".join((f"the GPUs have the layout '{name}'", *change.warnings))
         return _at_rest(situation, Report(MigState.SUCCESS, Why.APPLIED, message), forget=True)
-    return _change(situation, layout, change)
+    decision = _change(situation, layout, change)
+    if decision.report is not None and decision.report.state is MigState.FAILED:
+        return decision
+    return replace(decision, wish=Wish(Standing.WANTED, name, layout_digest(layout)))
 
 
 def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy) -> Plan:
@@ -211,16 +227,20 @@ def _change(situation: NodeSituation, layout: Layout, change: LayoutDecision) ->
     if change.blockers:
         later = plan_after_blockers(situation.view, layout, change)
         plan = plan_beside_blockers(situation.view, change, later)
-    condemned = condemned_by(later, situation.view)
+    waits = situation.turn is not None and not situation.turn.allows(digest)
+    condemned = frozenset() if waits else condemned_by(later, situation.view)
     if attempt is not None and attempt.digest == digest:
         wait = attempt.wait(situation.now)
         if wait > 0 and not attempt.rebooted(situation.now.boot):
             return _patience(situation, attempt, wait, condemned)
-        if situation.asks_reboot(attempt):
+        if situation.asks_reboot(attempt) and not waits:
             return _reboot(situation)
     if change.blockers and situation.policy is InUsePolicy.REFUSE:
         message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
         return _at_rest(situation, _failure(Why.IN_USE, message))
+    if waits and situation.turn is not None:
+        message = f"{change.purpose} waits for its turn: {situation.turn.why_not}"
+        return _at_rest(situation, Report(MigState.PENDING, Why.TURN, message))
     if not plan.empty:
         return _cut(situation, change, digest, condemned)
     refs = [ref for user in change.blockers for ref in pods_of(user)]

@@ -48,6 +48,7 @@ from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wanted_layout
+from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.session import boot_id
 from tranche.planning.plan import Plan
@@ -80,7 +81,10 @@ class MigSettings:
 
 
 class MigManager:
-    """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine."""
+    """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine.
+
+    Without a `rollout` the node changes its layout whenever it is told to.
+    """
 
     name = "mig-manager"
 
@@ -89,12 +93,14 @@ class MigManager:
         services: NodeServices,
         settings: MigSettings,
         *,
+        rollout: Rollout | None = None,
         clock: Callable[[], float] = time.monotonic,
         boot: Callable[[], str] = boot_id,
         restart: Callable[[Path], None] = restart_machine,
     ) -> None:
         self._services = services
         self._settings = settings
+        self._rollout = rollout
         self._clock = clock
         self._boot = boot
         self._restart = restart
@@ -133,6 +139,9 @@ class MigManager:
                 group.create_task(self._listen(self._services.inventory.latest.changes()))
                 group.create_task(self._listen(self._services.state_problem.changes()))
                 group.create_task(self._follow_layouts())
+                if self._rollout is not None:
+                    group.create_task(self._rollout.run())
+                    group.create_task(self._listen(self._rollout.turn.changes()))
                 group.create_task(self._rounds(me))
         finally:
             self._services.inventory.condemn(frozenset())
@@ -188,6 +197,8 @@ class MigManager:
         self._claims = standing.memory
         situation, not_condemned = await self._condemned(await self._look(node, standing.rivals))
         decision = decide(situation)
+        if self._rollout is not None and decision.wish is not None:
+            self._rollout.wish(decision.wish)
         await self._report(node, decision)
         if decision.writes_node:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
@@ -225,6 +236,7 @@ class MigManager:
             eviction_answers=dict(self._eviction_answers),
             trusted=self._trusted,
             unseen=unseen,
+            turn=None if self._rollout is None else self._rollout.turn.value,
         )
 
     async def _pods(self) -> tuple[KubePod, ...]:

@@ -48,6 +48,7 @@ class Why(StrEnum):
     OPERANDS = "WaitingForOperands"
     OPERANDS_STILL_RUN = "OperandsStillRunning"
     REBOOT = "RebootForMigMode"
+    TURN = "WaitingForTurn"
     IN_USE = "GpuBusy"
 
 

@@ -1,0 +1,1 @@
+"""How many nodes may change their layout at once, and whose turn it is."""

@@ -1,0 +1,41 @@
+"""How many nodes may be changing at once: a number, or a part of all nodes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tranche.core.errors import UsageError
+
+_TEXT = re.compile(r"(\d{1,6})(%?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`amount` nodes, or that many percent of all. 0 lets nobody begin."""
+
+    amount: int
+    percent: bool = False
+
+    def nodes(self, fleet: int | None) -> int:
+        """How many nodes that is among `fleet`; a part is rounded up, as a DaemonSet does. One when the number is not known."""
+        if not self.percent or self.amount == 0:
+            return self.amount
+        return 1 if fleet is None else max(-(-fleet * self.amount // 100), 1)
+
+    def __str__(self) -> str:
+        return f"{self.amount}%" if self.percent else str(self.amount)
+
+
+def parse_budget(text: str) -> Budget:
+    """`3` or `10%`.
+
+    Raises:
+        UsageError: it is neither, or more than 100 percent.
+    """
+    found = _TEXT.fullmatch(text.strip())
+    if found is None or (found[2] and int(found[1]) > 100):
+        raise UsageError(
+            f"'{text}' is no number of nodes", hint="write how many may change at once, such as 3, or 10% of them"
+        )
+    return Budget(int(found[1]), bool(found[2]))

@@ -1,0 +1,61 @@
+"""Whose turn it is: every ticket and the budget in, the tickets to grant out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tranche.kubernetes.rollout.ticket import Ticket, TicketState
+
+LOST_SECONDS = 180.0
+"""A node that changes and has renewed nothing for so long holds the others up, like one that failed."""
+UNTAKEN_SECONDS = 60.0
+"""A turn that its node has not taken for so long is taken back: its agent is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """`granted` may begin now; of `taken_back` the turn ends that they did not take. `held_up_by` are why nobody may begin.
+
+    `waiting` is how many wait after this.
+    """
+
+    granted: tuple[Ticket, ...] = ()
+    taken_back: tuple[Ticket, ...] = ()
+    held_up_by: tuple[Ticket, ...] = ()
+    waiting: int = 0
+
+
+def grants(tickets: Sequence[Ticket], limit: int, silent: Mapping[str, float]) -> Grants:
+    """Who may begin. `limit` is how many may change at once, `silent` for how many seconds each ticket was seen as it is.
+
+    The order is that of the tickets. A node that has failed, or was heard of no more while it changed, holds all others up until
+    somebody says go on. A failed node that others are to pass takes no place of the budget.
+    """
+
+    def unheard(ticket: Ticket, seconds: float) -> bool:
+        return silent.get(ticket.node, 0.0) >= seconds
+
+    by_state = {state: [each for each in tickets if each.state is state] for state in TicketState}
+    waiting = sorted(by_state[TicketState.WAITING], key=lambda each: each.order)
+    taken_back = tuple(each for each in by_state[TicketState.GRANTED] if unheard(each, UNTAKEN_SECONDS))
+    lost = [each for each in by_state[TicketState.CHANGING] if unheard(each, LOST_SECONDS)]
+    held_up_by = tuple(each for each in (*by_state[TicketState.FAILED], *lost) if not each.go_on)
+    left = len(waiting) + len(taken_back)
+    if held_up_by:
+        return Grants(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
+    busy = sum(each.state is not TicketState.WAITING and not each.go_on for each in tickets)
+    granted = tuple([each for each in waiting if not each.passed_over][: max(limit - busy, 0)])
+    return Grants(granted, taken_back, waiting=left - len(granted))
+
+
+def held_up_text(tickets: Sequence[Ticket]) -> str:
+    """Who holds the others up, and why, in one sentence for people; "" when nobody does."""
+    named = [
+        f"node {each.node} failed: {each.message}"
+        if each.state is TicketState.FAILED
+        else f"node {each.node} began to change and is heard of no more"
+        for each in sorted(tickets, key=lambda each: each.order)[:3]
+    ]
+    more = f", and {len(tickets) - 3} nodes more" if len(tickets) > 3 else ""
+    return "; ".join(named) + more

@@ -1,0 +1,82 @@
+"""Who grants turns: one agent at a time, by a lease that it renews; the others try when it is renewed no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tranche.kubernetes.api.leases import Lease, LeaseApi
+
+LEADER_LEASE = "tranche-rollout"
+LEASE_SECONDS = 15
+RENEW_SECONDS = 5.0
+SURE_SECONDS = 10.0
+"""For so long after a renewal nobody else can have taken over, with 5 s to spare for a write on its way."""
+
+WAITING_ANNOTATION = "tranche.dev/waiting"
+HELD_UP_ANNOTATION = "tranche.dev/held-up-by"
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the leader says in its lease: how many wait, and who holds them up."""
+
+    waiting: int = 0
+    held_up_by: str = ""
+
+
+class Leadership:
+    """One candidate. `clock` is monotonic, in seconds; what other machines' clocks say is not believed."""
+
+    def __init__(self, leases: LeaseApi, me: str, *, clock: Callable[[], float]) -> None:
+        self.news = News()
+        self._leases = leases
+        self._me = me
+        self._clock = clock
+        self._held: Lease | None = None
+        self._renewed_at = float("-inf")
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    @property
+    def sure(self) -> bool:
+        """Whether nobody else can lead now."""
+        return self._held is not None and self._clock() - self._renewed_at < SURE_SECONDS
+
+    async def try_to_lead(self) -> bool:
+        """Whether this candidate leads now: nobody else does, or its lease was not renewed for its whole length."""
+        began = self._clock()
+        lease = await self._leases.get(LEADER_LEASE)
+        if lease is None:
+            return self._took(await self._leases.create(Lease(LEADER_LEASE, self._me, LEASE_SECONDS)), began)
+        self.news = _read_news(lease.annotations)
+        if lease.version != self._seen[0]:
+            self._seen = (lease.version, began)
+        if lease.holder != self._me and began - self._seen[1] <= LEASE_SECONDS:
+            return False
+        return self._took(await self._leases.replace(replace(lease, holder=self._me, seconds=LEASE_SECONDS)), began)
+
+    async def renew(self, news: News) -> bool:
+        """Say that this one still leads, and the news; False when another one has taken over."""
+        if self._held is None:
+            return False
+        began = self._clock()
+        self.news = news
+        annotations = {WAITING_ANNOTATION: str(news.waiting), HELD_UP_ANNOTATION: news.held_up_by}
+        said = {key: value for key, value in annotations.items() if value}
+        return self._took(await self._leases.replace(replace(self._held, annotations=said)), began)
+
+    async def resign(self) -> None:
+        """Lead no more, so that whoever comes next need not wait."""
+        held, self._held = self._held, None
+        if held is not None:
+            await self._leases.delete(held)
+
+    def _took(self, lease: Lease | None, began: float) -> bool:
+        self._held = lease
+        self._renewed_at = began if lease is not None else float("-inf")
+        return lease is not None
+
+
+def _read_news(annotations: Mapping[str, str]) -> News:
+    waiting = annotations.get(WAITING_ANNOTATION, "")
+    return News(int(waiting) if waiting.isdecimal() else 0, annotations.get(HELD_UP_ANNOTATION, ""))

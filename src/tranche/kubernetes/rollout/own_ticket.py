@@ -1,0 +1,169 @@
+"""A node's own ticket: made, written and taken away as the MIG manager wishes, and followed for as long as there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.rollout.ticket import (
+    Ticket,
+    TicketState,
+    read_ticket,
+    ticket_name,
+    version_number,
+    write_ticket,
+)
+from tranche.kubernetes.rollout.turn import Move, Standing, Wish, next_ticket
+
+_RENEW_CHANGING_SECONDS = 30.0
+_RENEW_WAITING_SECONDS = 300.0
+_PAUSE_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """The node that takes part. `uid` is its object's, "" while that is not known."""
+
+    node: str
+    uid: Callable[[], str]
+
+
+class OwnTicket:
+    """`latest` is the ticket as last read or written, None when there is none; it has no value before the first look.
+
+    `spread` says for how many seconds to hold a new ticket back; `random` gives numbers from 0 to 1; `clock` is monotonic.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseApi,
+        me: Me,
+        spread: Callable[[], Awaitable[float]],
+        *,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self.latest: Live[Ticket | None] = Live()
+        self._leases = leases
+        self._me = me
+        self._spread = spread
+        self._clock = clock
+        self._random = random
+        self._sleep = sleep
+        self._newest = 0  # the version that this node has seen last; what a watch tells of older ones is past
+        self._wish: Wish | None = None
+        self._to_move = asyncio.Event()
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The ticket as last read or written."""
+        return self.latest.value if self.latest.synced else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its turn."""
+        return self.ticket is not None and self.ticket.state is TicketState.WAITING
+
+    def wish(self, wish: Wish) -> None:
+        """Have the ticket become what the wish needs, soon."""
+        if wish != self._wish:
+            self._wish = wish
+            self._to_move.set()
+
+    async def run(self) -> None:
+        """Keep and follow it until cancelled."""
+        await self._until_done(self._read)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep())
+            group.create_task(self._follow())
+            group.create_task(self._renew())
+
+    async def _read(self) -> None:
+        lease = await self._leases.get(ticket_name(self._me.node))
+        self._know(None if lease is None else read_ticket(lease))
+
+    def _know(self, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            self._newest = version_number(ticket.lease)
+        self.latest.publish(ticket)
+
+    async def _until_done(self, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await action()
+            except TrancheError as error:
+                _log.info("rollout", extra={"reason": error.reason, "error": str(error)})
+                await self._sleep(_PAUSE_SECONDS * (1 + self._random()))
+
+    async def _keep(self) -> None:
+        while True:
+            await self._to_move.wait()
+            self._to_move.clear()
+            await self._until_done(self._move)
+
+    async def _move(self) -> None:
+        if self._wish is None:
+            return
+        if self._wish.standing is Standing.WANTED and self.ticket is None:
+            await self._sleep(self._random() * await self._spread())
+        move, ticket = next_ticket(self._me.node, self.ticket, self._wish)
+        if move is Move.REMOVE and self.ticket is not None:
+            if await self._leases.delete(self.ticket.lease):
+                self._know(None)
+            else:
+                await self._read()
+        elif ticket is not None:
+            lease = write_ticket(ticket, node_uid=self._me.uid())
+            written = await (self._leases.replace(lease) if lease.version else self._leases.create(lease))
+            if written is None:
+                await self._read()
+            else:
+                self._know(read_ticket(written))
+        if move is not Move.NONE:
+            self._to_move.set()  # another wish may have come meanwhile, or somebody else's word in the ticket
+
+    async def _follow(self) -> None:
+        """A node at rest follows nothing."""
+        while True:
+            async for ticket in self.latest.changes():
+                if ticket is not None:
+                    break
+            async with aclosing(self._leases.watch(ticket_name(self._me.node))) as versions:
+                async for lease in versions:
+                    self._heard(lease)
+                    if self.ticket is None:
+                        break
+
+    def _heard(self, lease: Lease | None) -> None:
+        if lease is not None and version_number(lease) <= self._newest:
+            return
+        ticket = None if lease is None else read_ticket(lease)
+        if ticket != self.ticket:
+            self._know(ticket)
+            self._to_move.set()
+
+    async def _renew(self) -> None:
+        """Say now and then that this node is still there."""
+        renewed = self._clock()
+        while True:
+            await self._sleep(_RENEW_CHANGING_SECONDS)
+            ticket, now = self.ticket, self._clock()
+            pause = _RENEW_WAITING_SECONDS if self.waits else _RENEW_CHANGING_SECONDS
+            if ticket is None or now - renewed < 0.9 * pause:
+                continue
+            with suppress(TrancheError):
+                lease = await self._leases.replace(ticket.lease)
+                renewed = now
+                if lease is None:
+                    await self._read()
+                elif self.ticket is ticket:
+                    self._know(read_ticket(lease))

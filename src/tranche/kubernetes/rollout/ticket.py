@@ -1,0 +1,111 @@
+"""A node's place in the order of those that want to change their layout: a lease, so that `kubectl get leases` shows it.
+
+The lease's holder column says the state, and its age the order. A node makes its own ticket, and takes it away when it has its
+layout; whoever leads the rollout says whose turn it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tranche.kubernetes.api.leases import Lease
+
+TICKET_LABEL = "tranche.dev/rollout"
+TICKET = "ticket"
+GO_ON_ANNOTATION = "tranche.dev/go-on"
+"""Written by an administrator on the ticket of a node that failed, with any value: the others go on."""
+
+_PREFIX = "tranche-layout."
+_NODE = "tranche.dev/node"
+_LAYOUT = "tranche.dev/layout"
+_DIGEST = "tranche.dev/layout-digest"
+_MESSAGE = "tranche.dev/message"
+_PASSED_OVER = "tranche.dev/passed-over"
+_LONGEST_NAME = 253
+_LONGEST_MESSAGE = 500
+
+
+class TicketState(StrEnum):
+    """WAITING for its turn; GRANTED until its node takes it; CHANGING until the end; FAILED, which holds up all others.
+
+    All but the first take a place of the budget.
+    """
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    CHANGING = "changing"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One node's. `digest` tells the content of the layout it is for; `lease` is what it was read from.
+
+    `passed_over`: it did not take the turn that it was granted, and its node was not heard of since.
+    """
+
+    node: str
+    state: TicketState
+    layout: str
+    digest: str
+    message: str = ""
+    go_on: bool = False
+    passed_over: bool = False
+    lease: Lease = field(default_factory=lambda: Lease(""))
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """Who came first."""
+        return self.lease.created, self.node
+
+
+def ticket_name(node: str) -> str:
+    """The name of a node's ticket, as long as names may be."""
+    name = f"{_PREFIX}{node}"
+    return name if len(name) <= _LONGEST_NAME else f"{_PREFIX}{hashlib.sha256(node.encode()).hexdigest()}"
+
+
+def read_ticket(lease: Lease) -> Ticket | None:
+    """The ticket that a lease is; None for one that says no node or no state that is known."""
+    node, state = lease.annotations.get(_NODE, ""), lease.holder
+    if not node or state not in set(TicketState):
+        return None
+    said = lease.annotations
+    return Ticket(
+        node=node,
+        state=TicketState(state),
+        layout=said.get(_LAYOUT, ""),
+        digest=said.get(_DIGEST, ""),
+        message=said.get(_MESSAGE, ""),
+        go_on=GO_ON_ANNOTATION in said,
+        passed_over=bool(lease.renewed) and said.get(_PASSED_OVER) == lease.renewed,
+        lease=lease,
+    )
+
+
+def write_ticket(ticket: Ticket, *, node_uid: str) -> Lease:
+    """The lease that says it, in the place of the one that it was read from. It goes with the node's object."""
+    own: Mapping[str, str] = {
+        _NODE: ticket.node,
+        _LAYOUT: ticket.layout,
+        _DIGEST: ticket.digest,
+        _MESSAGE: ticket.message[:_LONGEST_MESSAGE],
+        _PASSED_OVER: ticket.lease.renewed if ticket.passed_over else "",
+    }
+    others = {key: value for key, value in ticket.lease.annotations.items() if key not in own}
+    return replace(
+        ticket.lease,
+        name=ticket_name(ticket.node),
+        holder=ticket.state.value,
+        labels={**ticket.lease.labels, TICKET_LABEL: TICKET},
+        annotations={**others, **{key: value for key, value in own.items() if value}},
+        owner_node=(ticket.node, node_uid) if node_uid else ticket.lease.owner_node,
+    )
+
+
+def version_number(lease: Lease) -> int:
+    """A lease's version, as the number by which it is later or earlier than others of the same lease; 0 for another text."""
+    return int(lease.version) if lease.version.isdecimal() else 0

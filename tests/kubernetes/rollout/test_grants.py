@@ -1,0 +1,163 @@
+"""Whose turn it is, as a pure decision; and a whole rollout played with it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.rollout.budget import Budget, parse_budget
+from tranche.kubernetes.rollout.grants import LOST_SECONDS, UNTAKEN_SECONDS, Grants, grants, held_up_text
+from tranche.kubernetes.rollout.ticket import (
+    GO_ON_ANNOTATION,
+    Ticket,
+    TicketState,
+    read_ticket,
+    ticket_name,
+    write_ticket,
+)
+from tranche.kubernetes.rollout.turn import Move, Standing, Turn, Wish, next_ticket
+
+WAITING, GRANTED, CHANGING, FAILED = TicketState
+
+
+def ticket(node: str, state: TicketState, *, at: int = 0, go_on: bool = False, message: str = "") -> Ticket:
+    return Ticket(node, state, "all-1g", "d1", message, go_on, lease=Lease(ticket_name(node), created=f"{at:04}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fleet", "nodes"),
+    [("3", 100, 3), ("0", 100, 0), ("10%", 1000, 100), ("10%", 5, 1), ("34%", 3, 2), ("0%", 50, 0), ("100%", 7, 7)],
+)
+def test_a_budget_is_a_number_or_a_part_rounded_up(text: str, fleet: int, nodes: int) -> None:
+    assert parse_budget(text).nodes(fleet) == nodes
+    assert str(parse_budget(text)) == text
+
+
+def test_a_part_of_an_unknown_number_is_one_node() -> None:
+    assert parse_budget("50%").nodes(None) == 1
+    assert parse_budget("7").nodes(None) == 7
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "101%", "ten", "5 %", "%", "1e3", "9999999"])
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_budget(text)
+
+
+def test_the_first_come_go_first_and_no_more_than_the_budget() -> None:
+    tickets = [
+        ticket("c", WAITING, at=3),
+        ticket("a", WAITING, at=2),
+        ticket("b", WAITING, at=1),
+        ticket("z", CHANGING),
+    ]
+    found = grants(tickets, 3, {})
+    assert [each.node for each in found.granted] == ["b", "a"]
+    assert found.waiting == 1
+    assert grants(tickets, 1, {}).granted == ()
+    assert grants(tickets, 0, {}).granted == ()
+
+
+def test_a_failed_node_holds_up_all_others_until_somebody_says_go_on() -> None:
+    failed = ticket("f", FAILED, message="NVML: unknown error")
+    found = grants([failed, ticket("a", WAITING)], 5, {})
+    assert (found.granted, found.held_up_by, found.waiting) == ((), (failed,), 1)
+    assert held_up_text(found.held_up_by) == "node f failed: NVML: unknown error"
+    told = ticket("f", FAILED, go_on=True)
+    assert [each.node for each in grants([told, ticket("a", WAITING)], 1, {}).granted] == ["a"]
+
+
+def test_a_node_that_is_heard_of_no_more_while_it_changes_holds_up_all_others() -> None:
+    tickets = [ticket("gone", CHANGING), ticket("a", WAITING)]
+    assert [each.node for each in grants(tickets, 2, {"gone": LOST_SECONDS - 1}).granted] == ["a"]
+    found = grants(tickets, 2, {"gone": LOST_SECONDS})
+    assert not found.granted
+    assert held_up_text(found.held_up_by) == "node gone began to change and is heard of no more"
+
+
+def test_a_turn_that_nobody_takes_is_taken_back_and_its_node_passed_over_until_it_is_heard_of() -> None:
+    gone = ticket("gone", GRANTED, at=1)
+    tickets = [gone, ticket("a", WAITING, at=2)]
+    assert grants(tickets, 1, {"gone": UNTAKEN_SECONDS - 1}) == Grants(waiting=1)
+    found = grants(tickets, 1, {"gone": UNTAKEN_SECONDS})
+    assert (found.granted, found.taken_back, found.waiting) == ((), (gone,), 2)
+    lease = replace(gone.lease, renewed="r1")
+    back = write_ticket(replace(gone, state=WAITING, passed_over=True, lease=lease), node_uid="")
+    passed = read_ticket(back)
+    assert passed is not None
+    assert [each.node for each in grants([passed, tickets[1]], 1, {}).granted] == ["a"]
+    heard = read_ticket(replace(back, renewed="r2"))
+    assert heard is not None
+    assert [each.node for each in grants([heard, tickets[1]], 1, {}).granted] == ["gone"]
+
+
+def test_a_ticket_is_what_its_lease_says_and_keeps_what_others_wrote_there() -> None:
+    said = {GO_ON_ANNOTATION: "yes", "example.com/note": "mine"}
+    lease = Lease(ticket_name("n1"), annotations=said, created="t", version="7")
+    written = write_ticket(Ticket("n1", FAILED, "all-1g", "d", "no room", lease=lease), node_uid="u1")
+    assert written.annotations.items() >= said.items()
+    assert (written.holder, written.owner_node, written.version) == ("failed", ("n1", "u1"), "7")
+    again = read_ticket(written)
+    assert again == Ticket("n1", FAILED, "all-1g", "d", "no room", True, lease=written)
+    assert read_ticket(Lease("tranche-layout.n1", "somebody")) is None
+    assert len(ticket_name("n" * 253)) <= 253
+
+
+def test_a_node_keeps_its_place_through_a_failure_and_another_layout() -> None:
+    wanted, other = Wish(Standing.WANTED, "l", "d1"), Wish(Standing.WANTED, "m", "d2")
+    move, first = next_ticket("n", None, wanted)
+    assert move is Move.WRITE
+    assert first is not None
+    assert first.state is WAITING
+    changing = ticket("n", CHANGING)
+    move, failed = next_ticket("n", changing, Wish(Standing.FAILED, "all-1g", message="no"))
+    assert move is Move.WRITE
+    assert failed is not None
+    assert (failed.state, failed.digest) == (FAILED, "d1")
+    assert Turn(failed).allows("d1")
+    assert not Turn(failed).allows("d2")
+    move, changed = next_ticket("n", failed, other)
+    assert move is Move.WRITE
+    assert changed is not None
+    assert (changed.state, changed.digest) == (CHANGING, "d2")
+    assert next_ticket("n", ticket("n", FAILED, go_on=True), other) == (Move.REMOVE, None)
+    assert next_ticket("n", changing, Wish(Standing.DONE)) == (Move.REMOVE, None)
+    assert next_ticket("n", None, Wish(Standing.DONE)) == (Move.NONE, None)
+    for state in (WAITING, GRANTED):
+        assert next_ticket("n", ticket("n", state), Wish(Standing.FAILED)) == (Move.REMOVE, None)
+        assert not Turn(ticket("n", state)).allows("d1")
+    move, taken = next_ticket("n", ticket("n", GRANTED), Wish(Standing.WANTED, "all-1g", "d1"))
+    assert move is Move.WRITE
+    assert taken is not None
+    assert taken.state is CHANGING
+
+
+@given(seed=st.integers(0, 1 << 30), nodes=st.integers(1, 40), amount=st.integers(1, 60), percent=st.booleans())
+def test_a_rollout_reaches_every_node_within_its_budget(seed: int, nodes: int, amount: int, percent: bool) -> None:
+    dice = random.Random(seed)
+    budget = Budget(amount, percent)
+    limit = budget.nodes(nodes)
+    state = {f"n{index}": ticket(f"n{index}", WAITING, at=dice.randrange(20)) for index in range(nodes)}
+    done: list[str] = []
+    for _ in range(20 * nodes):
+        for each in grants(list(state.values()), limit, {}).granted:
+            state[each.node] = ticket(each.node, CHANGING)
+        changing = [each for each in state.values() if each.state is not WAITING and not each.go_on]
+        assert len(changing) <= limit
+        if not state:
+            break
+        chosen = dice.choice(changing)
+        if dice.random() < 0.1:
+            state[chosen.node] = ticket(chosen.node, FAILED)
+            assert not grants(list(state.values()), limit, {}).granted
+            state[chosen.node] = ticket(chosen.node, FAILED, go_on=True)
+        else:
+            done.append(state.pop(chosen.node).node)
+        state = {node: each for node, each in state.items() if not each.go_on}
+    assert not state
