@@ -1,4 +1,4 @@
-"""`python -m cluster`: up, down, status, run, end, prepare."""
+"""`python -m cluster`: up, down, status, values, run, end, prepare."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 import click
+import yaml
+from release.image import made_image
 
 from cluster import control_plane
 from cluster import node as node_module
+from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, prepare_machine, remove_cluster
 from cluster.errors import ClusterError
 from cluster.host import cluster_directories
@@ -56,6 +59,10 @@ def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
                 _say(f"node {node} is Ready")
     else:
         cluster = Cluster.create(name, wanted, time_scale=time_scale, say=_say)
+    if (image := made_image()) is not None:
+        for each in cluster.nodes:
+            each.import_image(image.archive, image.name, image.digest)
+        _say(f"every node has the image {image.name}")
     _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; a shell uses it after")
     click.echo(_shell_line(cluster))
 
@@ -87,6 +94,13 @@ def status() -> None:
         for node in cluster.nodes:
             parts = ", ".join(f"{name} {_state(node.unit(name).pid)}" for name in node_module.COMPONENTS)
             click.echo(f"  node {node.name} ({node.record.machine or 'no GPUs'}): {parts}")
+
+
+@command.command()
+@_name_option
+def values(name: str) -> None:
+    """Print the values with which the agent's chart finds the simulated machines: `helm install ... --values=FILE`."""
+    click.echo(yaml.safe_dump(simulated_machines(Cluster.open(name).folder)), nl=False)
 
 
 @command.command(context_settings={"ignore_unknown_options": True})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cluster.addresses import add_address, node_address, remove_address, routes_and_addresses
 from cluster.binaries import Binaries, ensure_binaries, find_binaries
 from cluster.cgroups import Cgroup
 from cluster.client import ApiClient
@@ -60,7 +61,7 @@ class Cluster:
         with host_lock():
             if folder.exists():
                 raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
-            record = _claimed(ClusterRecord(name, 0, _node_address(), time_scale, owner))
+            record = _claimed(ClusterRecord(name, 0, node_address(), time_scale, owner))
             for node, machine in nodes.items():
                 record = record.with_node(node, machine)
             prepare_host()
@@ -115,6 +116,7 @@ class Cluster:
     def start(self, say: Say) -> None:
         """Make what is not there and start what does not run, until every node is Ready."""
         self._make_files()
+        add_address(self.record.service_address)
         self.control_plane.start()
         api = self.api
         # No pod can be made before the controller manager has made this.
@@ -199,7 +201,7 @@ def prepare_machine(say: Say) -> Binaries:
     if reason := why_not():
         raise UnsuitableMachine(f"no cluster can run here: {reason}")
     install_missing(say)
-    _node_address()
+    node_address()
     trial = Cgroup(f"tranche-trial-{os.getpid()}")
     try:
         trial.child("inner").create()
@@ -250,28 +252,13 @@ def _remove_parts(name: str, folder: Path) -> None:
     if record is not None:
         for bridge in map(record.bridge, record.nodes):
             _delete_interface(bridge)
+        remove_address(record.service_address)
     _remove_folder(folder)
 
 
 def _claimed(record: ClusterRecord) -> ClusterRecord:
-    routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
     taken = [other for other in map(load_record, cluster_directories()) if other is not None]
-    return replace(record, slot=free_slot(taken, routes, port_is_free))
-
-
-def _node_address() -> str:
-    """The machine's first address that is not on loopback: a kubelet refuses to have one there.
-
-    Raises:
-        UnsuitableMachine: it has none.
-    """
-    listed = subprocess.run(
-        ["ip", "-json", "-4", "address", "show", "scope", "global", "up"], capture_output=True, text=True, check=True
-    )
-    for interface in json.loads(listed.stdout):
-        for address in interface.get("addr_info", []):
-            return str(address["local"])
-    raise UnsuitableMachine("this machine has no IPv4 address outside loopback, and a node needs one")
+    return replace(record, slot=free_slot(taken, routes_and_addresses(), port_is_free))
 
 
 def _delete_interface(name: str) -> None:

@@ -1,4 +1,5 @@
-"""etcd, API server, controller manager and scheduler of a cluster, all on loopback."""
+"""etcd, API server, controller manager and scheduler of a cluster: the API server at the address of its Service, the others on
+loopback."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from cluster.units import Unit
 from cluster.waiting import wait_for
 
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-_API, _ETCD, _ETCD_PEER, _CONTROLLERS, _SCHEDULER = range(5)
-_SERVICES = "10.96.0.0/16"
+_ETCD, _ETCD_PEER, _CONTROLLERS, _SCHEDULER = range(1, 5)
+_HTTPS = 443
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ControlPlane:
         pki = self.pki
         pki.create_authority()
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
-        addresses = ("127.0.0.1", "10.96.0.1", self.record.node_address)
+        addresses = (self.record.service_address, self.record.node_address)
         pki.issue_server("apiserver", [*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)])
         pki.issue_client("admin", "admin", "system:masters")
         pki.issue_client("apiserver-kubelet", "apiserver-kubelet", "system:masters")
@@ -96,7 +97,11 @@ class ControlPlane:
         if unit.pid is None:
             unit.cgroup.create()
             # The kernel takes a moment to close the sockets of a process that was killed.
-            wait_for(f"the port of {component} is free", lambda: port_is_free(urlsplit(url).port or 0))
+            place = urlsplit(url)
+            wait_for(
+                f"{place.netloc}, where {component} listens, is free",
+                lambda: port_is_free(place.port or _HTTPS, place.hostname or ""),
+            )
             unit.start(self._command(component))
         wait_for(f"{component} answers", lambda: answers(url, self.pki), explain=unit.log_end)
 
@@ -140,9 +145,9 @@ class ControlPlane:
         pki = self.pki
         return {
             "etcd-servers": f"http://127.0.0.1:{self.record.port(_ETCD)}",
-            "bind-address": "127.0.0.1",
-            "advertise-address": self.record.node_address,
-            "secure-port": self.record.port(_API),
+            "bind-address": self.record.service_address,
+            "advertise-address": self.record.service_address,
+            "secure-port": _HTTPS,
             "cert-dir": self.folder / "control" / "apiserver",
             "tls-cert-file": pki.certificate("apiserver"),
             "tls-private-key-file": pki.key("apiserver"),
@@ -152,7 +157,7 @@ class ControlPlane:
             "service-account-signing-key-file": pki.key("service-accounts"),
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
-            "service-cluster-ip-range": _SERVICES,
+            "service-cluster-ip-range": self.record.services,
             "allow-privileged": "true",
             "kubelet-client-certificate": pki.certificate("apiserver-kubelet"),
             "kubelet-client-key": pki.key("apiserver-kubelet"),

@@ -22,10 +22,12 @@ SYSCTLS = (
     "vm/panic_on_oom",
     "net/ipv4/ip_forward",
 )
-# Paths that kubelet, containerd and the CNI library have built in. Each node mounts folders of its own over them.
+# Paths that kubelet, containerd and the CNI library have built in, and where the agent's chart keeps its register. Each node has
+# folders of its own mounted over them.
 NODE_FOLDERS = (
     "/var/lib/kubelet",
     "/var/lib/cni",
+    "/var/lib/tranche",
     "/var/log/pods",
     "/var/log/containers",
     "/run/containerd",

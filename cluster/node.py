@@ -268,6 +268,11 @@ class Node:
             raise ClusterError(f"ctr {arguments[0]} on {self.name}: {done.stderr.strip()}")
         return done.stdout
 
+    def import_image(self, archive: Path, name: str, digest: str) -> None:
+        """Have the node hold the image of an OCI archive as if it had been pulled, unless it has it: by name and digest."""
+        if digest not in self._control("images", "list", f"name=={name}"):
+            self._control("images", "import", str(archive))
+
     def _import_images(self) -> None:
         if not {PAUSE, BUSYBOX} <= set(self._control("images", "list", "--quiet").split()):
             for archive in sorted((self.folder / "images").iterdir()):
@@ -280,5 +285,7 @@ class Node:
             f"--kubeconfig={self.paths.kubeconfig}",
             f"--hostname-override={self.name}",
             f"--node-ip={self.cluster.node_address}",
+            # The kubelet takes it from the cloud; the machine's type is that of a cloud's instance here.
+            *([f"--node-labels=node.kubernetes.io/instance-type={self.record.machine}"] if self.record.machine else []),
             "--v=2",
         ]

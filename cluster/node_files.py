@@ -65,6 +65,7 @@ class NodePaths:
         return {
             "/var/lib/kubelet": self.kubelet,
             "/var/lib/cni": self.folder / "cni-cache",
+            "/var/lib/tranche": self.folder / "var-lib-tranche",
             "/var/log/pods": self.folder / "log-pods",
             "/var/log/containers": self.folder / "log-containers",
             "/run/containerd": self.folder / "run-containerd",
@@ -107,6 +108,9 @@ disable = true
 
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "overlayfs"
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{folder}/registries"
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{PAUSE}"
@@ -198,6 +202,8 @@ def kubelet_config(paths: NodePaths, *, authority: Path, cgroup: str, address: s
             "nodefs.inodesFree": "1%",
             "imagefs.available": "1%",
         },
+        # A container that is killed again and again is started again at once; else the kubelet waits up to five minutes.
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         # How soon a change of a device plugin's devices shows in the node's status.
         "nodeStatusUpdateFrequency": "1s",
     }

@@ -48,13 +48,23 @@ class ClusterRecord:
         return f"tranche-{self.name}"
 
     def port(self, offset: int) -> int:
-        """A port of this cluster: 0 to 9 for the control plane, then three for each node."""
+        """A port of this cluster on loopback: 0 to 9 for the control plane, then three for each node."""
         return _FIRST_PORT + self.slot * _PORTS_PER_SLOT + offset
 
     @property
+    def services(self) -> str:
+        """Where Services get their addresses from."""
+        return f"10.{160 + self.slot}.0.0/16"
+
+    @property
+    def service_address(self) -> str:
+        """The address of the Service `kubernetes`, as every pod is told it; the API server itself listens there."""
+        return f"10.{160 + self.slot}.0.1"
+
+    @property
     def server(self) -> str:
-        """Where the API server listens."""
-        return f"https://127.0.0.1:{self.port(0)}"
+        """How the API server is reached."""
+        return f"https://{self.service_address}"
 
     def bridge(self, node: NodeRecord) -> str:
         """The name of a node's bridge; at most 15 characters, as the kernel wants it."""
@@ -111,9 +121,9 @@ def load_record(folder: Path) -> ClusterRecord | None:
 
 
 def free_slot(taken: Sequence[ClusterRecord], routes: str, is_free: Callable[[int], bool]) -> int:
-    """A slot that no cluster has, whose first ports are free and whose subnets are not routed.
+    """A slot that no cluster has, whose first ports are free and whose subnets are neither routed nor on an interface.
 
-    `routes` is what `ip route` prints.
+    `routes` is what `ip route` and `ip address` print.
 
     Raises:
         ClusterError: there is none.
@@ -121,17 +131,20 @@ def free_slot(taken: Sequence[ClusterRecord], routes: str, is_free: Callable[[in
     used = {record.slot for record in taken}
     for slot in range(_SLOTS):
         probe = ClusterRecord("", slot, "")
-        if slot not in used and f"10.{200 + slot}." not in routes and all(is_free(probe.port(i)) for i in range(10)):
+        ranges = (f"10.{200 + slot}.", f"10.{160 + slot}.")
+        if slot in used or any(each in routes for each in ranges):
+            continue
+        if all(is_free(probe.port(i)) for i in range(10)):
             return slot
     raise ClusterError("this machine has no ports and subnets left for one more cluster")
 
 
-def port_is_free(port: int) -> bool:
-    """Whether nobody listens on a port of loopback."""
+def port_is_free(port: int, address: str = "127.0.0.1") -> bool:
+    """Whether nobody listens on a port of loopback, or of another address of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

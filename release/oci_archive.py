@@ -41,6 +41,16 @@ class OciArchive:
         """The image's configuration: environment, entry point, labels and history."""
         return dict(json.loads(self._blob(self._manifest()["config"]["digest"])))
 
+    def manifest(self) -> bytes:
+        """The manifest, byte for byte."""
+        return self._blob(self.digest())
+
+    def blobs(self) -> Iterator[tuple[str, bytes]]:
+        """Digest and content of the configuration and of every layer."""
+        manifest = self._manifest()
+        for each in (manifest["config"], *manifest["layers"]):
+            yield each["digest"], self._blob(each["digest"])
+
     def layers(self) -> list[str]:
         """The digests of its layers, from the base up."""
         return [each["digest"] for each in self._manifest()["layers"]]

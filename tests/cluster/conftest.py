@@ -15,7 +15,9 @@ from cluster.cluster import Cluster, prepare_machine, remove_cluster, remove_lef
 from cluster.errors import UnsuitableMachine
 from cluster.node import Node
 from cluster.waiting import wait_for
+from release.errors import ReleaseError
 from release.helm import why_no_helm
+from release.image import MadeImage, make_image
 
 from tranche.node.locks import FileLock
 
@@ -56,6 +58,15 @@ def cluster(suitable_machine: None) -> Iterator[Cluster]:
         yield Cluster.create(name, {}, time_scale=_TIME_SCALE, owner=this_process(), say=_say)
     finally:
         remove_cluster(name)
+
+
+@pytest.fixture(scope="session")
+def agent_image() -> MadeImage:
+    """The agent's image, built if it is not in the cache."""
+    try:
+        return make_image(_say)
+    except ReleaseError as error:
+        pytest.skip(f"{error} {error.hint}".strip())
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ _MOVING = ("kernel/random", "kernel/ns_last_pid", "fs/", "net/netfilter/nf_connt
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """Mounts, cgroups, interfaces, kernel parameters and folders of the machine, and programs of a cluster that run.
+    """Mounts, cgroups, interfaces, addresses, kernel parameters and folders of the machine; programs of a cluster that run.
 
     Not among the parameters are those that every kubelet sets: one of another cluster may do so at any time.
     """
@@ -23,6 +24,7 @@ class MachineState:
     mounts: frozenset[str]
     cgroups: frozenset[str]
     interfaces: frozenset[str]
+    addresses: frozenset[str]
     sysctls: frozenset[tuple[str, str]]
     folders: frozenset[str]
     programs: frozenset[str]
@@ -35,6 +37,7 @@ class MachineState:
             frozenset(Path("/proc/mounts").read_text().splitlines()),
             frozenset(str(folder) for root in hierarchies() for folder in root.glob(f"tranche-{cluster}")),
             frozenset(_interfaces()),
+            frozenset(_addresses()),
             frozenset(_sysctls()),
             frozenset(str(path) for place in places if place.is_dir() for path in place.iterdir()),
             frozenset(_programs(cluster)),
@@ -53,6 +56,14 @@ def _interfaces() -> list[str]:
     """Network interfaces but for the ends of pods' links that are in use: those of other clusters come and go."""
     interfaces = Path("/sys/class/net").iterdir()
     return [path.name for path in interfaces if not (path.name.startswith("veth") and (path / "master").exists())]
+
+
+def _addresses() -> list[str]:
+    """The IPv4 addresses of loopback, which every cluster adds one to."""
+    listed = subprocess.run(
+        ["ip", "-brief", "-4", "address", "show", "dev", "lo"], capture_output=True, text=True, check=True
+    )
+    return listed.stdout.split()[2:]
 
 
 def _sysctls() -> list[tuple[str, str]]:

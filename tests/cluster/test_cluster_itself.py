@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 from cluster.node import Node
+from cluster.registry import registry_of
 from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, phase, phases, pod, pods_in
+from release.image import MadeImage
 
 pytestmark = pytest.mark.cluster
+
+_ASK = """
+import os, urllib.request
+from tranche.kubernetes.api.kubeconfig import find_api_server
+server = find_api_server(None, os.environ)
+asked = urllib.request.Request(f"{server.url}/version", headers={"Authorization": f"Bearer {server.token()}"})
+with urllib.request.urlopen(asked, context=server.tls) as answer:
+    assert answer.status == 200
+print(server.url, server.namespace)
+"""
 
 
 def test_a_pod_runs_and_can_be_looked_at(cluster: Cluster, p4d: Node, namespace: str) -> None:
@@ -40,6 +54,46 @@ def test_each_node_has_its_own_machine_and_the_kubelet_in_its_usual_place(p4d: N
         inside = node.run("stat", "--format=%i", "/var/lib/kubelet/device-plugins/kubelet.sock")
         assert int(inside) == (node.paths.device_plugins / "kubelet.sock").stat().st_ino
         assert node.paths.pod_resources_socket.is_socket()
+
+
+@pytest.mark.parametrize("own_network", [True, False])
+def test_a_pod_reaches_the_api_server_with_what_the_kubelet_gives_it(
+    cluster: Cluster, p4d: Node, agent_image: MadeImage, namespace: str, own_network: bool
+) -> None:
+    """The agent's own way: the Service's address, the account's token, the cluster's authority."""
+    p4d.import_image(agent_image.archive, agent_image.name, agent_image.digest)
+    asking = pod("asks", namespace, node=p4d.name)
+    asking["spec"] |= {"hostNetwork": not own_network}
+    asking["spec"]["containers"][0] |= {"image": agent_image.name, "command": ["python", "-c", _ASK]}
+    cluster.apply(asking)
+
+    wait_for("the pod has ended", lambda: phase(cluster, namespace, "asks") in ("Succeeded", "Failed"))
+
+    address = cluster.record.service_address
+    assert cluster.kubectl("logs", "asks", "--namespace", namespace).split() == [f"https://{address}:443", namespace]
+
+
+def test_nodes_say_which_instances_they_are(cluster: Cluster, p4d: Node, g4dn: Node) -> None:
+    for node, instance in ((p4d, "p4d.24xlarge"), (g4dn, "g4dn.xlarge")):
+        labels = cluster.api.get(f"/api/v1/nodes/{node.name}")["metadata"]["labels"]
+        assert labels["node.kubernetes.io/instance-type"] == instance
+
+
+def test_an_image_is_pulled_from_a_registry_on_loopback_and_one_that_is_not_there_is_named(
+    cluster: Cluster, g4dn: Node, namespace: str
+) -> None:
+    busybox = cluster.folder / "images" / "busybox.tar"
+    with registry_of(cluster) as registry:
+        there, missing = pod("there", namespace, node=g4dn.name), pod("missing", namespace, node=g4dn.name)
+        name = registry.push(busybox, "tools/busybox", "1")
+        nothing = f"{name}-of-another-name"
+        for each, image in ((there, name), (missing, nothing)):
+            each["spec"]["containers"][0] |= {"image": image, "imagePullPolicy": "Always"}
+        cluster.apply(there, missing)
+
+        wait_for("the pod runs", lambda: phase(cluster, namespace, "there") == "Running")
+        described = partial(cluster.kubectl, "describe", "pod", "missing", "--namespace", namespace)
+        wait_for("the refusal is visible", lambda: f"{nothing}: not found" in described(), explain=described)
 
 
 def test_a_program_in_the_background_of_a_node_is_ended_by_name_or_with_the_node(cluster: Cluster, g4dn: Node) -> None:

@@ -134,10 +134,12 @@ def test_clusters_share_no_port_no_subnet_and_no_bridge() -> None:
     def numbers(record: ClusterRecord) -> set[object]:
         ports = {record.port(offset) for offset in range(10)}
         ports |= {record.port(10 + 3 * node.index + i) for node in record.nodes for i in range(3)}
-        return ports | {f(node) for node in record.nodes for f in (record.subnet, record.bridge)}
+        return {*ports, record.services, record.service_address} | {
+            f(node) for node in record.nodes for f in (record.subnet, record.bridge)
+        }
 
     assert numbers(RECORD).isdisjoint(numbers(other))
-    assert len(numbers(RECORD)) == 10 + 3 * 2 + 2 * 2
+    assert len(numbers(RECORD)) == 10 + 2 + 3 * 2 + 2 * 2
 
 
 def test_a_slot_that_is_taken_listened_on_or_routed_is_not_given_again() -> None:
@@ -146,6 +148,8 @@ def test_a_slot_that_is_taken_listened_on_or_routed_is_not_given_again() -> None
     routes = "default via 192.0.2.1 dev eth0\n10.202.1.0/24 dev trn2n1 proto kernel scope link src 10.202.1.1\n"
 
     assert free_slot(taken, routes, lambda port: port != listening) == 3
+    services = "    inet 10.163.0.1/32 scope host lo\n"
+    assert free_slot(taken, routes + services, lambda port: port != listening) == 4
     assert free_slot([], "", lambda port: True) == 0
     with pytest.raises(ClusterError):
         free_slot([], "", lambda port: False)

@@ -44,7 +44,7 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
         made.apply(pod("one", "default", node="n1"))
         wait_for("the pod runs", lambda: phase(made, "default", "one") == "Running")
         during = MachineState.now(_OWN_NAME)
-        assert {"cgroups", "interfaces", "sysctls", "folders", "programs"} <= before.changes(during).keys()
+        assert {"cgroups", "interfaces", "addresses", "sysctls", "folders", "programs"} <= before.changes(during).keys()
         assert read_sysctl("kernel/panic") == "10"
 
         assert remove_cluster(_OWN_NAME)

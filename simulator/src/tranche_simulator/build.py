@@ -9,6 +9,9 @@ from pathlib import Path
 from tranche_simulator.prebuilt import prebuilt, sources
 from tranche_simulator.recipe import COMPILE_FLAGS, BuiltSimulator, compiler, layout
 
+BUILD_VARIABLE = "TRANCHE_SIM_BUILD"
+"""Names the folder of a build that was made elsewhere, for a container that has neither a compiler nor the sources."""
+
 
 def cache_directory() -> Path:
     """Where builds are kept: $TRANCHE_CACHE_DIR, else $XDG_CACHE_HOME/tranche, else ~/.cache/tranche."""
@@ -20,13 +23,17 @@ def cache_directory() -> Path:
 
 
 def ensure_built(cache: Path | None = None) -> BuiltSimulator:
-    """The simulator that the package brings along; without one, it is compiled unless this version is in the cache already.
+    """The simulator whose folder `TRANCHE_SIM_BUILD` names, else the one that the package brings along.
+
+    Without either, it is compiled unless this version is in the cache already.
 
     Safe when many processes do it at once: each compiles in a folder of its own, and the first to rename it wins.
 
     Raises:
         SimulatorError: no C compiler, a compile error, or the cache cannot be written.
     """
+    if elsewhere := os.environ.get(BUILD_VARIABLE):
+        return layout(Path(elsewhere))
     if (shipped := prebuilt()) is not None:
         return shipped
     root = (cache or cache_directory()) / "simulator"

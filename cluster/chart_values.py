@@ -1,0 +1,38 @@
+"""The values of the agent's chart that a test cluster needs beside a user's own: they lead its pods to the simulated machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tranche_simulator import ensure_built
+from tranche_simulator.build import BUILD_VARIABLE
+
+
+def simulated_machines(cluster: Path) -> dict[str, Any]:
+    """Values for the cluster in this folder: agents run where a machine is, each with the machine of its node.
+
+    What the NVIDIA container runtime does on hardware, these mounts do: library, nvidia-smi, and the machine's state instead of
+    device nodes. The folders lie in the pod where they lie on the host, because the agent names them to the container runtime.
+    """
+    built = ensure_built()
+    machines = cluster / "machines"
+    folders = {"simulated-machines": machines, "simulator": built.directory}
+    has_machine = {"key": "node.kubernetes.io/instance-type", "operator": "Exists"}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [has_machine]}]}
+    mounts: list[dict[str, Any]] = [
+        {"name": name, "mountPath": str(path), "readOnly": name == "simulator"} for name, path in folders.items()
+    ]
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+        "extraEnv": [
+            {"name": "TRANCHE_SIM_STATE", "value": f"{machines}/$(NODE_NAME)/state"},
+            {"name": BUILD_VARIABLE, "value": str(built.directory)},
+            {"name": "LD_LIBRARY_PATH", "value": str(built.library.parent)},
+        ],
+        "extraVolumes": [
+            *({"name": name, "hostPath": {"path": str(path), "type": "Directory"}} for name, path in folders.items()),
+            {"name": "nvidia-smi", "hostPath": {"path": str(built.nvidia_smi), "type": "File"}},
+        ],
+        "extraVolumeMounts": [*mounts, {"name": "nvidia-smi", "mountPath": "/usr/bin/nvidia-smi", "readOnly": True}],
+    }
