@@ -20,7 +20,7 @@ settings.load_profile("tranche")
 Golden = Callable[[str, str], None]
 
 # What a test may need that not every machine has: a marker, and the word for it in the last lines.
-_NEEDS = {"cluster": "a cluster", "gpu": "a GPU", "helm": "Helm", "image": "an image"}
+_NEEDS = {"cluster": "a cluster", "gpu": "a GPU", "helm": "Helm", "image": "an image", "systemd": "a systemd container"}
 _NEEDED = "needed"
 # The walks of the guides make clusters of their own; all other tests of a cluster share one.
 _CLUSTER_TESTS, _WALKS = "tests/cluster/", "tests/cluster/test_guides.py"

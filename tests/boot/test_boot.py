@@ -1,0 +1,126 @@
+"""The unit boots in a systemd container: slices before the kubelet; and where they cannot be, a boot that ends and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.boot.debian_root import why_no_container
+from tests.boot.systemd_container import BootableMachine, Booted
+from tests.machines import machine_in
+
+pytestmark = pytest.mark.systemd
+
+ARTICLE = "MIG_PARTITION=19,19,19,19,19,19,19\n"
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+
+
+class MakeBootable(Protocol):
+    """Makes a machine of boards or of a type that boots with that file of settings."""
+
+    def __call__(
+        self, *boards: str, machine_type: str = "", partition: str | None = ARTICLE, timeout: str = "20s"
+    ) -> BootableMachine: ...
+
+
+@pytest.fixture
+def bootable(tmp_path: Path) -> Iterator[MakeBootable]:
+    """The machines are gone after the test."""
+    if reason := why_no_container():
+        pytest.skip(reason)
+    with ExitStack() as stack:
+
+        def make(
+            *boards: str, machine_type: str = "", partition: str | None = ARTICLE, timeout: str = "20s"
+        ) -> BootableMachine:
+            machine = stack.enter_context(machine_in(tmp_path, *boards, machine_type=machine_type))
+            made = BootableMachine(machine, tmp_path)
+            made.prepare(partition, timeout=timeout)
+            return made
+
+        yield make
+
+
+def assert_failed_and_said(booted: Booted, words: str) -> None:
+    """The unit failed, the kubelet started after it, and the reason is where people look."""
+    assert booted.properties["ActiveState"] == "failed"
+    assert "tranche-boot.service" in booted.failed
+    assert booted.order[-2:] in (["kubelet", "nodeadm-run"], ["nodeadm-run", "kubelet"])
+    assert words in booted.properties["StatusText"]
+    assert words in booted.status
+    assert words in booted.journal
+
+
+def test_fifty_six_slices_before_the_kubelet_at_every_boot(bootable: MakeBootable) -> None:
+    made = bootable(machine_type="p4d.24xlarge")
+    for _ in range(2):
+        booted = made.boot()
+        assert booted.slices_for_kubelet == 56
+        assert booted.properties["ActiveState"] == "active"
+        assert "the GPUs have 56 slices" in booted.properties["StatusText"]
+        assert booted.order[:2] == ["nvidia-persistenced", "nvidia-fabricmanager"]
+        assert not booted.failed
+        made.machine.machine.reboot()
+
+
+def test_without_a_file_nothing_is_cut_and_nothing_fails(bootable: MakeBootable) -> None:
+    booted = bootable("A100-40GB", partition=None).boot()
+    assert (booted.properties["ActiveState"], booted.properties["ConditionResult"]) == ("inactive", "no")
+    assert booted.slices_for_kubelet == 0
+    assert not booted.failed
+
+
+@pytest.mark.parametrize(
+    ("board", "partition", "words"),
+    [
+        ("A100-40GB", "MIG_PARTITION=99,99\n", "GPU 0 (NVIDIA A100-SXM4-40GB) has no profile with the number 99"),
+        ("A100-40GB", "MIG_PARTITION=8*19\n", "GPU 0 (NVIDIA A100-SXM4-40GB) cannot have 8x 1g.5gb"),
+        ("A100-40GB", "MIG_PARTITION 19\n", "/etc/default/mig, line 1 is no assignment"),
+        ("T4", ARTICLE, "needs GPUs that can be cut, and this machine has Tesla T4"),
+    ],
+)
+def test_what_cannot_be_cut_is_said_and_the_machine_boots(
+    bootable: MakeBootable, board: str, partition: str, words: str
+) -> None:
+    booted = bootable(board, partition=partition).boot()
+    assert_failed_and_said(booted, words)
+    assert booted.slices_for_kubelet == 0
+    assert "GPU 0" in booted.seen_by_kubelet
+
+
+def test_one_lost_gpu_is_named_and_the_others_are_cut(bootable: MakeBootable) -> None:
+    made = bootable(*["A100-40GB"] * 3)
+    made.machine.machine.inject_lost(1)
+    booted = made.boot()
+    assert_failed_and_said(booted, "GPU 1")
+    slices = [gpu.compute_instances for gpu in made.machine.machine.gpus()]
+    assert [slices[0], slices[2]] == [7, 7]
+
+
+def test_a_driver_that_is_late_is_waited_for(bootable: MakeBootable) -> None:
+    made = bootable("A100-40GB", "A100-40GB")
+    made.machine.machine.state.rename(made.machine.machine.directory / "away")
+    made.stand_in("late-driver", command="sleep 1; mv /sim/away /sim/state")
+    booted = made.boot()
+    assert booted.slices_for_kubelet == 14
+    assert "waiting for the NVIDIA driver" in booted.journal
+    assert booted.properties["ActiveState"] == "active"
+
+
+def test_a_driver_that_does_not_come_ends_the_wait(bootable: MakeBootable) -> None:
+    made = bootable("A100-40GB", timeout="1s")
+    made.machine.machine.state.rename(made.machine.machine.directory / "away")
+    assert_failed_and_said(made.boot(), "the NVIDIA driver was not ready within 1 s")
+
+
+def test_a_driver_that_hangs_is_ended_by_systemd_and_nobody_waits_for_ever(bootable: MakeBootable) -> None:
+    made = bootable("A100-40GB")
+    made.machine.machine.inject_latency(CREATE, 2.0)
+    made.drop_in("impatient", "[Service]\nTimeoutStartSec=2\n")
+    booted = made.boot()
+    assert_failed_and_said(booted, "it was told to end (SIGTERM)")
+    assert booted.properties["Result"] == "timeout"
