@@ -38,7 +38,7 @@ from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
-from tranche.node.session import Places, boot_id, pid_namespace, process_start_time
+from tranche.node.session import Places, pid_namespace, process_start_time
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -150,10 +150,10 @@ class Host:
         with self.ledger.read() as db:
             return chronicle.events(db, after=after, last=last)
 
-    def boot_ended(self) -> Event | None:
-        """How the cut at this start of the machine ended; None when none did."""
+    def boot_ended(self, boot_id: str) -> Event | None:
+        """How the cut at that start of the machine ended; None when none did."""
         with self.ledger.read() as db:
-            return chronicle.last_boot(db, boot_id())
+            return chronicle.last_boot(db, boot_id)
 
     def change(self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress) -> Plan:
         """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,11 +71,12 @@ def test_a_node_is_read_with_what_tranche_looks_at() -> None:
     async def test(server: FakeApiServer, client: KubeClient) -> None:
         conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ok"}]
         counts = {"capacity": {"nvidia.com/gpu": "9"}, "allocatable": {"nvidia.com/gpu": "8"}}
-        status = {"conditions": conditions, **counts}
+        status = {"conditions": conditions, "nodeInfo": {"osImage": "Some Linux 9"}, **counts}
         meta = {"uid": "u1", "labels": {"a": "1"}, "annotations": {"b": "2"}}
         server.put(NODE, {"metadata": meta, "spec": {"unschedulable": True}, "status": status})
         ready = NodeCondition("Ready", ConditionStatus.TRUE, "KubeletReady", "ok")
-        expected = KubeNode("n1", "u1", {"a": "1"}, {"b": "2"}, True, (ready,), **counts)
+        node = KubeNode("n1", "u1", {"a": "1"}, {"b": "2"}, True, (ready,), os_image="Some Linux 9")
+        expected = replace(node, capacity=counts["capacity"], allocatable=counts["allocatable"])
         assert await client.get_node("n1") == expected
 
     served(test)

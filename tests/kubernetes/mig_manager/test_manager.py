@@ -264,6 +264,9 @@ def test_a_defect_of_the_agent_is_a_failure_like_others(tmp_path: Path) -> None:
     class Defective:
         places = None
 
+        def boot_ended(self, boot_id: str) -> None:
+            return None
+
         def change(self, decide: object) -> None:
             raise ZeroDivisionError("oops")
 

@@ -33,6 +33,7 @@ def decode_node(raw: Json) -> KubeNode:
         conditions=tuple(_decode_condition(condition) for condition in status.get("conditions") or ()),
         capacity=status.get("capacity") or {},
         allocatable=status.get("allocatable") or {},
+        os_image=(status.get("nodeInfo") or {}).get("osImage") or "",
     )
 
 

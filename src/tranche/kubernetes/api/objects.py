@@ -41,7 +41,10 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class KubeNode:
-    """A node object. `capacity` and `allocatable` hold quantities as the API server prints them."""
+    """A node object. `capacity` and `allocatable` hold quantities as the API server prints them.
+
+    `os_image` is the operating system's name for itself, as the kubelet tells it.
+    """
 
     name: str
     uid: str = ""
@@ -51,6 +54,7 @@ class KubeNode:
     conditions: tuple[NodeCondition, ...] = ()
     capacity: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
+    os_image: str = ""
 
     def condition(self, type_: str) -> NodeCondition | None:
         """The condition of that type."""

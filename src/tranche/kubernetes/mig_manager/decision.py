@@ -65,7 +65,8 @@ class NodeSituation:
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
     the API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
-    layouts or GPUs could not be read; the view is then empty. `turn` is what the rollout lets the node do, None without one.
+    layouts or GPUs could not be read; the view is then empty. `boot` is what to say of a cut at boot that failed. `turn` is what
+    the rollout lets the node do, None without one.
     """
 
     node: KubeNode
@@ -79,6 +80,7 @@ class NodeSituation:
     eviction_answers: Mapping[PodRef, str] = field(default_factory=dict)
     trusted: frozenset[str] = frozenset()
     unseen: TrancheError | None = None
+    boot: Report | None = None
     turn: Turn | None = None
 
     @property
@@ -132,7 +134,8 @@ def _decide(situation: NodeSituation) -> NodeDecision:
     if situation.rivals:
         return _conflict(situation, name)
     if not name:
-        return _at_rest(situation, None, forget=True)
+        # The labels answer the label that names a layout; of a cut at boot the condition and an event tell.
+        return replace(_at_rest(situation, None, forget=True), report=situation.boot)
     if situation.unseen is not None:
         state = MigState.PENDING if situation.unseen.reason in _PASSING else MigState.FAILED
         message = f"nothing can be decided: {_sentence(situation.unseen)}"

@@ -29,6 +29,7 @@ from tranche.kubernetes.api.objects import (
 )
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.mig_manager.boot_report import failed_boot, partitioned_by_system
 from tranche.kubernetes.mig_manager.claims import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.decision import (
     NodeDecision,
@@ -222,6 +223,11 @@ class MigManager:
         rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods, self._trusted)]
         unseen = await self._why_unseen()
         view = self._services.inventory.latest.value.view if unseen is None else NodeView(NodeState(()))
+        if (system := partitioned_by_system(node, view)) is not None:
+            rivals.append(system)
+        ended = None
+        if unseen is None and not wanted_layout(node):
+            ended = await asyncio.to_thread(self._services.host.boot_ended, self._boot())
         present = {pod.ref for pod in pods}
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
         return NodeSituation(
@@ -236,6 +242,7 @@ class MigManager:
             eviction_answers=dict(self._eviction_answers),
             trusted=self._trusted,
             unseen=unseen,
+            boot=failed_boot(ended),
             turn=None if self._rollout is None else self._rollout.turn.value,
         )
 
