@@ -143,7 +143,8 @@ def agent_on(cluster: Cluster, node: Node, *options: str, wait: bool = True) -> 
     install_rights(cluster)
     program = str(Path(sys.executable).with_name("tranche"))
     kubeconfig = cluster.account_kubeconfig(NAMESPACE, ACCOUNT, node.name)
-    fixed = (f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", "--health-port=0", "--log-format=json")
+    ports = ("--health-port=0", "--metrics-port=0")
+    fixed = (f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", *ports, "--log-format=json")
     agent = RunningAgent.start(node, (program, "agent", *fixed, *options))
     try:
         if wait:

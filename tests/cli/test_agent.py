@@ -34,13 +34,23 @@ def test_without_a_way_to_an_api_server_it_ends_and_says_what_to_set(two_a100: T
 
 
 def test_a_wish_of_nvidias_manager_that_is_not_served_is_refused_by_name(two_a100: TestMachine, tmp_path: Path) -> None:
-    options = [f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}", "--node-name=n1", "--health-port=0"]
+    options = [
+        f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}",
+        "--node-name=n1",
+        "--health-port=0",
+        "--metrics-port=0",
+    ]
     done = two_a100.tranche("agent", *options, code=2, WITH_SHUTDOWN_HOST_GPU_CLIENTS="true")
     assert "WITH_SHUTDOWN_HOST_GPU_CLIENTS is not supported" in done.stderr
 
 
 def test_a_restart_of_the_machine_needs_the_hosts_root(two_a100: TestMachine, tmp_path: Path) -> None:
-    options = [f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}", "--health-port=0", "--with-reboot"]
+    options = [
+        f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}",
+        "--health-port=0",
+        "--metrics-port=0",
+        "--with-reboot",
+    ]
     done = two_a100.tranche("agent", *options, f"--host-root={tmp_path / 'none'}", code=2)
     assert "--with-reboot needs the host's root" in done.stderr
     assert "migManager.withReboot=true" in done.stderr
@@ -70,7 +80,12 @@ def test_it_serves_without_a_kubelet_says_what_is_missing_and_ends_in_peace(
     async def run() -> None:
         async with api_server() as server:
             server.put("/api/v1/nodes/n1", {"metadata": {"uid": "u1"}})
-            options = [f"--kubeconfig={kubeconfig_in(tmp_path, server.url)}", "--node-name=n1", "--health-port=0"]
+            options = [
+                f"--kubeconfig={kubeconfig_in(tmp_path, server.url)}",
+                "--node-name=n1",
+                "--health-port=0",
+                "--metrics-port=0",
+            ]
             options += ["--without=device-plugin", "--without=mig-manager", "--without=feature-labels"]
             agent = await asyncio.create_subprocess_exec(
                 *TRANCHE,

@@ -17,6 +17,7 @@ from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from tranche.kubernetes.agent.metrics_server import MetricsSettings
     from tranche.kubernetes.agent.process import Part
 
 
@@ -42,6 +43,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         health_port=values["health_port"],
         period=values["refresh_seconds"],
         plugin=plugin_settings(values, os.environ),
+        metrics=_metrics(values),
     )
     if "mig-manager" not in values["without"]:
         _refuse_to_stop_host_services(os.environ)
@@ -80,7 +82,16 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         ),
         "feature-labels": parts.feature_labels,
     }
-    return [built[name] for name in PART_OPTIONS if name not in values["without"]]
+    return [part for name, part in built.items() if name not in values["without"]]
+
+
+def _metrics(values: dict[str, Any]) -> MetricsSettings | None:
+    from tranche.kubernetes.agent.metrics_server import MetricsSettings
+    from tranche.metrics.names import MetricNames
+
+    if "metrics" in values["without"]:
+        return None
+    return MetricsSettings(values["health_host"], values["metrics_port"], MetricNames(values["metrics_names"]))
 
 
 def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:

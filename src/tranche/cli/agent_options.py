@@ -126,6 +126,22 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
         ),
     ),
     "feature-labels": (),
+    "metrics": (
+        click.Option(
+            ["--metrics-port"],
+            type=click.IntRange(0, 65535),
+            default=9441,
+            show_default=True,
+            help="The port of /metrics, on the address of --health-host; 0: any.",
+        ),
+        click.Option(
+            ["--metrics-names"],
+            type=click.Choice(["tranche", "dcgm", "both"]),
+            default="tranche",
+            show_default=True,
+            help="Whose names metrics have: Tranche's, those of dcgm-exporter, or both.",
+        ),
+    ),
 }
 """The parts of the agent, each with its options; --without takes these names."""
 

@@ -44,7 +44,12 @@ class RunningAgent:
 
 @asynccontextmanager
 async def agent(machine: TestMachine, server: FakeApiServer) -> AsyncIterator[RunningAgent]:
-    options = [f"--kubeconfig={kubeconfig_in(machine.folder, server.url)}", "--node-name=n1", "--health-port=0"]
+    options = [
+        f"--kubeconfig={kubeconfig_in(machine.folder, server.url)}",
+        "--node-name=n1",
+        "--health-port=0",
+        "--metrics-port=0",
+    ]
     options += [f"--pod-resources-socket={machine.folder / 'none.sock'}"]
     options += ["--without=mig-manager", "--without=feature-labels", "--without=device-plugin"]
     process = await asyncio.create_subprocess_exec(

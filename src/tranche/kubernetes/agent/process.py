@@ -19,6 +19,7 @@ from pathlib import Path
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.agent.health_server import HealthServer
+from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.agent.state_folder import StateFolder
 from tranche.kubernetes.api.client import KubeClient
@@ -28,6 +29,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResources
+from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
@@ -51,7 +53,10 @@ Part = Callable[[NodeServices, ConfigSource], Component]
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """How one agent is set up. `namespace` "" means the one that the way to the API server names; `period` is in seconds."""
+    """How one agent is set up. `namespace` "" means the one that the way to the API server names; `period` is in seconds.
+
+    `metrics` is None when none are served.
+    """
 
     node_name: str
     kubeconfig: str | None
@@ -61,6 +66,7 @@ class AgentOptions:
     health_port: int
     period: float
     plugin: StartSettings
+    metrics: MetricsSettings | None
 
 
 def run_agent(
@@ -122,6 +128,7 @@ async def _serve(
         host=host,
         state_problem=state_folder.problem,
     )
+    built = [build(services, plugin_config) for build in parts]
     components: list[Component] = [
         state_folder,
         node_watch,
@@ -130,8 +137,10 @@ async def _serve(
         RegisterWatch(host.ledger.version, inventory),
         gpu_events,
         plugin_config,
-        *(build(services, plugin_config) for build in parts),
+        *built,
     ]
+    if options.metrics is not None:
+        components.append(metrics_server(services, options.metrics, built, lambda: node_agent.readiness()))
     node_agent = NodeAgent(components, clock=time.monotonic)
 
     def readiness() -> Mapping[str, Readiness]:
@@ -158,6 +167,18 @@ async def _serve(
         raise LedgerUnavailable(
             state_folder.ready().why, hint="start the agent again: it finds out anew who holds what"
         )
+
+
+def metrics_server(
+    services: NodeServices,
+    settings: MetricsSettings,
+    parts: Sequence[Component],
+    readiness: Callable[[], Mapping[str, Readiness]],
+) -> MetricsServer:
+    """The metrics of an agent of these parts; without the MIG manager nobody knows the layouts."""
+    manager = next((part for part in parts if isinstance(part, MigManager)), None)
+    mismatched = manager.mismatched if manager is not None else lambda: None
+    return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched)
 
 
 async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_agent: NodeAgent) -> None:

@@ -52,6 +52,7 @@ from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, want
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.session import boot_id
+from tranche.planning.assertion import find_mismatches
 from tranche.planning.plan import Plan
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -122,6 +123,18 @@ class MigManager:
         if not self._trouble and not self._source.synced:
             return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
         return Readiness(not self._trouble, self._trouble)
+
+    def mismatched(self) -> int | None:
+        """How many GPUs are not cut as the wanted layout says, by the last look; None when that cannot be told."""
+        node, inventory = self._services.node, self._services.inventory.latest
+        name = wanted_layout(node.value) if node.synced and node.value is not None else ""
+        if not name or not self._source.synced or not inventory.synced:
+            return None
+        state = inventory.value.view.node
+        try:
+            return len(find_mismatches(state, self._source.value.select(name, state)))
+        except TrancheError:
+            return None
 
     @property
     def _trusted(self) -> frozenset[str]:

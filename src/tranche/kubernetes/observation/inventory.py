@@ -77,6 +77,11 @@ class Inventory:
             )
         return Readiness(True)
 
+    @property
+    def age(self) -> float:
+        """How many seconds ago the latest snapshot was read; 0 before the first."""
+        return self._clock() - self._read_at if self.latest.synced else 0.0
+
     def poke(self) -> None:
         """Have the inventory refreshed soon."""
         self._wanted.set()

@@ -1,0 +1,92 @@
+"""As much HTTP as answers GET and HEAD on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from tranche.core.errors import UsageError
+
+_REQUEST_SECONDS = 5.0
+_LONGEST_REQUEST = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What is sent back."""
+
+    status: HTTPStatus
+    content: bytes = b""
+    content_type: str = "application/json"
+
+
+class HttpServer:
+    """Asks `answer` for a path, without its query, and the request's headers, with lower-case names.
+
+    A request and its answer together may take five seconds; then the connection is closed.
+    """
+
+    def __init__(self, answer: Callable[[str, Mapping[str, str]], Awaitable[HttpAnswer]]) -> None:
+        self._answer = answer
+        self._server: asyncio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self, host: str, port: int, *, option: str) -> None:
+        """Begin to listen, on every address when `host` is ""; port 0 takes a free one.
+
+        UsageError when it cannot be had; `option` is the option that chooses another.
+        """
+        try:
+            self._server = await asyncio.start_server(self._serve, sock=_listener(host, port), limit=_LONGEST_REQUEST)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}", hint=f"choose another with {option}"
+            ) from error
+
+    def stop(self) -> None:
+        """Stop listening; answers in the making are dropped with the event loop."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                first, *lines = head.decode("latin-1").split("\r\n")
+                method, path, *_ = first.split(" ", 2)
+                answer = HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
+                if method in ("GET", "HEAD"):
+                    answer = await self._answer(path.partition("?")[0], _headers(lines))
+                content = b"" if method == "HEAD" else answer.content
+                writer.write(
+                    f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.content_type}\r\n"
+                    f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()
+                    + content
+                )
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked went away, was too slow, or does not speak HTTP
+        finally:
+            writer.close()
+
+
+def _headers(lines: list[str]) -> Mapping[str, str]:
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """One socket: "" by name would give one for IPv4 and one for IPv6, and under port 0 with different ports."""
+    if host == "" and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)

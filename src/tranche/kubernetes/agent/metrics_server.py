@@ -1,0 +1,148 @@
+"""The component that serves /metrics: what the parts know already, and gauges that are read when somebody asks.
+
+A scrape never waits long for the driver or the ledger, and never reads what the inventory reads: the agent's work goes on while
+both hang, and the scrape says how old its values are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from importlib.metadata import version
+
+from tranche.core.readings import GpuReading
+from tranche.hardware.error_tally import NVML_ERRORS
+from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
+from tranche.hardware.nvml_gauges import NvmlGauges
+from tranche.kubernetes.agent.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.agent.look_aside import LookAside
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, wanted_layout
+from tranche.kubernetes.services import NodeServices
+from tranche.metrics.exposition import negotiated
+from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
+from tranche.metrics.machine import facts_of_ledger
+from tranche.metrics.names import MetricNames, named_samples
+
+_PATIENCE_SECONDS = 1.0
+_OLDEST_READING_SECONDS = 120.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where metrics are served, and under which names."""
+
+    host: str
+    port: int
+    names: MetricNames = MetricNames.TRANCHE
+
+
+class MetricsServer:
+    """A component. `readiness` is that of all components; `mismatched` counts GPUs that differ from the wanted layout.
+
+    `clock` is monotonic, `now` the time of day, both in seconds.
+    """
+
+    name = "metrics"
+
+    def __init__(
+        self,
+        services: NodeServices,
+        settings: MetricsSettings,
+        *,
+        readiness: Callable[[], Mapping[str, Readiness]],
+        mismatched: Callable[[], int | None],
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._services = services
+        self._settings = settings
+        self._readiness = readiness
+        self._mismatched = mismatched
+        self._clock = clock
+        self._now = now
+        self._gauges = NvmlGauges(clock)
+        self._readings: LookAside[tuple[GpuReading, ...]] = LookAside("gauges", clock=clock)
+        self._ledger: LookAside[NodeFacts] = LookAside("ledger-metrics", clock=clock)
+        self._xids: dict[tuple[str, int], XidRecord] = {}
+        self._server: HttpServer | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._server is not None
+        return self._server.port
+
+    def ready(self) -> Readiness:
+        """Ready while it listens."""
+        return Readiness(self._server is not None, "" if self._server is not None else "not listening yet")
+
+    async def run(self) -> None:
+        """Serve until cancelled; UsageError when the port is taken."""
+        server = HttpServer(self._answer)
+        await server.start(self._settings.host, self._settings.port, option="--metrics-port")
+        self._server = server
+        _log.info("serving metrics", extra={"metrics_port": server.port})
+        try:
+            with self._services.gpu_events.listen() as events:
+                while True:
+                    self._note(await events.get())
+        finally:
+            self._server = None
+            server.stop()
+
+    def _note(self, event: GpuEvent) -> None:
+        if event.kind is GpuEventKind.XID:
+            place = (event.gpu_uuid, event.xid)
+            before = self._xids.get(place, XidRecord(0, 0.0))
+            self._xids[place] = XidRecord(before.count + 1, self._now())
+
+    async def _answer(self, path: str, headers: Mapping[str, str]) -> HttpAnswer:
+        if path != "/metrics":
+            return HttpAnswer(HTTPStatus.NOT_FOUND, b"see /metrics\n", "text/plain")
+        families, samples = named_samples(await self.facts(), self._settings.names, self._services.node_name)
+        content, content_type = negotiated(families, samples, headers.get("accept", ""))
+        return HttpAnswer(HTTPStatus.OK, content, content_type)
+
+    async def facts(self) -> NodeFacts:
+        """All that is known now."""
+        inventory = self._services.inventory
+        view = inventory.latest.value.view if inventory.latest.synced else None
+        host = self._services.host
+        async with asyncio.TaskGroup() as looks:
+            ledger = looks.create_task(
+                self._ledger.latest(lambda: facts_of_ledger(host, self._now()), _PATIENCE_SECONDS)
+            )
+            gauges = None
+            if view is not None:
+                node = view.node
+                gauges = looks.create_task(self._readings.latest(lambda: self._gauges.read(node), _PATIENCE_SECONDS))
+        known = ledger.result()
+        found = NodeFacts(now=self._now(), version=version("tranche")) if known is None else known.what
+        found = replace(found, now=self._now(), nvml_errors=NVML_ERRORS.counts(), agent=self._agent())
+        if view is not None:
+            found = replace(found, view=view, view_age=inventory.age)
+        read = None if gauges is None else gauges.result()
+        if read is not None:
+            age = max(self._clock() - read.at, 0.0)
+            fresh = read.what if age <= _OLDEST_READING_SECONDS else ()
+            found = replace(found, readings=fresh, readings_age=age)
+        return found
+
+    def _agent(self) -> AgentFacts:
+        components = {name: readiness.ready for name, readiness in self._readiness().items()}
+        return AgentFacts(components, self._layout(), dict(self._xids))
+
+    def _layout(self) -> LayoutFacts | None:
+        node = self._services.node.value if self._services.node.synced else None
+        name = "" if node is None else wanted_layout(node)
+        if node is None or not name:
+            return None
+        state, reason = node.labels.get(STATE_LABEL, ""), node.labels.get(REASON_LABEL, "")
+        return LayoutFacts(name, state, reason, self._mismatched())
