@@ -12,6 +12,9 @@ import pytest
 from tests.cli.conftest import MakeMachine
 from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_part
 from tranche.core.errors import all_errors
+from tranche.kubernetes.support.documents import cluster_finding_document
+from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.node.checkup import Status
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 
@@ -106,7 +109,9 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     for name, document in printed.items():
         common = {"apiVersion", "kind"} if "apiVersion" in document else set()
         assert described[name] == document.keys() - common, name
-    assert described.keys() - printed.keys() == {"Request", "Event data"}
+    finding = cluster_finding_document(ClusterFinding("node", Status.PASS, "is Ready"))
+    assert described["ClusterFinding"] == finding.keys()
+    assert described.keys() - printed.keys() == {"Request", "Event data", "ClusterCheckup", "ClusterFinding"}
     asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
     for fields in asked:
         assert fields.keys() <= described["Request"]

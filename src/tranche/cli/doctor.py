@@ -1,4 +1,4 @@
-"""`tranche doctor`: is this machine fit for sharing its GPUs, and what to do where it is not."""
+"""`tranche doctor`: is this machine, or a whole cluster, fit for sharing its GPUs, and what to do where it is not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from tranche.cli.cluster_checkup import cluster_checkup, kubeconfig_option, print_finding
 from tranche.cli.output import print_json
 from tranche.cli.runtime import open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.checkup import finding_document
@@ -33,18 +34,25 @@ from tranche.node.checkup import (
 from tranche.node.host import Host
 from tranche.node.session import Places
 
-_COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
-
 
 @click.command(cls=TrancheCommand)
+@click.option("--cluster", is_flag=True, help="Check a Kubernetes cluster instead of this machine.")
+@kubeconfig_option
 @output_option()
 @click.pass_obj
-def command(settings: Settings, /, output: str) -> None:
+def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
     """Check the driver, MIG, permissions, the state folder, the ledger, and the catalogue against the driver.
+
+    With --cluster it checks agents, nodes, layouts, resources, rights and policies of a cluster, as far as your account
+    may read them. It only reads.
 
     doctor changes nothing: it takes back what it tries in the state folder. The exit code is 1 when a check fails, else
     0; warnings do not count.
     """
+    if kubeconfig is not None and not cluster:
+        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+    if cluster:
+        sys.exit(cluster_checkup(kubeconfig, as_json=output == "json"))
     findings = _findings(settings)
     failures = [each for each in findings if each.status is Status.FAIL]
     if output == "json":
@@ -92,6 +100,4 @@ def _print(findings: Sequence[Finding]) -> None:
             indexes.append(each.gpu)
     for (_, status, text, hint), indexes in together.items():
         where = f"GPU {describe.ranges(indexes)}: " if indexes else ""
-        click.echo(f"{click.style(f'{status:<4}', fg=_COLOURS[status])}  {where}{text}")
-        if hint:
-            click.echo(f"      hint: {hint}")
+        print_finding(status, where + text, hint)

@@ -125,6 +125,14 @@ class ApiConnection:
             raise _unreachable(what, error) from error
         return Answer(what, response.status_code, _json_object(response.content))
 
+    async def text(self, what: str, path: str) -> str | None:
+        """A page that is no object, such as a log; None when it is refused. KubernetesUnavailable when no answer comes."""
+        try:
+            response = await self._http.get(path, headers={"Accept": "*/*"}, extensions=self._extensions)
+        except httpx2.HTTPError as error:
+            raise _unreachable(what, error) from error
+        return response.text if response.status_code in (200, 503) else None
+
     async def follow(self, what: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield an empty object once the API server has accepted a watch, then each of its lines, until it ends the watch.
 

@@ -1,7 +1,7 @@
 """Where the API server is and how to speak to it: a kubeconfig file, or the files that every pod is given.
 
-Served are what a node's agent needs: client certificates and bearer tokens, inline or in files. Credential plugins (`exec`,
-`auth-provider`), passwords and proxies are refused by name.
+Served are what a node's agent needs: client certificates and bearer tokens, inline or in files. Passwords, proxies and
+`auth-provider` are refused by name; a credential plugin (`exec`) is run only for a person, where the caller says how.
 """
 
 from __future__ import annotations
@@ -41,17 +41,34 @@ class ApiServer:
     server_name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a credential plugin gives: a bearer token, or a client certificate with its key in PEM; the rest is empty."""
+
+    token: str
+    certificate: bytes = b""
+    key: bytes = b""
+
+
+CredentialPlugin = Callable[[Mapping[str, Any]], Credential]
+"""From the settings under `exec` to what the plugin gives; KubeconfigInvalid where it gives nothing."""
+
+
 def find_api_server(
-    kubeconfig: str | None, environ: Mapping[str, str], *, service_account: Path = SERVICE_ACCOUNT
+    kubeconfig: str | None,
+    environ: Mapping[str, str],
+    *,
+    service_account: Path = SERVICE_ACCOUNT,
+    plugin: CredentialPlugin | None = None,
 ) -> ApiServer:
     """The API server of the named file, of `$KUBECONFIG`, or of the cluster whose pod this is, in this order.
 
     `~/.kube/config` is not looked at: an agent must not act with a person's rights by accident. KubeconfigInvalid when there is
-    none of them, or when one cannot be used.
+    none of them, or when one cannot be used; without a `plugin` to run them, also when it names a credential plugin.
     """
     path = kubeconfig or environ.get("KUBECONFIG")
     if path:
-        return _from_file(Path(path))
+        return _from_file(Path(path), plugin)
     if environ.get("KUBERNETES_SERVICE_HOST") and service_account.is_dir():
         return _in_cluster(environ, service_account)
     raise KubeconfigInvalid(
@@ -71,7 +88,7 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
     return ApiServer(f"https://{host}:{port}", tls, _token_file(service_account / "token"), namespace)
 
 
-def _from_file(path: Path) -> ApiServer:
+def _from_file(path: Path, plugin: CredentialPlugin | None) -> ApiServer:
     try:
         config = load_yaml(read_bounded(path).decode())
     except (OSError, ValueError) as error:
@@ -84,17 +101,18 @@ def _from_file(path: Path) -> ApiServer:
     user = _named(config, "users", "user", context.get("user"), where) if context.get("user") else {}
     for kind, entry in (("user", user), ("cluster", cluster)):
         for key in _UNSERVED[kind]:
-            if entry.get(key):
+            if entry.get(key) and not (key == "exec" and plugin is not None):
                 raise KubeconfigInvalid(
                     f"{where}: '{key}' is not supported", hint="use a client certificate, a token or a tokenFile"
                 )
     url = cluster.get("server")
     if not isinstance(url, str) or not url.startswith(("https://", "http://")):
         raise KubeconfigInvalid(f"{where}: the cluster has no usable 'server'")
+    given = plugin(user["exec"]) if plugin is not None and isinstance(user.get("exec"), dict) else Credential("")
     return ApiServer(
         url.rstrip("/"),
-        _tls(cluster, user, path) if url.startswith("https://") else None,
-        _token(user, path),
+        _tls(cluster, user, path, given) if url.startswith("https://") else None,
+        (lambda: given.token) if given.token else _token(user, path),
         str(context.get("namespace") or "default"),
         cluster.get("tls-server-name"),
     )
@@ -130,7 +148,7 @@ def _token_file(path: Path) -> Callable[[], str]:
     return read
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], config: Path) -> ssl.SSLContext:
+def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], config: Path, given: Credential) -> ssl.SSLContext:
     where = f"kubeconfig {config}"
     try:
         authority = _pem(cluster, "certificate-authority", config)
@@ -138,7 +156,8 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], config: Path) -> s
         if cluster.get("insecure-skip-tls-verify"):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
-        certificate, key = _pem(user, "client-certificate", config), _pem(user, "client-key", config)
+        certificate = given.certificate or _pem(user, "client-certificate", config)
+        key = given.key or _pem(user, "client-key", config)
         if certificate and key:
             _load_client_certificate(tls, certificate, key)
     except (OSError, ValueError) as error:

@@ -1,0 +1,67 @@
+"""The API server of the person at the keyboard, as kubectl finds it, with the credential plugins that clouds use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tranche.core.errors import KubeconfigInvalid
+from tranche.kubernetes.api.kubeconfig import ApiServer, Credential, find_api_server
+
+_SECONDS = 60.0
+
+
+def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: Path) -> ApiServer:
+    """The API server of the named file, of $KUBECONFIG, of ~/.kube/config, or of the cluster whose pod this is.
+
+    Raises:
+        KubeconfigInvalid: there is none of them, or one cannot be used.
+    """
+    own = home / ".kube" / "config"
+    chosen = kubeconfig or environ.get("KUBECONFIG") or (str(own) if own.is_file() else None)
+    return find_api_server(chosen, environ, plugin=credential_of_plugin)
+
+
+def credential_of_plugin(settings: Mapping[str, Any]) -> Credential:
+    """Run a credential plugin (`users[].user.exec`, as `aws eks get-token`), which may not ask anything; what it gives.
+
+    Raises:
+        KubeconfigInvalid: it is not there, fails, or gives no credential.
+    """
+    command = [str(settings.get("command") or ""), *map(str, settings.get("args") or ())]
+    version = str(settings.get("apiVersion") or "client.authentication.k8s.io/v1")
+    asked = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    extra = {str(each["name"]): str(each["value"]) for each in settings.get("env") or ()}
+    environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    name = command[0]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise KubeconfigInvalid(
+            f"the kubeconfig's credential plugin '{name}' cannot be run: {error}",
+            hint=str(settings.get("installHint") or ""),
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' failed: {last}")
+    try:
+        status = json.loads(done.stdout)["status"]
+        given = [status.get(key) for key in ("token", "clientCertificateData", "clientKeyData")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' gave no credential") from error
+    token, certificate, key = (str(each) if each else "" for each in given)
+    if not token and not (certificate and key):
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' gave no credential")
+    return Credential(token, certificate.encode(), key.encode())

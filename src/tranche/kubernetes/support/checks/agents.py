@@ -1,0 +1,162 @@
+"""Is an agent on every node with GPUs, does each do its work, and are they of one version?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, untolerated, why_gpu
+from tranche.kubernetes.support.facts import Agents, ClusterFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.node.checkup import Status
+
+_IMAGE_TROUBLE = ("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
+_START_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_KUBELET_PARTS = ("inventory", "device-plugin")
+# A DaemonSet tolerates these for its pods by itself.
+_TOLERATED_BY_DAEMON_SETS = (
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+    "node.kubernetes.io/disk-pressure",
+    "node.kubernetes.io/memory-pressure",
+    "node.kubernetes.io/pid-pressure",
+    "node.kubernetes.io/unschedulable",
+    "node.kubernetes.io/network-unavailable",
+)
+
+
+def check_agents(facts: ClusterFacts, own_version: str) -> Iterator[ClusterFinding]:
+    """`own_version` is that of the program that asks."""
+    if not facts.agents:
+        if "DaemonSets" not in facts.unread:
+            yield ClusterFinding(
+                "agents",
+                Status.FAIL,
+                "no DaemonSet of the cluster runs `tranche agent`",
+                "install it: helm install tranche deploy/chart/tranche --namespace tranche-system",
+            )
+        return
+    if len(facts.agents) > 1:
+        names = ", ".join(str(each.daemon_set) for each in facts.agents)
+        yield ClusterFinding(
+            "agents",
+            Status.WARN,
+            f"several DaemonSets run the agent: {names}",
+            "on one node only one of them serves; uninstall the others, or give each nodes of its own",
+        )
+    for agents in facts.agents:
+        yield from _pods(agents)
+        yield from _versions(agents, own_version)
+    yield from _without_agent(facts)
+
+
+def _pods(agents: Agents) -> Iterator[ClusterFinding]:
+    for pod in agents.pods:
+        if not pod.ready:
+            text, hint = _trouble(agents, pod)
+            yield ClusterFinding("agent-pod", Status.FAIL, text, hint, *_where(pod))
+    ready = [pod for pod in agents.pods if pod.ready]
+    if ready:
+        yield ClusterFinding(
+            "agent-pod",
+            Status.PASS,
+            "the agent is ready: it reads the GPUs, and the kubelet's sockets answer",
+            nodes=tuple(pod.node for pod in ready),
+            pods=tuple(map(str, ready)),
+        )
+    if not agents.pods:
+        yield ClusterFinding(
+            "agent-pod",
+            Status.FAIL,
+            f"the DaemonSet {agents.daemon_set} has no pod on any node",
+            f"give nodes with GPUs one of the labels {', '.join(AGENT_LABELS)}, or change nodeSelector and affinity",
+        )
+
+
+def _trouble(agents: Agents, pod: PodFacts) -> tuple[str, str]:
+    """What is wrong with a pod that is not ready, and what to do."""
+    logs = f"kubectl --namespace={pod.namespace} logs {pod.name}"
+    if pod.terminating:
+        return (
+            "the agent's pod is being deleted, and is not gone yet",
+            "its node may not answer: see the node's conditions",
+        )
+    if pod.unschedulable:
+        return (
+            f"the agent's pod waits for its node: {pod.unschedulable}",
+            "make room on the node, or tolerate its taint",
+        )
+    if pod.waiting in _IMAGE_TROUBLE:
+        text = f"the agent's image cannot be had ({pod.waiting}): {pod.image}"
+        return text, "set image.repository and image.tag, and imagePullSecrets where the registry asks for them"
+    if pod.waiting == "CrashLoopBackOff":
+        return f"the agent ends again and again, {pod.restarts} times so far", f"{logs} --previous"
+    if pod.waiting in _START_TROUBLE:
+        return (
+            f"the agent's container cannot be started ({pod.waiting})",
+            f"kubectl --namespace={pod.namespace} describe pod {pod.name}",
+        )
+    if pod.ready_page is not None:
+        wrong = {name: why for name, why in pod.ready_page.items() if why != "ready"}
+        said = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or "nothing that is wrong any more"
+        about_kubelet = any(name in _KUBELET_PARTS and "kubelet" in why for name, why in wrong.items())
+        hint = (
+            f"look at the kubelet of the node, and that kubeletPath names its folder; {logs}" if about_kubelet else logs
+        )
+        return f"the agent is not ready, and says: {said}", hint
+    return (
+        f"the agent is not ready (phase {pod.phase or 'unknown'}{f', {pod.waiting}' if pod.waiting else ''})",
+        f"{logs}; doctor could not ask its /readyz through the API server",
+    )
+
+
+def _versions(agents: Agents, own_version: str) -> Iterator[ClusterFinding]:
+    images: dict[str, list[PodFacts]] = {}
+    for pod in agents.pods:
+        if pod.image_id:
+            images.setdefault(pod.image_id, []).append(pod)
+    daemon_set = agents.daemon_set
+    if len(images) > 1:
+        status = f"kubectl --namespace={daemon_set.namespace} rollout status daemonset/{daemon_set.name}"
+        for image_id, pods in images.items():
+            yield ClusterFinding(
+                "agent-version",
+                Status.WARN,
+                f"the agents are of {len(images)} different images; this one is {pods[0].image} ({image_id[-12:]})",
+                f"an upgrade goes on or is stuck: {status}",
+                *_where(*pods),
+            )
+    elif images:
+        yield ClusterFinding("agent-version", Status.PASS, f"all agents are of one image: {agents.pods[0].image}")
+    if daemon_set.version and daemon_set.version != own_version:
+        yield ClusterFinding(
+            "agent-version",
+            Status.WARN,
+            f"the agents are of version {daemon_set.version}, and this tranche is of {own_version}",
+            "ask with the agents' version: what doctor looks for may have changed",
+        )
+
+
+def _without_agent(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    served = {pod.node for each in facts.agents for pod in each.pods}
+    for node in facts.nodes:
+        why = why_gpu(node)
+        if why and node.name not in served:
+            yield ClusterFinding(
+                "agent-missing", Status.FAIL, f"has GPUs ({why}) and no agent", _why_none(facts, node), (node.name,)
+            )
+
+
+def _why_none(facts: ClusterFacts, node: SurveyedNode) -> str:
+    tolerations = tuple(dict(each) for agents in facts.agents for each in agents.daemon_set.tolerations)
+    in_the_way = [each for each in untolerated(node.taints, tolerations) if each.key not in _TOLERATED_BY_DAEMON_SETS]
+    if in_the_way:
+        shown = ", ".join(f"{each.key}={each.value}:{each.effect}" for each in in_the_way)
+        return f"the agent does not tolerate the node's taint {shown}: add it to tolerations"
+    if not any(node.labels.get(label) == "true" for label in AGENT_LABELS):
+        wanted = ", ".join(AGENT_LABELS)
+        return f"the chart's affinity wants one of {wanted}: kubectl label node {node.name} tranche.dev/gpu=true"
+    return "the DaemonSet's nodeSelector or affinity leaves it out: compare them with the node's labels"
+
+
+def _where(*pods: PodFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(pod.node for pod in pods if pod.node), tuple(map(str, pods))

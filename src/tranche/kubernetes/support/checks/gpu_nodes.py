@@ -1,0 +1,57 @@
+"""Which nodes have GPUs, by what the API server knows of them."""
+
+from __future__ import annotations
+
+import re
+
+from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode, Taint
+
+AGENT_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "tranche.dev/gpu")
+"""Any of these, as `true`, makes a node one of the agent's by the chart's affinity."""
+
+_OTHER_LABELS = (
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "k8s.amazonaws.com/accelerator",
+    "cloud.google.com/gke-accelerator",
+)
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+# AWS's families with NVIDIA GPUs; g4ad has AMD's.
+_AWS = re.compile(r"(p[2-9][a-z]*|g[3-9](?!ad)[a-z]*)(-[a-z0-9]+)?\.[a-z0-9-]+")
+_KEEPS_PODS_AWAY = ("NoSchedule", "NoExecute")
+
+
+def why_gpu(node: SurveyedNode) -> str:
+    """What shows that the node has NVIDIA GPUs; empty where nothing does."""
+    for label in (*AGENT_LABELS, *_OTHER_LABELS):
+        value = node.labels.get(label, "")
+        if value and value != "false":
+            return f"label {label}={value}"
+    counted = sorted(key for key, count in node.capacity.items() if count > 0)
+    if counted:
+        return f"capacity {counted[0]}"
+    kind = node.labels.get(_INSTANCE_TYPE, "")
+    return f"instance type {kind}" if _AWS.fullmatch(kind) else ""
+
+
+def gpu_nodes(facts: ClusterFacts) -> tuple[SurveyedNode, ...]:
+    """The nodes with GPUs, and those that an agent has a pod for."""
+    with_agent = {pod.node for each in facts.agents for pod in each.pods}
+    return tuple(node for node in facts.nodes if node.name in with_agent or why_gpu(node))
+
+
+def untolerated(taints: tuple[Taint, ...], tolerations: tuple[dict[str, str], ...]) -> tuple[Taint, ...]:
+    """The taints that keep a pod with these tolerations away."""
+    return tuple(
+        taint
+        for taint in taints
+        if taint.effect in _KEEPS_PODS_AWAY and not any(_tolerates(each, taint) for each in tolerations)
+    )
+
+
+def _tolerates(toleration: dict[str, str], taint: Taint) -> bool:
+    if toleration.get("effect") not in (None, taint.effect):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, taint.key)
+    return toleration.get("key") == taint.key and toleration.get("value", "") == taint.value

@@ -1,0 +1,81 @@
+"""Are the layouts that labels ask for in effect, and can the shared ConfigMap of layouts be read?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from tranche.core.errors import LayoutInvalid
+from tranche.core.layout_format import parse_layouts
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, REASON_LABEL, STATE_LABEL, MigState
+from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
+from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
+from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.node.checkup import Status
+from tranche.node.files import parse_document
+
+LONG_SECONDS = 600
+"""A layout that has been pending for longer is worth a look."""
+
+_HINTS = {
+    "GpuBusy": "what is in use has to end: the message names it; migManager.inUse=drain evicts pods instead",
+    "ManagerConflict": "another MIG manager cuts this node's GPUs: remove it, or set migManager.enabled=false here",
+    "LayoutUnknown": "correct the label, or add the layout to the ConfigMap of layouts",
+    "LayoutImpossible": "the layout asks for more than this GPU has room for: tranche layout plan says why on the node",
+    "WaitingForOperands": "pods that use the GPUs for the whole cluster have to end first; they are named in the message",
+    "RebootForMigMode": "restart the node, or set migManager.withReboot=true",
+}
+
+
+def check_layouts(facts: ClusterFacts, now: datetime) -> Iterator[ClusterFinding]:
+    """Each GPU node with a label that names a layout; and each ConfigMap of layouts."""
+    for agents in facts.agents:
+        if agents.layouts is not None:
+            name = agents.daemon_set.option("--layouts", "tranche-layouts")
+            yield from _config_map(f"{agents.daemon_set.namespace}/{name}", agents.layouts)
+    for node in gpu_nodes(facts):
+        if wanted := node.labels.get(LAYOUT_LABEL, ""):
+            yield _layout(node, wanted, now)
+
+
+def _config_map(name: str, text: str) -> Iterator[ClusterFinding]:
+    try:
+        names = parse_layouts(parse_document(text, name, LayoutInvalid)).names
+    except LayoutInvalid as error:
+        yield ClusterFinding(
+            "layouts", Status.FAIL, f"the ConfigMap {name} cannot be used: {error}", "correct its key config.yaml"
+        )
+        return
+    yield ClusterFinding("layouts", Status.PASS, f"the ConfigMap {name} has {len(names)} layouts: {', '.join(names)}")
+
+
+def _layout(node: SurveyedNode, wanted: str, now: datetime) -> ClusterFinding:
+    state = node.labels.get(STATE_LABEL, "")
+    reason = node.labels.get(REASON_LABEL, "")
+    condition = node.condition(CONDITION_TYPE)
+    said = f": {condition.message}" if condition is not None and condition.message else ""
+    hint = _HINTS.get(reason, f"kubectl describe node {node.name} shows the condition {CONDITION_TYPE} and its events")
+    nodes = (node.name,)
+    if state == MigState.SUCCESS:
+        return ClusterFinding("layout", Status.PASS, f"layout {wanted} is in effect", nodes=nodes)
+    if state == MigState.FAILED:
+        return ClusterFinding("layout", Status.FAIL, f"layout {wanted} failed ({reason}){said}", hint, nodes)
+    if state in (MigState.PENDING, MigState.REBOOTING):
+        since = condition.since if condition is not None else None
+        seconds = (now - since).total_seconds() if since is not None else 0.0
+        ago = f" for {_span(seconds)}" if seconds >= 1 else ""
+        status = Status.FAIL if seconds > LONG_SECONDS else Status.WARN
+        return ClusterFinding("layout", status, f"layout {wanted} is {state}{ago} ({reason}){said}", hint, nodes)
+    return ClusterFinding(
+        "layout",
+        Status.FAIL,
+        f"layout {wanted} is asked for, and no agent has answered",
+        "see the node's agent; migManager.enabled=false leaves the label to another program",
+        nodes,
+    )
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

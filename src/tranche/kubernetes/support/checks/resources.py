@@ -1,0 +1,67 @@
+"""Does each node offer what it is cut into?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
+from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
+from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.node.checkup import Status
+
+_SLICES = re.compile(r"nvidia\.com/(mig-[0-9].*)\.count")
+_STRATEGY_LABEL = "nvidia.com/mig.strategy"
+
+
+def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    """Capacity beside what can be had of it, and beside the slices that the feature labels count."""
+    for node in gpu_nodes(facts):
+        found = list(_of(node))
+        yield from found
+        offered = {key: count for key, count in node.allocatable.items() if count}
+        if not found and offered:
+            shown = ", ".join(f"{count} {key}" for key, count in sorted(offered.items()))
+            yield ClusterFinding("resources", Status.PASS, f"offers {shown}", nodes=(node.name,))
+        if not found and not offered:
+            yield ClusterFinding(
+                "resources",
+                Status.WARN,
+                "offers no GPU and no slice",
+                "the node's agent or the strategy: under single, all GPUs must be cut alike",
+                (node.name,),
+            )
+
+
+def _of(node: SurveyedNode) -> Iterator[ClusterFinding]:
+    for resource, capacity in sorted(node.capacity.items()):
+        usable = node.allocatable.get(resource, 0)
+        if usable < capacity:
+            yield ClusterFinding(
+                "resources",
+                Status.FAIL,
+                f"{capacity - usable} of {capacity} {resource} cannot be given to pods: the agent calls them unhealthy",
+                f"kubectl get events --field-selector=involvedObject.name={node.name} names the GPU and the XID",
+                (node.name,),
+            )
+    for resource, labelled in _labelled(node):
+        capacity = node.capacity.get(resource, 0)
+        if capacity != labelled:
+            yield ClusterFinding(
+                "resources",
+                Status.WARN,
+                f"the feature labels count {labelled} {resource}, and the kubelet {capacity}",
+                "the kubelet follows within seconds; if this lasts, see the agent's log for registration and withdrawn devices",
+                (node.name,),
+            )
+
+
+def _labelled(node: SurveyedNode) -> Iterator[tuple[str, int]]:
+    """The resources whose number the feature labels say; under no strategy they do not."""
+    for key, value in sorted(node.labels.items()):
+        slices = _SLICES.fullmatch(key)
+        if slices is not None and value.isdigit():
+            yield f"nvidia.com/{slices[1]}", int(value)
+    count = node.labels.get("nvidia.com/gpu.count", "")
+    if node.labels.get(_STRATEGY_LABEL) == "single" and count.isdigit():
+        yield "nvidia.com/gpu", int(count)

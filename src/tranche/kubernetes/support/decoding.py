@@ -1,0 +1,133 @@
+"""API objects as a survey reads them. Only the fields that are named here leave this module: no environment, no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.support.facts import ConditionFacts, DaemonSetFacts, PodFacts, SurveyedNode, Taint
+
+_RESOURCES = "nvidia.com/"
+_OUR_ANNOTATIONS = ("tranche.dev/", "mig-manager.tranche.dev/")
+
+
+def decode_node(raw: Json) -> SurveyedNode:
+    """A `v1.Node`."""
+    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    info = _part(status, "nodeInfo")
+    return SurveyedNode(
+        name=_text(meta, "name"),
+        labels=_texts(meta, "labels"),
+        annotations={
+            key: value for key, value in _texts(meta, "annotations").items() if key.startswith(_OUR_ANNOTATIONS)
+        },
+        taints=tuple(
+            Taint(_text(each, "key"), _text(each, "value"), _text(each, "effect")) for each in spec.get("taints") or ()
+        ),
+        conditions=tuple(_condition(each) for each in status.get("conditions") or ()),
+        capacity=_counts(_part(status, "capacity")),
+        allocatable=_counts(_part(status, "allocatable")),
+        unschedulable=bool(spec.get("unschedulable")),
+        kubelet_version=_text(info, "kubeletVersion"),
+        kernel_version=_text(info, "kernelVersion"),
+        os_image=_text(info, "osImage"),
+        container_runtime=_text(info, "containerRuntimeVersion"),
+        architecture=_text(info, "architecture"),
+    )
+
+
+def decode_daemon_set(raw: Json) -> DaemonSetFacts:
+    """An `apps/v1.DaemonSet`."""
+    meta, status = _part(raw, "metadata"), _part(raw, "status")
+    spec = _part(_part(_part(raw, "spec"), "template"), "spec")
+    containers = spec.get("containers") or ()
+    first = containers[0] if containers else {}
+    return DaemonSetFacts(
+        namespace=_text(meta, "namespace"),
+        name=_text(meta, "name"),
+        images=tuple(_text(each, "image") for each in containers),
+        command=tuple(map(str, first.get("command") or ())),
+        arguments=tuple(map(str, first.get("args") or ())),
+        service_account=_text(spec, "serviceAccountName") or "default",
+        selector=_texts(_part(_part(raw, "spec"), "selector"), "matchLabels"),
+        tolerations=tuple(
+            {key: str(each[key]) for key in ("key", "operator", "value", "effect") if each.get(key)}
+            for each in spec.get("tolerations") or ()
+        ),
+        version=_texts(meta, "labels").get("app.kubernetes.io/version", ""),
+        desired=int(status.get("desiredNumberScheduled") or 0),
+    )
+
+
+def decode_pod(raw: Json) -> PodFacts:
+    """A `v1.Pod` of a DaemonSet."""
+    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    statuses = status.get("containerStatuses") or ()
+    first = statuses[0] if statuses else {}
+    waiting = _part(_part(first, "state"), "waiting")
+    conditions = {_text(each, "type"): each for each in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    return PodFacts(
+        namespace=_text(meta, "namespace"),
+        name=_text(meta, "name"),
+        node=_text(spec, "nodeName") or _wanted_node(spec),
+        phase=_text(status, "phase"),
+        ready=_text(conditions.get("Ready", {}), "status") == "True",
+        waiting=_text(waiting, "reason"),
+        restarts=sum(int(each.get("restartCount") or 0) for each in statuses),
+        image=_text(first, "image") or next((_text(each, "image") for each in spec.get("containers") or ()), ""),
+        image_id=_text(first, "imageID"),
+        terminating=meta.get("deletionTimestamp") is not None,
+        unschedulable=_text(scheduled, "message") if _text(scheduled, "status") == "False" else "",
+    )
+
+
+def _wanted_node(spec: Json) -> str:
+    """The node that a DaemonSet made its pod for: by an affinity, until the scheduler has bound it."""
+    affinity = _part(_part(spec, "affinity"), "nodeAffinity")
+    required = _part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in required.get("nodeSelectorTerms") or ():
+        for wanted in term.get("matchFields") or ():
+            if wanted.get("key") == "metadata.name" and wanted.get("values"):
+                return str(wanted["values"][0])
+    return ""
+
+
+def _condition(raw: Json) -> ConditionFacts:
+    since = _text(raw, "lastTransitionTime")
+    return ConditionFacts(
+        _text(raw, "type"), _text(raw, "status"), _text(raw, "reason"), _text(raw, "message"), _moment(since)
+    )
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _counts(quantities: Json) -> Mapping[str, int]:
+    """NVIDIA's resources; each is a whole number, which the API server may write with a suffix."""
+    found = {}
+    for key, value in quantities.items():
+        digits = str(value).removesuffix("k")
+        if key.startswith(_RESOURCES) and digits.isdigit():
+            found[key] = int(digits) * (1000 if str(value).endswith("k") else 1)
+    return found
+
+
+def _part(raw: Json, key: str) -> Json:
+    value = raw.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(raw: Json, key: str) -> str:
+    value: Any = raw.get(key)
+    return "" if value is None else str(value)
+
+
+def _texts(raw: Json, key: str) -> Mapping[str, str]:
+    return {str(name): str(value) for name, value in _part(raw, key).items()}

@@ -1,0 +1,34 @@
+"""What a check of a cluster found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tranche.node.checkup import Status
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFinding:
+    """What one look found, about these nodes and pods. `check` is a stable word; `pods` are `namespace/name`."""
+
+    check: str
+    status: Status
+    text: str
+    hint: str = ""
+    nodes: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+
+
+def together(findings: Iterable[ClusterFinding]) -> Iterator[ClusterFinding]:
+    """Findings that say the same about several nodes or pods, as one each, where the first of them stood."""
+    same: dict[tuple[str, Status, str, str], ClusterFinding] = {}
+    for each in findings:
+        key = (each.check, each.status, each.text, each.hint)
+        before = same.get(key)
+        same[key] = (
+            each
+            if before is None
+            else replace(before, nodes=(*before.nodes, *each.nodes), pods=(*before.pods, *each.pods))
+        )
+    yield from same.values()

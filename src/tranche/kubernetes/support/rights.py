@@ -1,0 +1,74 @@
+"""The rights that an agent's account needs under its options, and which of them it has not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.support.facts import DaemonSetFacts
+from tranche.kubernetes.support.programs import DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
+
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+_LEASE_VERBS = ("get", "list", "watch", "create", "update", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One verb on one kind of object, in its API `group`; what does not matter of the rest is empty."""
+
+    verb: str
+    resource: str
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    group: str = ""
+
+    def __str__(self) -> str:
+        kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        which = f" {self.name}" if self.name else ""
+        return f"{self.verb} {kind}{which}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
+    """What the agent asks of the API server with the options that it is started with."""
+    parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS} - agent.left_out
+    rights = [*(Right(verb, "nodes") for verb in ("get", "list", "watch"))]
+    rights += [Right("list", "pods"), Right("watch", "pods")]
+    if {MIG_MANAGER, FEATURE_LABELS} & parts:
+        rights.append(Right("patch", "nodes"))
+    if {MIG_MANAGER, DEVICE_PLUGIN} & parts:
+        rights += [Right(verb, "events", namespace="default") for verb in ("create", "get", "patch")]
+    if MIG_MANAGER in parts:
+        rights.append(Right("patch", "nodes", "status"))
+        rights += _config_map(agent.namespace, agent.option("--layouts", "tranche-layouts"))
+        if agent.option("--max-unavailable", ""):
+            rights += [
+                Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in _LEASE_VERBS
+            ]
+            rights.append(Right("get", "daemonsets", namespace=agent.namespace, name=agent.name, group="apps"))
+        if agent.option("--in-use", "wait") == "drain":
+            rights.append(Right("create", "pods", "eviction"))
+    if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):
+        rights += _config_map(agent.namespace, name)
+    return tuple(rights)
+
+
+def _config_map(namespace: str, name: str) -> list[Right]:
+    return [Right(verb, "configmaps", namespace=namespace, name=name) for verb in ("list", "watch")]
+
+
+def review(agent: DaemonSetFacts, right: Right) -> Json:
+    """The question whether the agent's account has that right, as a `SubjectAccessReview`; asking it stores nothing."""
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{agent.namespace}", "system:authenticated")
+    wanted = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
+    wanted |= {"namespace": right.namespace, "name": right.name}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{agent.namespace}:{agent.service_account}",
+            "groups": list(groups),
+            "resourceAttributes": {key: value for key, value in wanted.items() if value or key == "group"},
+        },
+    }

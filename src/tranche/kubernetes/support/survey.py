@@ -1,0 +1,126 @@
+"""Looks at a cluster once, with the caller's rights; nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesRejected, KubernetesUnavailable
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.support.decoding import decode_daemon_set, decode_node, decode_pod
+from tranche.kubernetes.support.facts import Agents, ClusterFacts, DaemonSetFacts, OtherProgram, PodFacts, SurveyedNode
+from tranche.kubernetes.support.programs import is_agent, known_product
+from tranche.kubernetes.support.reader import ClusterReader
+from tranche.kubernetes.support.rights import REVIEWS, needed_rights, review
+
+LAYOUTS_KEY = "config.yaml"
+_POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+_ASKED_AT_MOST = 20
+
+
+async def survey(connection: ApiConnection) -> ClusterFacts:
+    """What there is of Tranche, of nodes, and of programs that do the same.
+
+    Raises:
+        KubernetesUnavailable: the API server does not answer.
+        KubernetesForbidden: the caller may not even list nodes.
+    """
+    reader = ClusterReader(connection)
+    version = await reader.object("the API server's version", "/version")
+    nodes = await reader.objects("nodes", "/api/v1/nodes")
+    if nodes is None:
+        raise KubernetesForbidden(
+            reader.unread.get("nodes", "cannot list nodes"), hint="use a kubeconfig whose account may list nodes"
+        )
+    seen = tuple(decode_node(raw) for raw in nodes)
+    daemon_sets = tuple(map(decode_daemon_set, await reader.objects("DaemonSets", "/apis/apps/v1/daemonsets") or ()))
+    return ClusterFacts(
+        server_version=str((version or {}).get("gitVersion", "")),
+        nodes=seen,
+        agents=tuple([await _agents(reader, each) for each in daemon_sets if is_agent(each)]),
+        others=await _others(reader, daemon_sets, seen),
+        policies=await _names(reader, "admission policies", _POLICIES),
+        bindings=await _names(reader, "bindings of admission policies", _BINDINGS),
+        unread=dict(reader.unread),
+    )
+
+
+async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts) -> Agents:
+    namespace = daemon_set.namespace
+    raw = await reader.pods_of(f"pods in {namespace}", namespace, daemon_set.selector)
+    pods = [decode_pod(each) for each in raw]
+    asked = 0
+    for position, pod in enumerate(pods):
+        if not pod.ready and pod.phase == "Running" and not pod.waiting and asked < _ASKED_AT_MOST:
+            asked += 1
+            pods[position] = replace(pod, ready_page=await _ready_page(reader.connection, daemon_set, pod))
+    layouts = daemon_set.option("--layouts", "tranche-layouts")
+    found = await reader.object(
+        f"the ConfigMap {namespace}/{layouts}", f"/api/v1/namespaces/{namespace}/configmaps/{layouts}"
+    )
+    return Agents(
+        daemon_set=daemon_set,
+        pods=tuple(pods),
+        lacking=await _lacking(reader, daemon_set),
+        layouts=None if found is None else str((found.get("data") or {}).get(LAYOUTS_KEY, "")),
+    )
+
+
+async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: PodFacts) -> Mapping[str, str] | None:
+    """What the agent itself says; None where the API server does not reach it, or the caller may not ask through it."""
+    port = agent.option("--health-port", "9440")
+    path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{port}/proxy/readyz"
+    try:
+        text = await connection.text(f"ask {pod}", path)
+        components = json.loads(text or "")["components"]
+        return {str(name): str(why) for name, why in components.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, KubernetesUnavailable):
+        return None
+
+
+async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[str, ...] | None:
+    lacking = []
+    for right in needed_rights(daemon_set):
+        try:
+            answer = await reader.connection.ask(
+                "ask for the agent's rights", "POST", REVIEWS, review(daemon_set, right)
+            )
+            status = answer.accepted().get("status") or {}
+        except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
+            reader.unread["the rights of other accounts"] = error.message
+            return None
+        if not status.get("allowed"):
+            lacking.append(str(right))
+    return tuple(lacking)
+
+
+async def _others(
+    reader: ClusterReader, daemon_sets: tuple[DaemonSetFacts, ...], nodes: tuple[SurveyedNode, ...]
+) -> tuple[OtherProgram, ...]:
+    found = []
+    for each in daemon_sets:
+        product = None if is_agent(each) else known_product(each)
+        if product is not None and each.desired > 0:
+            raw = await reader.pods_of(f"pods in {each.namespace}", each.namespace, each.selector)
+            there = {decode_pod(pod).node for pod in raw}
+            on = tuple(node.name for node in nodes if node.name in there)
+            found.append(OtherProgram(each, product.name, product.part, on))
+    return tuple(found)
+
+
+async def _names(reader: ClusterReader, what: str, path: str) -> frozenset[str] | None:
+    """The names of Tranche's own objects of a kind; None where the API server has no such kind."""
+    found = await reader.objects(what, path)
+    return None if found is None else frozenset(_name(raw) for raw in found if _is_ours(raw))
+
+
+def _is_ours(raw: Json) -> bool:
+    labels = (raw.get("metadata") or {}).get("labels") or {}
+    return str(labels.get("helm.sh/chart", "")).startswith("tranche-")
+
+
+def _name(raw: Json) -> str:
+    return str((raw.get("metadata") or {}).get("name", ""))

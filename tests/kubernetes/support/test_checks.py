@@ -1,0 +1,310 @@
+"""What doctor says of a cluster: every fault is found, on the right node, with what to do; a cluster without one passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
+from tranche.kubernetes.support.checkup import check_cluster
+from tranche.kubernetes.support.facts import (
+    Agents,
+    ClusterFacts,
+    ConditionFacts,
+    DaemonSetFacts,
+    OtherProgram,
+    PodFacts,
+    SurveyedNode,
+    Taint,
+)
+from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.programs import is_agent, known_product
+from tranche.node.checkup import Status
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)
+POLICY = frozenset({"tranche-agent-own-node"})
+
+
+def node(name: str) -> SurveyedNode:
+    return SurveyedNode(
+        name=name,
+        labels={
+            "tranche.dev/gpu": "true",
+            "nvidia.com/mig.config": "all-1g.5gb",
+            "nvidia.com/mig.config.state": "success",
+            "nvidia.com/mig.strategy": "mixed",
+            "nvidia.com/gpu.count": "8",
+            "nvidia.com/mig-1g.5gb.count": "56",
+        },
+        conditions=(READY,),
+        capacity={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 56},
+        allocatable={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 56},
+        kubelet_version="v1.36.1",
+    )
+
+
+def pod(name: str, on: str) -> PodFacts:
+    return PodFacts("tranche-system", name, on, image="tranche-agent:0.1.0", image_id="sha256:0123456789ab")
+
+
+AGENT = DaemonSetFacts(
+    "tranche-system",
+    "tranche-agent",
+    images=("tranche-agent:0.1.0",),
+    command=("tranche", "agent"),
+    service_account="tranche-agent",
+    version="0.1.0",
+    tolerations=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},),
+    desired=2,
+)
+HEALTHY = ClusterFacts(
+    server_version="v1.36.2",
+    nodes=(node("a"), node("b"), SurveyedNode("plain", conditions=(READY,), kubelet_version="v1.36.1")),
+    agents=(Agents(AGENT, (pod("agent-a", "a"), pod("agent-b", "b"))),),
+    policies=POLICY,
+    bindings=POLICY,
+)
+Change = Callable[[ClusterFacts], ClusterFacts]
+
+
+def found(facts: ClusterFacts) -> tuple[ClusterFinding, ...]:
+    return check_cluster(facts, now=NOW, own_version="0.1.0")
+
+
+def wrong(facts: ClusterFacts) -> list[ClusterFinding]:
+    return [each for each in found(facts) if each.status is not Status.PASS]
+
+
+def on_a(**changes: object) -> Change:
+    def change(facts: ClusterFacts) -> ClusterFacts:
+        return replace(facts, nodes=(replace(facts.nodes[0], **changes), *facts.nodes[1:]))  # type: ignore[arg-type]
+
+    return change
+
+
+def with_labels(**labels: str) -> Change:
+    changed = {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()}
+    return lambda facts: on_a(labels={**facts.nodes[0].labels, **changed})(facts)
+
+
+def agents_with(**changes: object) -> Change:
+    return lambda facts: replace(facts, agents=(replace(facts.agents[0], **changes),))  # type: ignore[arg-type]
+
+
+def pod_a(**changes: object) -> Change:
+    def change(facts: ClusterFacts) -> ClusterFacts:
+        first, *others = facts.agents[0].pods
+        return agents_with(pods=(replace(first, **changes), *others))(facts)  # type: ignore[arg-type]
+
+    return change
+
+
+def daemon_set(**changes: object) -> Change:
+    return agents_with(daemon_set=replace(AGENT, **changes))  # type: ignore[arg-type]
+
+
+def beside(product: str, part: str, *nodes: str) -> Change:
+    other = OtherProgram(DaemonSetFacts("gpu-operator", "other", desired=1), product, part, nodes)
+    return lambda facts: replace(facts, others=(other,))
+
+
+def pending_since(minutes: float) -> Change:
+    condition = ConditionFacts(
+        "MigLayoutApplied", "Unknown", "GpuBusy", "waits for x", NOW - timedelta(minutes=minutes)
+    )
+
+    def change(facts: ClusterFacts) -> ClusterFacts:
+        state = {"nvidia.com/mig.config.state": "pending", "tranche.dev/mig.config.reason": "GpuBusy"}
+        return on_a(labels={**facts.nodes[0].labels, **state}, conditions=(READY, condition))(facts)
+
+    return change
+
+
+def test_a_cluster_without_a_fault_passes_and_what_is_right_is_said_once() -> None:
+    assert wrong(HEALTHY) == []
+    (ready,) = (each for each in found(HEALTHY) if each.check == "agent-pod")
+    assert (ready.nodes, ready.pods) == (("a", "b"), ("tranche-system/agent-a", "tranche-system/agent-b"))
+    assert {each.check for each in found(HEALTHY)} == {
+        "api-server", "agent-pod", "agent-version", "node", "layout", "resources", "neighbours", "rights", "policies",
+    }  # fmt: skip
+
+
+FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
+    "no agent": (lambda facts: replace(facts, agents=()), "agents", Status.FAIL, "no DaemonSet", "helm install"),
+    "two agents": (
+        lambda facts: replace(facts, agents=(*facts.agents, Agents(replace(AGENT, name="second"), facts.agents[0].pods))),
+        "agents", Status.WARN, "tranche-system/second", "uninstall",
+    ),
+    "no pods": (agents_with(pods=()), "agent-pod", Status.FAIL, "no pod on any node", "tranche.dev/gpu"),
+    "image": (
+        pod_a(ready=False, waiting="ImagePullBackOff"), "agent-pod", Status.FAIL, "ImagePullBackOff): tranche-agent:0.1.0",
+        "image.repository",
+    ),
+    "crash": (
+        pod_a(ready=False, waiting="CrashLoopBackOff", restarts=4), "agent-pod", Status.FAIL, "4 times",
+        "logs agent-a --previous",
+    ),
+    "start": (pod_a(ready=False, waiting="CreateContainerError"), "agent-pod", Status.FAIL, "cannot be started", "describe"),
+    "no room": (pod_a(ready=False, unschedulable="too many pods"), "agent-pod", Status.FAIL, "too many pods", "room"),
+    "leaving": (pod_a(ready=False, terminating=True), "agent-pod", Status.FAIL, "being deleted", "conditions"),
+    "kubelet": (
+        pod_a(ready=False, ready_page={"inventory": "the kubelet does not say", "node-watch": "ready"}), "agent-pod",
+        Status.FAIL, "inventory: the kubelet does not say", "kubeletPath",
+    ),
+    "silent": (pod_a(ready=False), "agent-pod", Status.FAIL, "not ready", "could not ask"),
+    "images": (pod_a(image_id="sha256:other"), "agent-version", Status.WARN, "2 different images", "rollout status"),
+    "older agents": (daemon_set(version="0.0.9"), "agent-version", Status.WARN, "0.0.9", "agents' version"),
+    "unlabelled": (
+        lambda facts: replace(
+            facts,
+            nodes=(*facts.nodes, SurveyedNode("c", {"node.kubernetes.io/instance-type": "p5.48xlarge"}, conditions=(READY,))),
+        ),
+        "agent-missing", Status.FAIL, "instance type p5.48xlarge", "kubectl label node c",
+    ),
+    "taint": (
+        lambda facts: replace(
+            facts,
+            nodes=(
+                *facts.nodes,
+                SurveyedNode("c", {"tranche.dev/gpu": "true"}, taints=(Taint("own", "x", "NoSchedule"),), conditions=(READY,)),
+            ),
+        ),
+        "agent-missing", Status.FAIL, "has GPUs", "own=x:NoSchedule",
+    ),
+    "left out": (
+        lambda facts: replace(facts, nodes=(*facts.nodes, SurveyedNode("c", {"tranche.dev/gpu": "true"}, conditions=(READY,)))),
+        "agent-missing", Status.FAIL, "has GPUs", "nodeSelector",
+    ),
+    "not ready": (
+        on_a(conditions=(replace(READY, status="Unknown", reason="NodeStatusUnknown"),)), "node", Status.FAIL,
+        "NodeStatusUnknown", "kubelet",
+    ),
+    "pressure": (
+        on_a(conditions=(READY, ConditionFacts("DiskPressure", "True", "r", "disk is full", NOW))), "node", Status.FAIL,
+        "disk is full", "free",
+    ),
+    "cordon": (on_a(unschedulable=True), "node", Status.WARN, "cordoned", "uncordon a"),
+    "own cordon": (
+        on_a(unschedulable=True, annotations={"tranche.dev/mig.config.cordoned": "x"}), "node", Status.WARN, "by its agent",
+        "ends with the layout",
+    ),
+    "old server": (lambda facts: replace(facts, server_version="v1.26.3"), "versions", Status.FAIL, "1.27", "upgrade"),
+    "skew": (on_a(kubelet_version="v1.32.0"), "versions", Status.FAIL, "v1.32.0", "3 minor"),
+    "newer kubelet": (on_a(kubelet_version="v1.37.0"), "versions", Status.FAIL, "v1.37.0", "none newer"),
+    "failed layout": (
+        with_labels(nvidia_com__mig_config_state="failed", tranche_dev__mig_config_reason="LayoutUnknown"), "layout",
+        Status.FAIL, "failed (LayoutUnknown)", "ConfigMap",
+    ),
+    "unanswered": (with_labels(nvidia_com__mig_config_state=""), "layout", Status.FAIL, "no agent has answered", "migManager"),
+    "pending": (pending_since(3), "layout", Status.WARN, "pending for 3 min (GpuBusy): waits for x", "drain"),
+    "pending for long": (pending_since(30), "layout", Status.FAIL, "pending for 30 min", "drain"),
+    "layouts": (
+        agents_with(layouts="version: v1\nmig-configs: {x: [{devices: all}]}"), "layouts", Status.FAIL, "tranche-layouts",
+        "config.yaml",
+    ),
+    "unhealthy": (
+        on_a(allocatable={"nvidia.com/mig-1g.5gb": 49, "nvidia.com/gpu": 0}), "resources", Status.FAIL, "7 of 56",
+        "involvedObject.name=a",
+    ),
+    "too few": (
+        on_a(capacity={"nvidia.com/mig-1g.5gb": 55}, allocatable={"nvidia.com/mig-1g.5gb": 55}), "resources", Status.WARN,
+        "count 56 nvidia.com/mig-1g.5gb, and the kubelet 55", "registration",
+    ),
+    "nothing": (
+        on_a(capacity={}, allocatable={}, labels={"tranche.dev/gpu": "true"}), "resources", Status.WARN, "offers no GPU",
+        "strategy",
+    ),
+    "manager": (
+        beside("NVIDIA's MIG manager", "mig-manager", "a"), "neighbours", Status.FAIL, "undo the other's cuts",
+        "migManager.enabled=false",
+    ),
+    "plugin": (beside("HAMi", "device-plugin", "a"), "neighbours", Status.FAIL, "HAMi", "devicePlugin.enabled=false"),
+    "labels": (beside("gfd", "feature-labels", "a"), "neighbours", Status.WARN, "overwrites", "featureLabels"),
+    "bottlerocket": (on_a(os_image="Bottlerocket OS 1.50"), "neighbours", Status.WARN, "at boot", "nodeSelector"),
+    "rights": (
+        agents_with(lacking=("patch nodes", "create events in default")), "rights", Status.FAIL, "may not: patch nodes",
+        "rbac.create",
+    ),
+    "events": (agents_with(lacking=("create events in default",)), "rights", Status.WARN, "record events", "Role"),
+    "no policy": (
+        lambda facts: replace(facts, policies=frozenset()), "policies", Status.WARN, "tranche-agent-own-node",
+        "admissionPolicy",
+    ),
+    "no binding": (
+        lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "with a binding", "admissionPolicy",
+    ),
+    "no policies": (lambda facts: replace(facts, policies=None), "policies", Status.WARN, "has no Validating", "1.30"),
+    "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_with_what_to_do(fault: str) -> None:
+    change, check, status, text, hint = FAULTS[fault]
+    about = [each for each in wrong(change(HEALTHY)) if each.check == check and text in each.text]
+    assert about, [each.text for each in wrong(change(HEALTHY))]
+    assert [(each.status, hint in each.hint) for each in about] == [(status, True)] * len(about)
+
+
+def test_a_fault_of_one_node_names_that_node_and_its_pod() -> None:
+    (crash,) = wrong(pod_a(ready=False, waiting="CrashLoopBackOff")(HEALTHY))
+    assert (crash.nodes, crash.pods) == (("a",), ("tranche-system/agent-a",))
+    (cordon,) = wrong(on_a(unschedulable=True)(HEALTHY))
+    assert cordon.nodes == ("a",)
+
+
+def test_a_neighbour_is_no_conflict_where_the_agent_leaves_the_part_to_it_or_is_not_there() -> None:
+    plugin = beside("NVIDIA's device plugin", "device-plugin", "a")
+    assert wrong(plugin(daemon_set(arguments=("--without=device-plugin",))(HEALTHY))) == []
+    assert wrong(beside("NVIDIA's device plugin", "device-plugin", "plain")(HEALTHY)) == []
+
+
+def test_under_single_the_label_counts_what_the_kubelet_calls_gpus() -> None:
+    labels = {"tranche.dev/gpu": "true", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "56"}
+    right = on_a(labels=labels, capacity={"nvidia.com/gpu": 56}, allocatable={"nvidia.com/gpu": 56})
+    assert wrong(right(HEALTHY)) == []
+    (few,) = wrong(on_a(labels=labels, capacity={"nvidia.com/gpu": 8}, allocatable={"nvidia.com/gpu": 8})(HEALTHY))
+    assert "count 56 nvidia.com/gpu, and the kubelet 8" in few.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "has"),
+    [
+        ("p4d.24xlarge", True), ("p6-b200.48xlarge", True), ("g5.12xlarge", True), ("g4dn.xlarge", True),
+        ("g4ad.xlarge", False), ("m7i.large", False), ("p4d", False), ("gr6.4xlarge", False),
+    ],
+)  # fmt: skip
+def test_gpus_by_instance_type(kind: str, has: bool) -> None:
+    assert bool(why_gpu(SurveyedNode("n", {"node.kubernetes.io/instance-type": kind}))) is has
+
+
+def test_a_label_that_says_no_is_no_gpu() -> None:
+    assert why_gpu(SurveyedNode("n", {"nvidia.com/gpu.present": "false"})) == ""
+    assert why_gpu(SurveyedNode("n", capacity={"nvidia.com/gpu": 0})) == ""
+    assert why_gpu(SurveyedNode("n", capacity={"nvidia.com/gpu": 2})) == "capacity nvidia.com/gpu"
+
+
+def test_programs_are_known_by_what_they_run() -> None:
+    assert is_agent(AGENT)
+    assert is_agent(DaemonSetFacts("x", "y", images=("registry:5000/team/tranche-agent@sha256:1",)))
+    assert not is_agent(DaemonSetFacts("x", "y", images=("tranche-agent:1",), command=("tranche", "metrics")))
+    for name, image, command, part in (
+        ("nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.20.0", (), "device-plugin"),
+        (
+            "gpu-feature-discovery",
+            "nvcr.io/nvidia/k8s-device-plugin:v0.20.0",
+            ("gpu-feature-discovery",),
+            "feature-labels",
+        ),
+        ("nvidia-mig-manager", "nvcr.io/nvidia/gpu-operator:v26", (), "mig-manager"),
+        ("a", "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.12", (), "mig-manager"),
+        ("b", "mirror/x:1", ("nvidia-device-plugin",), "device-plugin"),
+    ):
+        product = known_product(DaemonSetFacts("ns", name, images=(image,), command=command))
+        assert product is not None, name
+        assert product.part == part, name
+    assert known_product(DaemonSetFacts("ns", "fluentd", images=("fluentd:1",))) is None

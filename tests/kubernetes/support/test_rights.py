@@ -1,0 +1,46 @@
+"""The rights that doctor asks for are those that the chart grants, no less and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from release.chart import KubeObject, render
+
+from tranche.kubernetes.support.decoding import decode_daemon_set
+from tranche.kubernetes.support.rights import Right, needed_rights
+
+pytestmark = pytest.mark.helm
+
+PLUGIN_CONFIG = {"config": {"name": "strategies"}}
+
+
+def granted(objects: list[KubeObject]) -> set[Right]:
+    rights = set()
+    for item in objects:
+        namespace = item["metadata"].get("namespace", "") if item["kind"] == "Role" else ""
+        for rule in item.get("rules", ()):
+            for resource in rule["resources"]:
+                kind, _, subresource = resource.partition("/")
+                for verb in rule["verbs"]:
+                    for name in rule.get("resourceNames") or ("",):
+                        rights.add(Right(verb, kind, subresource, namespace, name, rule["apiGroups"][0]))
+    return rights
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"migManager": {"inUse": "drain", "config": {"name": "mine"}}},
+        {"migManager": {"enabled": False}},
+        {"migManager": {"enabled": False}, "featureLabels": {"enabled": False}},
+        PLUGIN_CONFIG,
+        {"rollout": {"maxUnavailable": None}},
+    ],
+    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget"],
+)
+def test_what_an_agent_needs_is_what_the_chart_grants(values: dict[str, Any]) -> None:
+    objects = render(values)
+    (daemon_set,) = (item for item in objects if item["kind"] == "DaemonSet")
+    assert set(needed_rights(decode_daemon_set(daemon_set))) == granted(objects)

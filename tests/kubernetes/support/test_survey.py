@@ -1,0 +1,133 @@
+"""A survey of a cluster: what it asks, that it changes nothing, and what it makes of refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
+from tranche.core.errors import KubernetesForbidden
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.support.facts import ClusterFacts
+from tranche.kubernetes.support.rights import REVIEWS
+from tranche.kubernetes.support.survey import survey
+
+FORBIDDEN = (403, {"message": "no"})
+POLICIES = ("/validatingadmissionpolicies", "/validatingadmissionpolicybindings")
+
+
+def daemon_set(namespace: str, name: str, image: str, *command: str, **spec: Any) -> dict[str, Any]:
+    container = {"image": image, "command": list(command), "args": spec.pop("args", [])}
+    pod_spec = {"containers": [container], "serviceAccountName": "agent", **spec}
+    return {
+        "metadata": {"namespace": namespace, "name": name, "labels": {"app.kubernetes.io/version": "0.1.0"}},
+        "spec": {"selector": {"matchLabels": {"app": name}}, "template": {"spec": pod_spec}},
+        "status": {"desiredNumberScheduled": 1},
+    }
+
+
+def cluster(server: FakeApiServer) -> None:
+    """One node, an agent that is not ready, and NVIDIA's device plugin."""
+    server.put("/api/v1/nodes/n1", {"status": {"capacity": {"nvidia.com/gpu": "1k", "cpu": "8"}}})
+    agent = daemon_set("sys", "agent", "tranche-agent:1", "tranche", "agent", args=["--in-use=drain", "--layouts=mine"])
+    plugin = daemon_set("kube-system", "nvidia-device-plugin-daemonset", "nvidia/k8s-device-plugin:1")
+    server.refusals |= {
+        ("GET", "/version"): (200, {"gitVersion": "v1.36.0"}),
+        ("GET", "/daemonsets"): (200, {"items": [agent, plugin]}),
+        ("POST", REVIEWS): (201, {"status": {"allowed": False}}),
+        **{
+            ("GET", path): (200, {"items": [ours("tranche-agent-own-node"), {"metadata": {"name": "x"}}]})
+            for path in POLICIES
+        },
+        ("GET", "/proxy/readyz"): (503, {"ready": False, "components": {"inventory": "no kubelet"}}),
+    }
+    pod = {
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]},
+    }
+    for path, app in (("sys/pods/agent-1", "agent"), ("kube-system/pods/plugin-1", "nvidia-device-plugin-daemonset")):
+        server.put(f"/api/v1/namespaces/{path}", {**pod, "metadata": {"labels": {"app": app}}})
+    server.put("/api/v1/namespaces/sys/configmaps/mine", {"data": {"config.yaml": "version: v1\n"}})
+
+
+def ours(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"helm.sh/chart": "tranche-0.1.0"}}}
+
+
+async def _surveyed(**refusals: tuple[int, dict[str, Any]]) -> tuple[ClusterFacts, list[Seen]]:
+    async with api_server() as server:
+        cluster(server)
+        server.refusals |= {("GET", f"/{end}"): answer for end, answer in refusals.items()}
+        connection = ApiConnection(ApiServer(server.url))
+        try:
+            return await survey(connection), server.requests
+        finally:
+            await connection.close()
+
+
+def surveyed(**refusals: tuple[int, dict[str, Any]]) -> tuple[ClusterFacts, list[Seen]]:
+    return asyncio.run(_surveyed(**refusals))
+
+
+def test_it_finds_agents_neighbours_policies_and_what_agents_say() -> None:
+    facts, _ = surveyed()
+    (agents,) = facts.agents
+    assert facts.nodes[0].capacity == {"nvidia.com/gpu": 1000}
+    assert (agents.daemon_set.name, agents.layouts) == ("agent", "version: v1\n")
+    assert [(str(pod), pod.node, pod.ready_page) for pod in agents.pods] == [
+        ("sys/agent-1", "n1", {"inventory": "no kubelet"})
+    ]
+    assert agents.lacking is not None
+    assert {"create pods/eviction", "patch nodes/status", "watch configmaps mine in sys"} <= set(agents.lacking)
+    ((other,), policies) = facts.others, facts.policies
+    assert (other.product, other.nodes) == ("NVIDIA's device plugin", ("n1",))
+    assert policies == facts.bindings == frozenset({"tranche-agent-own-node"})
+    assert facts.unread == {}
+
+
+def test_it_only_reads() -> None:
+    _, requests = surveyed()
+    assert {seen.method for seen in requests} == {"GET", "POST"}
+    assert {seen.path for seen in requests if seen.method == "POST"} == {REVIEWS}
+
+
+def test_what_may_not_be_read_is_named_and_the_rest_is_seen() -> None:
+    facts, _ = surveyed(daemonsets=FORBIDDEN, validatingadmissionpolicies=FORBIDDEN)
+    assert facts.agents == ()
+    assert [each.name for each in facts.nodes] == ["n1"]
+    assert set(facts.unread) == {"DaemonSets", "admission policies"}
+
+
+def test_an_api_server_without_admission_policies_is_no_error() -> None:
+    absent = (404, {"message": "not found"})
+    facts, _ = surveyed(validatingadmissionpolicies=absent, validatingadmissionpolicybindings=absent)
+    assert (facts.policies, facts.bindings, facts.unread) == (None, None, {})
+
+
+def test_who_may_not_list_nodes_is_told_so() -> None:
+    with pytest.raises(KubernetesForbidden, match="list nodes"):
+        surveyed(nodes=FORBIDDEN)
+
+
+def test_a_long_list_is_read_in_pieces() -> None:
+    async def pieces() -> tuple[ClusterFacts, list[Seen]]:
+        async with api_server() as server:
+            cluster(server)
+            first = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "more"}}
+            server.failures = [
+                (200, {"gitVersion": "v1"}),
+                (200, first),
+                (200, {"items": [{"metadata": {"name": "b"}}]}),
+            ]
+            connection = ApiConnection(ApiServer(server.url))
+            try:
+                return await survey(connection), server.requests
+            finally:
+                await connection.close()
+
+    facts, requests = asyncio.run(pieces())
+    assert [node.name for node in facts.nodes] == ["a", "b"]
+    assert requests[2].query["continue"] == "more"
