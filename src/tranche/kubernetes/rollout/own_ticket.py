@@ -60,6 +60,7 @@ class OwnTicket:
         self._random = random
         self._sleep = sleep
         self._newest = 0  # the version that this node has seen last; what a watch tells of older ones is past
+        self._sure = False  # whether every request about it was answered; else it may be another one than the one known
         self._wish: Wish | None = None
         self._to_move = asyncio.Event()
 
@@ -90,6 +91,7 @@ class OwnTicket:
     async def _read(self) -> None:
         lease = await self._leases.get(ticket_name(self._me.node))
         self._know(None if lease is None else read_ticket(lease))
+        self._sure = True
 
     def _know(self, ticket: Ticket | None) -> None:
         if ticket is not None:
@@ -101,7 +103,8 @@ class OwnTicket:
             try:
                 return await action()
             except TrancheError as error:
-                _log.info("rollout", extra={"reason": error.reason, "error": str(error)})
+                self._sure = False
+                _log.info("ticket not kept", extra={"reason": error.reason, "error": str(error)})
                 await self._sleep(_PAUSE_SECONDS * (1 + self._random()))
 
     async def _keep(self) -> None:
@@ -113,6 +116,8 @@ class OwnTicket:
     async def _move(self) -> None:
         if self._wish is None:
             return
+        if not self._sure:
+            await self._read()
         if self._wish.standing is Standing.WANTED and self.ticket is None:
             await self._sleep(self._random() * await self._spread())
         move, ticket = next_ticket(self._me.node, self.ticket, self._wish)
@@ -144,12 +149,12 @@ class OwnTicket:
                         break
 
     def _heard(self, lease: Lease | None) -> None:
-        if lease is not None and version_number(lease) <= self._newest:
-            return
-        ticket = None if lease is None else read_ticket(lease)
-        if ticket != self.ticket:
+        if lease is None:
+            # It may be about an earlier ticket, which is gone for long; the next move asks what there is now.
+            self._sure = self.ticket is None
+        elif version_number(lease) > self._newest and (ticket := read_ticket(lease)) != self.ticket:
             self._know(ticket)
-            self._to_move.set()
+        self._to_move.set()
 
     async def _renew(self) -> None:
         """Say now and then that this node is still there."""

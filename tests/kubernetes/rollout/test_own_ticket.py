@@ -1,0 +1,109 @@
+"""A node's own ticket, when answers are lost or late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from tests.kubernetes.fake_api_server import FakeApiServer, api_server
+from tests.kubernetes.waiting import until
+from tranche.core.errors import KubernetesUnavailable
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.rollout.own_ticket import Me, OwnTicket
+from tranche.kubernetes.rollout.ticket import ticket_name
+from tranche.kubernetes.rollout.turn import Standing, Wish
+
+PATH = f"/apis/coordination.k8s.io/v1/namespaces/tranche/leases/{ticket_name('n1')}"
+WANTED, DONE = Wish(Standing.WANTED, "l", "d"), Wish(Standing.DONE)
+
+
+class UnluckyClient(LeaseClient):
+    """Loses its first answer to `create`; tells once, late, of the deletion of an earlier ticket when `late` is set."""
+
+    lose = False
+    late: asyncio.Event
+
+    async def create(self, lease: Lease) -> Lease | None:
+        made = await super().create(lease)
+        if self.lose:
+            self.lose = False
+            raise KubernetesUnavailable("the answer was lost")
+        return made
+
+    async def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
+        versions = super().watch(name)
+        yield await anext(versions)
+        await self.late.wait()
+        yield None
+        async for version in versions:
+            yield version
+
+
+@asynccontextmanager
+async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTicket]]:
+    async with api_server() as server, asyncio.timeout(60):
+        connection = ApiConnection(ApiServer(server.url))
+        client = UnluckyClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        client.late = asyncio.Event()
+
+        async def at_once() -> float:
+            return 0.0
+
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(seconds / 1000)
+
+        loop = asyncio.get_running_loop()
+        own = OwnTicket(client, Me("n1", lambda: "u1"), at_once, clock=loop.time, random=lambda: 0.0, sleep=sleep)
+        task = asyncio.create_task(own.run())
+        try:
+            yield server, client, own
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await connection.close()
+
+
+def test_a_ticket_whose_making_was_not_answered_is_found_and_taken_away() -> None:
+    async def run() -> None:
+        async with unlucky() as (server, client, own):
+            client.lose = True
+            own.wish(WANTED)
+            await until(lambda: PATH in server.objects)
+            own.wish(DONE)
+            await until(lambda: PATH not in server.objects)
+            await until(lambda: not own.waits)
+
+    asyncio.run(run())
+
+
+def test_late_news_of_an_earlier_tickets_end_does_not_hide_the_present_one() -> None:
+    async def run() -> None:
+        async with unlucky() as (server, client, own):
+            own.wish(WANTED)
+            await until(lambda: own.waits and len(server.lists()) > 1)
+            client.late.set()
+            own.wish(DONE)
+            await until(lambda: PATH not in server.objects)
+            own.wish(WANTED)
+            await until(lambda: own.waits)
+
+    asyncio.run(run())
+
+
+def test_a_ticket_that_somebody_else_removed_is_made_anew() -> None:
+    async def run() -> None:
+        async with unlucky() as (server, client, own):
+            client.late.set()
+            own.wish(WANTED)
+            await until(lambda: own.waits and bool(server.watches()))
+            first = server.objects[PATH]["metadata"]["creationTimestamp"]
+            server.delete(PATH)
+            await until(
+                lambda: PATH in server.objects and server.objects[PATH]["metadata"]["creationTimestamp"] != first
+            )
+
+    asyncio.run(run())
