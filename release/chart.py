@@ -32,7 +32,7 @@ def render(
     apis: Sequence[str] = (),
     chart: Path = CHART,
 ) -> list[KubeObject]:
-    """The chart's objects under these values and those of `files`, for a cluster of that version with those further APIs.
+    """The chart's objects, hooks included, under these values and those of `files`, for a cluster of that version and those APIs.
 
     Raises:
         ReleaseError: the chart refuses the values, in Helm's words.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from release.chart import CHART, NAMESPACE, cases, render
@@ -13,12 +14,12 @@ from release.kubernetes_schemas import VERSIONS, objections
 _WITHOUT_ADMISSION_POLICY = ("1.27.0", "1.28.0", "1.29.0")
 
 
-def problems(chart: Path = CHART) -> list[str]:
-    """Helm's own objections, and those of Kubernetes' schemas."""
+def problems(chart: Path = CHART, versions: Sequence[str] = VERSIONS) -> list[str]:
+    """Helm's own objections, and those of the schemas of these releases of Kubernetes."""
     found = []
     for name, file in cases(chart).items():
         found += [f"values {name}: {line}" for line in _lint(chart, file)]
-        for version in VERSIONS:
+        for version in versions:
             old = {"admissionPolicy": {"enabled": False}} if version in _WITHOUT_ADMISSION_POLICY else {}
             try:
                 objects = render(old, files=(file,), kubernetes=version, chart=chart)

@@ -170,6 +170,10 @@ class FakeApiServer:
             self.put(path, seen.body)
             return 201, self.objects[path]
         path = seen.path.removesuffix("/status")
+        if seen.method == "DELETE" and not _names_an_object(path):
+            for key in [key for key, content in self.objects.items() if _matches(seen, key, content)]:
+                self.delete(key)
+            return 200, {"kind": "Status", "status": "Success"}
         if seen.method == "GET" and path not in self.objects and not _names_an_object(path):
             found = [content for key, content in sorted(self.objects.items()) if _matches(seen, key, content)]
             return 200, {"items": found, "metadata": {"resourceVersion": str(self.version)}}
@@ -219,14 +223,16 @@ def _matches(seen: Seen, path: str, content: Json) -> bool:
 
 
 def _labelled(content: Json, selector: str) -> bool:
-    key, _, value = selector.partition("=")
-    return bool(content["metadata"].get("labels", {}).get(key) == value)
+    key, given, value = selector.partition("=")
+    labels = content["metadata"].get("labels", {})
+    return key in labels and (not given or bool(labels[key] == value))
 
 
 def _patched(before: Any, patch: Any, *, strategic: bool) -> Any:
     if isinstance(patch, list) and strategic:
         by_type = {item["type"]: item for item in before or ()}
-        return [*{**by_type, **{item["type"]: item for item in patch}}.values()]
+        merged = {**by_type, **{item["type"]: item for item in patch}}
+        return [item for item in merged.values() if item.get("$patch") != "delete"]
     if not isinstance(patch, dict):
         return patch
     result = dict(before) if isinstance(before, dict) else {}

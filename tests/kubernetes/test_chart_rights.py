@@ -15,13 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from release.chart import NAMESPACE, KubeObject, Values, cases, render
 
+from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tests.kubernetes.waiting import patiently, until
 from tests.strategies import node_views
 from tranche.cli import agent
+from tranche.cli.main import root as command_line
 from tranche.core.allocation import NodeView
 from tranche.hardware.host_facts import HostFacts
 from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.cluster_client import ClusterClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
@@ -132,21 +135,23 @@ def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:
     assert bound == roles
 
 
-def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
-    def granted(*roles: dict[str, Any]) -> set[tuple[str, str, str]]:
-        return {
-            (role["metadata"].get("namespace", ""), resource, verb)
-            for role in roles
-            for rule in role["rules"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
+def granted(*roles: KubeObject) -> set[tuple[str, str, str]]:
+    """Namespace ("" for the cluster), resource and verb."""
+    return {
+        (role["metadata"].get("namespace", ""), resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
+
+def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
     always = granted(*objects("ClusterRole"), *objects("Role"))
     draining = granted(*objects("ClusterRole", **DRAINING), *objects("Role", **DRAINING))
     assert draining - always == {("", "pods/eviction", "create")}
     assert draining == asyncio.run(_used_by_the_client())
-    unlimited = {each for each in always if each[1] in ("leases", "daemonsets")}
+    unlimited = {each for each in always if each[1] == "leases"}
     without_manager = {"migManager": {"enabled": False}}
     offering = granted(*objects("ClusterRole", **without_manager), *objects("Role", **without_manager))
     assert always - offering == {
@@ -255,6 +260,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url))
         client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        cluster = ClusterClient(connection)
         server.put("/api/v1/nodes/n", {})
         server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
         server.put("/apis/apps/v1/namespaces/tranche-system/daemonsets/tranche-agent", {})
@@ -264,6 +270,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "patch_node_metadata": lambda: client.patch_node_metadata("n", labels={"a": "b"}),
             "set_unschedulable": lambda: client.set_unschedulable("n", True),
             "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
+            "daemon_set": lambda: cluster.daemon_set("tranche-system", "tranche-agent"),
             "create_node_event": lambda: client.create_node_event(KubeNode("n"), Severity.NORMAL, "A", "b"),
             "list_pods_on_node": lambda: client.list_pods_on_node("n"),
             "watch_pods_on_node": lambda: _followed(server, client.watch_pods_on_node("n")),
@@ -272,7 +279,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "watch_config_map": lambda: _followed(server, client.watch_config_map("tranche-system", "c")),
             "daemon_set_size": lambda: client.daemon_set_size("tranche-system", "tranche-agent"),
         }
-        assert set(calls) == {name for name in vars(KubeApi) if not name.startswith("_")}
+        assert set(calls) - {"daemon_set"} == {name for name in vars(KubeApi) if not name.startswith("_")}
         leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC), random=lambda: 0.0)
         lease = Lease("l")
         of_leases: dict[str, Callable[[], Awaitable[object]]] = {
@@ -289,6 +296,37 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             await patiently(call())
         await connection.close()
         return {_right(seen) for seen in server.requests}
+
+
+def test_the_job_that_ends_the_agents_has_the_rights_that_it_uses_and_no_more(tmp_path: Path) -> None:
+    made = [item for item in render() if "helm.sh/hook" in item["metadata"].get("annotations", {})]
+    assert {item["metadata"]["annotations"]["helm.sh/hook"] for item in made} == {"pre-delete"}
+    assert not any(
+        "hook" in str(item["metadata"].get("annotations")) for item in render({"cleanup": {"enabled": False}})
+    )
+    allowed = granted(*(item for item in made if item["kind"].endswith("Role")))
+    (job,) = [item for item in made if item["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "volumes" not in pod
+
+    async def used() -> set[tuple[str, str, str]]:
+        async with api_server() as server:
+            conditions = [{"type": "MigLayoutApplied", "status": "True"}]
+            cordoned = {"annotations": {CORDON_ANNOTATION: "true"}}
+            server.put("/api/v1/nodes/n", {"metadata": cordoned, "spec": {"unschedulable": True}})
+            server.objects["/api/v1/nodes/n"]["status"] = {"conditions": conditions}
+            server.put(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/tranche-agent", {})
+            arguments = ["leave", *container["args"], f"--kubeconfig={kubeconfig_in(tmp_path, server.url)}"]
+            await patiently(asyncio.to_thread(command_line, arguments, standalone_mode=False))
+            return {_right(seen) for seen in server.requests}
+
+    # Of the namespace, the list of pods is the only right that is not about one object; _right gives it for the cluster.
+    assert {("" if resource == "pods" else space, resource, verb) for space, resource, verb in allowed} == asyncio.run(
+        used()
+    )
 
 
 async def _followed(server: FakeApiServer, watch: AsyncIterator[object]) -> None:
@@ -310,6 +348,8 @@ def _right(seen: Seen) -> tuple[str, str, str]:
     verb = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}.get(
         seen.method, "get" if len(words) == 2 else "list"
     )
+    if verb == "delete" and len(words) == 1:
+        verb = "deletecollection"
     return "" if resource.startswith("pods") else namespace, resource, "watch" if "watch" in seen.query else verb
 
 

@@ -44,6 +44,8 @@ def _agent(context: click.Context, **values: Any) -> None:
         period=values["refresh_seconds"],
         plugin=plugin_settings(values, os.environ),
         metrics=_metrics(values),
+        daemon_set=values["daemon_set"],
+        cdi_folder=values["cdi_folder"],
     )
     if "mig-manager" not in values["without"]:
         _refuse_to_stop_host_services(os.environ)

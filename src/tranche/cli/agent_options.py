@@ -30,6 +30,14 @@ AGENT_OPTIONS = (
         ["--namespace"], metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where ConfigMaps are looked for."
     ),
     click.Option(
+        ["--daemon-set"],
+        metavar="NAME",
+        envvar="TRANCHE_DAEMON_SET",
+        default="tranche-agent",
+        show_default=True,
+        help="The agents' DaemonSet: how many nodes there are; when it is deleted, CDI specifications go with the agents.",
+    ),
+    click.Option(
         ["--pod-resources-socket"],
         metavar="FILE",
         type=click.Path(path_type=Path),
@@ -115,14 +123,6 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_MAX_UNAVAILABLE",
             default="",
             help="How many nodes may change their layout at once, a number or a part of all; else as many as are told to.",
-        ),
-        click.Option(
-            ["--daemon-set"],
-            metavar="NAME",
-            envvar="TRANCHE_DAEMON_SET",
-            default="tranche-agent",
-            show_default=True,
-            help="The agents' DaemonSet, for how many nodes there are.",
         ),
     ),
     "feature-labels": (),

@@ -31,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("tranche.cli.explain", "Why a request waits, and what would help"),
     "gpus": ("tranche.cli.gpus", "The GPUs, their slices and what is free"),
     "layout": ("tranche.cli.layout", "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore"),
+    "leave": ("tranche.cli.leave", "Take the agents off a Kubernetes cluster"),
     "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
     "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
     "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),

@@ -83,6 +83,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The agent's options, one a line. */}}
 {{- define "tranche.arguments" -}}
+- --daemon-set={{ include "tranche.fullname" . }}
 {{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels }}
 {{- if not $values.enabled }}
 - --without={{ $part }}
@@ -90,7 +91,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- if include "tranche.rollout" . }}
 - --max-unavailable={{ .Values.rollout.maxUnavailable }}
-- --daemon-set={{ include "tranche.fullname" . }}
 {{- end }}
 {{- if ne (int .Values.healthPort) 9440 }}
 - --health-port={{ .Values.healthPort }}

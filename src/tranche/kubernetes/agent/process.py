@@ -19,6 +19,7 @@ from pathlib import Path
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.agent.health_server import HealthServer
+from tranche.kubernetes.agent.leaving import is_deleted, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.agent.state_folder import StateFolder
@@ -53,9 +54,11 @@ Part = Callable[[NodeServices, ConfigSource], Component]
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """How one agent is set up. `namespace` "" means the one that the way to the API server names; `period` is in seconds.
+    """How one agent is set up.
 
-    `metrics` is None when none are served.
+    `namespace` "" means the one that the way to the API server names; `period` is in seconds. `daemon_set` is the one that runs
+    the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder`. `metrics` is None when none are
+    served.
     """
 
     node_name: str
@@ -67,6 +70,8 @@ class AgentOptions:
     period: float
     plugin: StartSettings
     metrics: MetricsSettings | None
+    daemon_set: str = "tranche-agent"
+    cdi_folder: Path = Path("/var/run/cdi")
 
 
 def run_agent(
@@ -160,7 +165,11 @@ async def _serve(
         inventory.keep_marks()
         for task in (running, *ends):
             task.cancel()
+        leaving = asyncio.create_task(is_deleted(connection, namespace, options.daemon_set))
         await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
+        if await leaving:
+            _log.info("leaving for good", extra={"daemon_set": options.daemon_set})
+            take_files_along(options.cdi_folder)
         _end_threads(threads, 1 if state_folder.lost.is_set() else 0)
     await connection.close()
     if state_folder.lost.is_set():

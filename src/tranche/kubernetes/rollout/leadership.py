@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.rollout.ticket import TICKET_LABEL
 
 LEADER_LEASE = "tranche-rollout"
 LEASE_SECONDS = 15
@@ -47,7 +48,9 @@ class Leadership:
         began = self._clock()
         lease = await self._leases.get(LEADER_LEASE)
         if lease is None:
-            return self._took(await self._leases.create(Lease(LEADER_LEASE, self._me, LEASE_SECONDS)), began)
+            return self._took(
+                await self._leases.create(Lease(LEADER_LEASE, self._me, LEASE_SECONDS, {TICKET_LABEL: "leader"})), began
+            )
         self.news = _read_news(lease.annotations)
         if lease.version != self._seen[0]:
             self._seen = (lease.version, began)

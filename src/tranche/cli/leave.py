@@ -1,0 +1,58 @@
+"""`tranche leave`: take the agents off a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from tranche.cli.settings import TrancheCommand
+from tranche.core.errors import UsageError
+
+
+@click.command("leave", cls=TrancheCommand)
+@click.option("--kubeconfig", metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod.")
+@click.option(
+    "--namespace", metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where the agents run; else tranche-system."
+)
+@click.option(
+    "--daemon-set", metavar="NAME", default="tranche-agent", show_default=True, help="The DaemonSet that runs them."
+)
+@click.option(
+    "--without",
+    type=click.Choice(("mig-manager", "feature-labels")),
+    multiple=True,
+    help="Leave what this part writes: another program does its work.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="For how many seconds to wait for the agents to end.",
+)
+def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tuple[str, ...], patience: float) -> None:
+    """Take the agents off a Kubernetes cluster: delete their DaemonSet, and take back what they have written on the nodes.
+
+    `helm uninstall` runs it as a job before it deletes the rest. Labels, annotations and the condition of the agents go; what
+    people have set stays, such as nvidia.com/mig.config. Running pods keep their slices, and the GPUs stay as they are cut.
+    What is done is said on stderr, a line for each node.
+    """
+    try:
+        from tranche.kubernetes.agent.leaving import leave
+        from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"'tranche leave' needs the Python package '{error.name}', which is not installed",
+            hint="install Tranche with its extra: tranche[kubernetes]",
+        ) from error
+    parts = {MIG_MANAGER, FEATURE_LABELS} - set(without)
+    leave(
+        kubeconfig,
+        os.environ,
+        namespace or "tranche-system",
+        daemon_set,
+        parts,
+        patience,
+        lambda line: click.echo(line, err=True),
+    )

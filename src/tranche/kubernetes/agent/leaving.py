@@ -1,0 +1,119 @@
+"""Taking the agents off a cluster for good: ends them, then takes back what they have written on the nodes.
+
+An agent cannot tell an uninstallation from an upgrade by the signal that ends it, and has no rights left when it is over. So
+the agents' DaemonSet is deleted first, while everything else is still there; an agent whose DaemonSet is deleted takes its files
+along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tranche.core.errors import KubernetesNotFound, TrancheError
+from tranche.hardware.cdi import CdiSpec, write_spec
+from tranche.hardware.nodes import ContainerEdits
+from tranche.kubernetes.agent.traces import cleaning, is_marked
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.cluster_client import ClusterClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.device_plugin.allocate import CDI_KIND
+from tranche.kubernetes.rollout.ticket import TICKET_LABEL
+
+_LOOK_SECONDS = 0.5
+_ASK_SECONDS = 1.0
+
+Say = Callable[[str], None]
+
+
+def leave(
+    kubeconfig: str | None,
+    environ: Mapping[str, str],
+    namespace: str,
+    daemon_set: str,
+    parts: Collection[str],
+    patience: float,
+    say: Say,
+) -> None:
+    """Take the agents of that DaemonSet off the cluster.
+
+    Waits `patience` seconds for the agents to end; those of nodes that do not answer never do, and their nodes are cleaned, too.
+    Raises KubeconfigInvalid when no API server is known, and what `KubeApi` says.
+    """
+
+    async def run() -> None:
+        server = find_api_server(kubeconfig, environ)
+        connection = ApiConnection(server)
+        try:
+            cluster = ClusterClient(connection)
+            client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+            nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
+            await cluster.delete_leases(namespace, TICKET_LABEL)
+            nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
+            for name in sorted(nodes):
+                await _clean(cluster, client, name, parts, say)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+
+
+async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patience: float, say: Say) -> set[str]:
+    """Delete the DaemonSet and wait for its pods; the nodes that they ran on."""
+    found = await cluster.daemon_set(namespace, name)
+    if found is None:
+        say(f"there is no DaemonSet {namespace}/{name}")
+        return set()
+    pods = await cluster.nodes_of_pods(namespace, found.selector)
+    await cluster.delete_daemon_set(namespace, name)
+    left = pods
+    try:
+        async with asyncio.timeout(patience):
+            while left := await cluster.nodes_of_pods(namespace, found.selector):
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        nodes = ", ".join(sorted(set(left.values())))
+        say(f"these nodes still have an agent after {patience:.0f} s, whose files may stay there: {nodes}")
+    say(f"the agents of {len(set(pods.values()))} nodes have been told to end")
+    return {*pods.values(), *left.values()}
+
+
+async def _clean(cluster: ClusterClient, client: KubeClient, name: str, parts: Collection[str], say: Say) -> None:
+    try:
+        found = cleaning(await client.get_node(name), parts)
+        if found.uncordon:
+            await client.set_unschedulable(name, False)
+        if found.condition is not None:
+            await cluster.remove_node_condition(name, found.condition)
+        # Last: while an annotation is there, the node is known for one that is not clean yet.
+        if found.labels or found.annotations:
+            await client.patch_node_metadata(name, labels=found.labels, annotations=found.annotations)
+    except KubernetesNotFound:
+        return  # the node has left the cluster meanwhile
+    counts = f"{len(found.labels)} labels, {len(found.annotations)} annotations"
+    say(
+        f"node {name}: {counts}{' and a condition' if found.condition else ''} taken back"
+        if found
+        else f"node {name}: clean"
+    )
+
+
+async def is_deleted(connection: ApiConnection, namespace: str, daemon_set: str) -> bool:
+    """Whether that DaemonSet is being deleted; False when the API server does not say so within a second.
+
+    One that is not there has perhaps never been: this agent may run without.
+    """
+    try:
+        async with asyncio.timeout(_ASK_SECONDS):
+            found = await ClusterClient(connection).daemon_set(namespace, daemon_set)
+    except (TimeoutError, TrancheError):
+        return False
+    return found is not None and found.deleting
+
+
+def take_files_along(cdi_folder: Path) -> None:
+    """Remove what an agent leaves on its node for containers to come. Its state folder stays: it says who holds what."""
+    write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)

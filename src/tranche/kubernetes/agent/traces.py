@@ -1,0 +1,59 @@
+"""What agents have written on a node object, and how it is taken back when they leave the cluster for good."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.feature_labels.labels import changed_labels
+from tranche.kubernetes.mig_manager import operands
+from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
+from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NOTHING_ASKED
+
+MIG_MANAGER, FEATURE_LABELS = "mig-manager", "feature-labels"
+"""The parts of an agent that write on the node object."""
+
+_ANNOTATION_PREFIXES = (CLAIM_PREFIX, "tranche.dev/")
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """What takes the traces back: parts of a metadata patch, a condition to remove, and whether to uncordon."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    condition: str | None = None
+    uncordon: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.annotations or self.condition or self.uncordon)
+
+
+def is_marked(node: KubeNode) -> bool:
+    """Whether the node bears something that only an agent writes."""
+    return bool(_annotations(node)) or node.condition(CONDITION_TYPE) is not None
+
+
+def cleaning(node: KubeNode, parts: Collection[str]) -> Cleaning:
+    """How to take back what these parts of an agent have written on the node.
+
+    What people have set stays, such as the wanted layout. Paused operands run again; a cordon goes if it was an agent's.
+    """
+    labels = changed_labels(node.labels, {}, 0.0) if FEATURE_LABELS in parts else {}
+    if MIG_MANAGER not in parts:
+        return Cleaning(labels=labels)
+    labels |= {key: None for key in NOTHING_ASKED if key in node.labels}
+    if operands.paused_here(node):
+        labels |= operands.restore(node)
+    return Cleaning(
+        labels,
+        dict.fromkeys(_annotations(node)),
+        CONDITION_TYPE if node.condition(CONDITION_TYPE) is not None else None,
+        node.unschedulable and CORDON_ANNOTATION in node.annotations,
+    )
+
+
+def _annotations(node: KubeNode) -> list[str]:
+    return [key for key in node.annotations if key.startswith(_ANNOTATION_PREFIXES)]

@@ -1,0 +1,85 @@
+"""What is asked of a whole cluster instead of one node: the agents' DaemonSet, its pods, all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from tranche.core.errors import KubernetesNotFound
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import decode_node
+from tranche.kubernetes.api.objects import KubeNode
+
+_PAGE = "500"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSet:
+    """A DaemonSet: whether it is being deleted, and the labels that its pods have."""
+
+    name: str
+    deleting: bool = False
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+
+class ClusterClient:
+    """A few calls that concern more than one node. Each raises what `KubeApi` says."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def daemon_set(self, namespace: str, name: str) -> DaemonSet | None:
+        """The DaemonSet now; None when there is none of that name."""
+        answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", _daemon_set(namespace, name))
+        try:
+            raw = answer.accepted()
+        except KubernetesNotFound:
+            return None
+        selector = (raw.get("spec") or {}).get("selector") or {}
+        deleting = (raw.get("metadata") or {}).get("deletionTimestamp") is not None
+        return DaemonSet(name, deleting, selector.get("matchLabels") or {})
+
+    async def delete_daemon_set(self, namespace: str, name: str) -> None:
+        """Have it deleted, after its pods; nothing to do when there is none."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        what = f"delete DaemonSet {namespace}/{name}"
+        answer = await self._connection.ask(what, "DELETE", _daemon_set(namespace, name), options)
+        if answer.status != 404:
+            answer.accepted()
+
+    async def nodes_of_pods(self, namespace: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """The node of each pod that has the labels and is bound to one, by the pod's name."""
+        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in sorted(labels.items()))}
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        answer = await self._connection.ask(f"list the pods of {namespace}", "GET", path, query=query)
+        found = ((item["metadata"]["name"], item["spec"].get("nodeName")) for item in answer.accepted()["items"])
+        return {pod: node for pod, node in found if node}
+
+    async def delete_leases(self, namespace: str, label: str) -> None:
+        """Remove every lease that has the label, whatever its value."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        query = {"labelSelector": label}
+        (await self._connection.ask(f"remove the leases of {namespace}", "DELETE", path, query=query)).accepted()
+
+    async def nodes(self) -> AsyncIterator[KubeNode]:
+        """Every node."""
+        query = {"limit": _PAGE}
+        while True:
+            body = (await self._connection.ask("list the nodes", "GET", "/api/v1/nodes", query=query)).accepted()
+            for raw in body.get("items") or ():
+                yield decode_node(raw)
+            following = (body.get("metadata") or {}).get("continue")
+            if not following:
+                return
+            query = {"limit": _PAGE, "continue": following}
+
+    async def remove_node_condition(self, name: str, type_: str) -> None:
+        """Take one condition out of a node's status."""
+        patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
+        what, path = f"remove condition {type_} of node {name}", f"/api/v1/nodes/{name}/status"
+        content_type = "application/strategic-merge-patch+json"
+        (await self._connection.ask(what, "PATCH", path, patch, content_type=content_type)).accepted()
+
+
+def _daemon_set(namespace: str, name: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}"

@@ -1,0 +1,172 @@
+"""What agents leave behind when they are taken off a cluster for good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.test_agent import kubeconfig_in
+from tests.kubernetes.fake_api_server import FakeApiServer, api_server
+from tests.kubernetes.waiting import patiently, until
+from tests.strategies import node_views
+from tranche.core.allocation import NodeView
+from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
+from tranche.hardware.host_facts import HostFacts
+from tranche.hardware.nodes import ContainerEdits
+from tranche.kubernetes.agent.leaving import is_deleted, leave, take_files_along
+from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleaning, cleaning, is_marked
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.device_plugin.allocate import CDI_KIND
+from tranche.kubernetes.feature_labels.labels import feature_labels
+from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
+from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, MigState, Report
+from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.rollout.ticket import TICKET_LABEL
+
+BOTH = {MIG_MANAGER, FEATURE_LABELS}
+PEOPLES = {LAYOUT_LABEL: "all-1g.5gb", "tranche.dev/gpu": "true", "nvidia.com/gpu.present": "true", "zone": "a"}
+SET_NAMESPACE = "/apis/apps/v1/namespaces/tranche-system/daemonsets"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche-system/leases"
+PODS = "/api/v1/namespaces/tranche-system/pods"
+
+
+@given(st.sampled_from(MigStrategy), node_views(), st.sampled_from(list(MigState)), st.booleans())
+def test_all_that_an_agent_writes_is_taken_back_and_nothing_else(
+    strategy: MigStrategy, view: NodeView, state: MigState, cordoned: bool
+) -> None:
+    report = Report(state, "Reason", "")
+    features = feature_labels(view.node, strategy, HostFacts(product="p"))
+    states = {key: value for key, value in report.labels.items() if value is not None}
+    annotations = {ATTEMPT_ANNOTATION: "x", CLAIM_PREFIX + "0": "y", SINCE_ANNOTATION: "z", "example.com/mine": "1"}
+    if cordoned:
+        annotations[CORDON_ANNOTATION] = "true"
+    paused = {"nvidia.com/gpu.deploy.dcgm": PAUSED}
+    node = KubeNode(
+        "n",
+        labels={**PEOPLES, **features, **states, **paused},
+        annotations=annotations,
+        unschedulable=True,
+        conditions=(report.condition,),
+    )
+    assert is_marked(node)
+    found = cleaning(node, BOTH)
+    assert {key: value for key, value in node.labels.items() if key not in found.labels} == PEOPLES
+    assert {key for key, value in found.labels.items() if value is not None} == set(paused)
+    assert node.annotations.keys() - found.annotations.keys() == {"example.com/mine"}
+    assert found.condition == CONDITION_TYPE
+    assert found.uncordon is cordoned
+    only_features = cleaning(node, {FEATURE_LABELS})
+    assert set(only_features.labels) == {key for key in features if key not in PEOPLES}
+    assert only_features == Cleaning(labels=only_features.labels)
+
+
+def test_a_node_without_an_agent_bears_nothing() -> None:
+    node = KubeNode("n", labels={**PEOPLES, "nvidia.com/mig.config.state": "success"}, unschedulable=True)
+    assert not is_marked(node)
+    assert not cleaning(KubeNode("n", labels=PEOPLES, unschedulable=True), BOTH)
+
+
+def node(name: str, **labels: str) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": "True"}, {"type": CONDITION_TYPE, "status": "True"}]
+    return {"metadata": {"name": name, "labels": labels}, "status": {"conditions": conditions}}
+
+
+def cluster_of_two(server: FakeApiServer) -> None:
+    """An agent on `one`; `two` has had one; `foreign` has NVIDIA's labels."""
+    state = {"nvidia.com/mig.config.state": "success", "nvidia.com/gpu.count": "8", "zone": "a"}
+    for name in ("one", "two"):
+        server.put(f"/api/v1/nodes/{name}", node(name, **state))
+    server.put("/api/v1/nodes/foreign", {"metadata": {"name": "foreign", "labels": state}})
+    server.put(f"{SET_NAMESPACE}/tranche-agent", {"spec": {"selector": {"matchLabels": {"app": "agent"}}}})
+    server.put(f"{LEASES}/tranche-layout.one", {"metadata": {"labels": {TICKET_LABEL: "ticket"}}})
+    server.put(f"{LEASES}/others", {})
+    server.put(f"{PODS}/agent-1", {"metadata": {"labels": {"app": "agent"}}, "spec": {"nodeName": "one"}})
+
+
+async def leaving(server: FakeApiServer, folder: Path, patience: float = 60.0) -> list[str]:
+    said: list[str] = []
+    config = str(kubeconfig_in(folder, server.url))
+    ended = asyncio.to_thread(leave, config, {}, "tranche-system", "tranche-agent", BOTH, patience, said.append)
+    await patiently(ended)
+    return said
+
+
+def test_the_agents_end_before_the_nodes_are_cleaned(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            cluster_of_two(server)
+            running = asyncio.create_task(leaving(server, tmp_path))
+            await until(lambda: any(seen.method == "DELETE" for seen in server.requests))
+            assert not any(seen.method == "PATCH" for seen in server.requests)
+            server.delete(f"{PODS}/agent-1")
+            said = await patiently(running)
+            deletion, of_leases = [seen for seen in server.requests if seen.method == "DELETE"]
+            assert deletion.body["propagationPolicy"] == "Foreground"
+            assert of_leases.path == LEASES
+            assert [path for path in server.objects if path.startswith(LEASES)] == [f"{LEASES}/others"]
+            for name in ("one", "two"):
+                left = server.objects[f"/api/v1/nodes/{name}"]
+                assert left["metadata"]["labels"] == {"zone": "a"}
+                assert [condition["type"] for condition in left["status"]["conditions"]] == ["Ready"]
+                assert any(f"node {name}: 2 labels" in line for line in said)
+            assert "nvidia.com/gpu.count" in server.objects["/api/v1/nodes/foreign"]["metadata"]["labels"]
+            writes = len([seen for seen in server.requests if seen.method == "PATCH"])
+            await leaving(server, tmp_path)
+            assert len([seen for seen in server.requests if seen.method == "PATCH"]) == writes
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_does_not_end_is_named_and_its_node_cleaned(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            cluster_of_two(server)
+            said = await leaving(server, tmp_path, patience=0.1)
+            assert "these nodes still have an agent after 0 s, whose files may stay there: one" in said
+            assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
+
+    asyncio.run(run())
+
+
+def test_an_agent_knows_an_uninstallation_by_its_daemon_set() -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            connection = ApiConnection(ApiServer(server.url))
+
+            async def deleted() -> bool:
+                return await patiently(is_deleted(connection, "tranche-system", "tranche-agent"))
+
+            cluster_of_two(server)
+            assert not await deleted()
+            server.put(f"{SET_NAMESPACE}/tranche-agent", {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+            assert await deleted()
+            server.delete(f"{SET_NAMESPACE}/tranche-agent")
+            assert not await deleted()
+            server.put(f"{SET_NAMESPACE}/tranche-agent", {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+            for status in (403, 500):
+                server.failures.append((status, {"message": "no"}))
+                assert not await deleted()
+            await server.stop()
+            assert not await deleted()
+            await connection.close()
+            await server.start()
+
+    asyncio.run(run())
+
+
+def test_the_cdi_specification_goes_with_the_agent_and_no_other_file(tmp_path: Path) -> None:
+    edits = ContainerEdits(environment=(("A", "b"),))
+    write_spec(CdiSpec(CDI_KIND, (CdiDevice("d", edits),), edits), tmp_path)
+    write_spec(CdiSpec("vendor.example/gpu", (CdiDevice("d", edits),), edits), tmp_path)
+    take_files_along(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["vendor.example-gpu.json"]
+    take_files_along(tmp_path / "none")
