@@ -32,6 +32,7 @@ ExecStart=/bin/sh -c 'echo {name} >> /out/order; {command}'
 [Install]
 WantedBy=multi-user.target
 """
+LIST_FOR_KUBELET = "/opt/simulator/bin/nvidia-smi -L > /out/kubelet 2>&1"
 _LAST = """[Unit]
 Description=Note how the boot went, and power off
 DefaultDependencies=no
@@ -97,7 +98,7 @@ class BootableMachine:
         )
         self.stand_in("nvidia-persistenced")
         self.stand_in("nvidia-fabricmanager", order="After=nvidia-persistenced.service")
-        self.stand_in("kubelet", command="/opt/simulator/bin/nvidia-smi -L > /out/kubelet 2>&1")
+        self.stand_in("kubelet", command=LIST_FOR_KUBELET)
         self.stand_in("nodeadm-run")
 
     def drop_in(self, name: str, text: str) -> None:

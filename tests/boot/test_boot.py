@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from tests.boot.debian_root import why_no_container
-from tests.boot.systemd_container import BootableMachine, Booted
+from tests.boot.debian_root import debian_root, why_no_container
+from tests.boot.systemd_container import LIST_FOR_KUBELET, BootableMachine, Booted
 from tests.machines import machine_in
 
 pytestmark = pytest.mark.systemd
@@ -67,6 +68,17 @@ def test_fifty_six_slices_before_the_kubelet_at_every_boot(bootable: MakeBootabl
         made.machine.machine.reboot()
 
 
+def test_at_the_first_boot_the_kubelet_waits_for_what_user_data_starts(bootable: MakeBootable) -> None:
+    made = bootable("A100-40GB", "A100-40GB")
+    (made.system / "multi-user.target.wants/tranche-boot.service").unlink()
+    made.stand_in("cloud-final", command="systemctl start --no-block tranche-boot.service")
+    made.stand_in("nodeadm-run", order="After=cloud-final.service")
+    made.stand_in("kubelet", order="After=nodeadm-run.service", command=LIST_FOR_KUBELET)
+    booted = made.boot()
+    assert booted.order[-2:] == ["nodeadm-run", "kubelet"]
+    assert booted.slices_for_kubelet == 14
+
+
 def test_without_a_file_nothing_is_cut_and_nothing_fails(bootable: MakeBootable) -> None:
     booted = bootable("A100-40GB", partition=None).boot()
     assert (booted.properties["ActiveState"], booted.properties["ConditionResult"]) == ("inactive", "no")
@@ -115,6 +127,39 @@ def test_a_driver_that_does_not_come_ends_the_wait(bootable: MakeBootable) -> No
     made = bootable("A100-40GB", timeout="1s")
     made.machine.machine.state.rename(made.machine.machine.directory / "away")
     assert_failed_and_said(made.boot(), "the NVIDIA driver was not ready within 1 s")
+
+
+def copy_units(root: Path) -> Path:
+    """Debian's own units in the root of an image; the folder for further ones."""
+    shutil.copytree(debian_root() / "usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)
+    wants = root / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir(parents=True)
+    return wants
+
+
+def add_unit(wants: Path, name: str, order: str) -> None:
+    (wants.parent / name).write_text(f"[Unit]\n{order}\n[Service]\nType=oneshot\nExecStart=/bin/true\n")
+    (wants / name).symlink_to(f"../{name}")
+
+
+def test_a_unit_that_would_close_a_circle_is_not_left_there(tmp_path: Path) -> None:
+    if reason := why_no_container():
+        pytest.skip(reason)
+    root = tmp_path / "image"
+    wants = copy_units(root)
+    install = ("boot", "install", "--root", str(root), "--program", "/bin/true")
+    add_unit(wants, "nodeadm-run.service", "After=cloud-final.service")
+    add_unit(wants, "nvidia-kmod-load.service", "Before=nvidia-persistenced.service")
+    add_unit(wants, "nvidia-persistenced.service", "")
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        assert "is written and enabled" in machine.tranche(*install).stderr
+        machine.tranche("boot", "remove", "--root", str(root))
+        (wants / "nvidia-kmod-load.service").unlink()
+        add_unit(wants, "nvidia-kmod-load.service", "Before=nvidia-persistenced.service\nAfter=nodeadm-run.service")
+        refused = machine.tranche(*install, code=2).stderr
+    assert "would close a circle" in refused
+    assert "nodeadm-run.service" in refused
+    assert not list(root.rglob("tranche-boot.service"))
 
 
 def test_a_driver_that_hangs_is_ended_by_systemd_and_nobody_waits_for_ever(bootable: MakeBootable) -> None:

@@ -14,6 +14,7 @@ import click
 
 from tranche.boot.cut import CutAtBoot, CutResult
 from tranche.boot.deadline import CutInterrupted, ending_after
+from tranche.boot.order import circle_through
 from tranche.boot.outcome import read_outcome, record_outcome
 from tranche.boot.status_line import say_status
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit, unit_text
@@ -97,6 +98,15 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
         arguments += ["--timeout", f"{seconds:g}"]
     unit = InstalledUnit(root)
     changed = unit.install(unit_text(tuple(arguments), settings_file=settings_file, seconds=seconds))
+    circle = circle_through(root)
+    if circle:
+        unit.remove()
+        raise UsageError(
+            f"the unit would close a circle in the order of the other units, and is removed again: {circle}",
+            hint="this machine starts the driver after what uses it; see docs/guides/boot.md",
+        )
+    if circle is None:
+        warn("whether the unit fits into the order of the other units is not checked: there is no systemd-analyze here")
     if changed:
         _tell_systemd(root, "daemon-reload")
     say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
