@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import wait_until
 from tests.node.processes import Child, in_child
 from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
@@ -22,6 +23,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.node import chronicle, records, register
 from tranche.node.ledger import Ledger
 from tranche.node.schema import SCHEMA_VERSION
+from tranche.node.session import process_stopped
 
 SMALL = parse_profile("1g.5gb")
 NOBODY = 65534
@@ -145,6 +147,84 @@ def test_a_truncated_ledger_is_corrupt(tmp_path: Path) -> None:
 
     with pytest.raises(LedgerCorrupt, match="damaged"):
         use()
+
+
+@pytest.mark.parametrize(
+    ("left", "logged", "read_only"),
+    [(0, True, False), (1, True, False), (99, True, False), (0, True, True), (99, True, True), (0, False, False)],
+)
+def test_a_ledger_that_is_emptied_in_place_is_refused_in_seconds(
+    tmp_path: Path, left: int, logged: bool, read_only: bool
+) -> None:
+    path = tmp_path / "ledger.db"
+    theirs = Ledger(path)
+    try:
+        if not logged:
+            with theirs.read() as db:
+                db.execute("COMMIT")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        os.truncate(path, left)
+        log = path.with_name("ledger.db-wal").read_bytes()
+
+        def look() -> str:
+            try:
+                Ledger(path, read_only=read_only)
+            except LedgerCorrupt as error:
+                return f"{error} {error.hint}"
+            return ""
+
+        assert "was emptied or cut short while other processes have it open" in in_child(look)
+        assert path.with_name("ledger.db-wal").read_bytes() == log, "what others write there is theirs"
+        with pytest.raises(LedgerCorrupt, match="emptied"), theirs.read():
+            pass
+        with pytest.raises(LedgerCorrupt, match="emptied"), theirs.write():
+            pass
+    finally:
+        theirs.close()
+
+
+def test_a_stopped_writer_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger(path).close()
+
+    def write_and_stop() -> None:
+        with Ledger(path).write() as db:
+            db.execute("INSERT INTO chores VALUES ('theirs')")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    child = Child(write_and_stop)
+    try:
+        wait_until(lambda: process_stopped(child.pid))
+        ledger = Ledger(path)
+        with ledger.write() as db:
+            assert db.execute("SELECT count(*) FROM chores WHERE name = 'theirs'").fetchone() == (1,)
+        ledger.close()
+    finally:
+        child.end()
+
+
+def test_who_waits_for_a_writer_is_told_who_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger(path).close()
+
+    def write_for_ever() -> None:
+        with Ledger(path).write():
+            (tmp_path / "writing").touch()
+            time.sleep(600)
+
+    child = Child(write_for_ever)
+    try:
+        wait_for(tmp_path / "writing")
+        ledger = Ledger(path)
+        told = rf"for 0.1 s: pid {child.pid} \("
+        with pytest.raises(LedgerUnavailable, match=told) as caught, ledger.waiting(0.1), ledger.write():
+            pass
+        assert f"kill -9 {child.pid}" in caught.value.hint
+        with ledger.read() as db:
+            assert register.allocations(db) == ()
+        ledger.close()
+    finally:
+        child.end()
 
 
 def test_a_damaged_page_is_found_by_check(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
-from tranche.node.locks import FileLock, is_held, open_lock_file
+from tranche.node.locks import FileLock, StillHeld, is_held, lock_holder, open_lock_file
 from tranche.node.session import Places, process_lives, process_start_time
 
 NOBODY = 65534
@@ -62,6 +62,31 @@ def test_a_second_holder_waits_for_the_first(tmp_path: Path) -> None:
     first.release()
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_who_waits_for_so_long_and_no_longer_keeps_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock(path):
+        with pytest.raises(StillHeld):
+            FileLock(path, seconds=0.05)
+        holder = lock_holder(path)
+        assert holder is not None
+        assert holder.pid == os.getpid()
+        assert f"pid {os.getpid()} (" in str(holder)
+    # The thread that waited gives the lock back as soon as it gets it.
+    until(lambda: not is_held(path))
+    assert lock_holder(path) is None
+    FileLock(path, seconds=60).release()
+
+
+def test_who_waits_gets_the_lock_within_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = FileLock(path)
+    threading.Timer(0.1, first.release).start()
+    with FileLock(path, seconds=60) as second:
+        assert second.in_place
+        assert is_held(path)
+    assert not is_held(path)
 
 
 def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.machines import wait_until
+from tranche.node.lock_table import lock_pids
 from tranche.node.locks import FileLock
 from tranche.node.session import process_stopped
-from tranche.node.stalled import lock_holders
 
 _HOLDER = """
 import os, signal, sys
@@ -48,7 +48,7 @@ def test_who_waits_has_a_stopped_holder_continue_until_it_lets_go(tmp_path: Path
     path = tmp_path / "decision"
     with stopped_holder(path) as pid:
         with FileLock(path) as lock:
-            assert lock_holders(lock.descriptor) == (os.getpid(),)
+            assert lock_pids(lock.descriptor) == (os.getpid(),)
         wait_until(lambda: process_stopped(pid))
 
 
@@ -70,10 +70,13 @@ def test_the_holders_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
         locks.write_text(
             f"1: FLOCK  ADVISORY  WRITE 4711 {place} 0 EOF\n"
             f"1: -> FLOCK  ADVISORY  WRITE 4712 {place} 0 EOF\n"
-            f"2: POSIX  ADVISORY  WRITE 4713 {place} 0 EOF\n"
+            f"2: POSIX  ADVISORY  WRITE 4713 {place} 100 120\n"
             f"3: FLOCK  ADVISORY  WRITE 4714 {place}1 0 EOF\n"
         )
-        assert lock_holders(descriptor, locks) == (4711,)
-        assert lock_holders(descriptor, tmp_path / "none") == ()
+        assert lock_pids(descriptor, table=locks) == (4711,)
+        assert lock_pids(file, kind="POSIX", byte=120, table=locks) == (4713,)
+        assert lock_pids(file, kind="POSIX", byte=121, table=locks) == ()
+        assert lock_pids(descriptor, table=tmp_path / "none") == ()
+        assert lock_pids(tmp_path / "none", table=locks) == ()
     finally:
         os.close(descriptor)

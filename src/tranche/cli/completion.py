@@ -34,12 +34,12 @@ def _complete(words: Callable[[click.Context], Words]) -> Complete:
 def _ids(context: click.Context) -> Iterator[tuple[str, str]]:
     from tranche.cli.runtime import register_places
     from tranche.node import records, register
-    from tranche.node.ledger import Ledger
+    from tranche.node.ledger import open_to_read
 
     places = register_places(_settings(context), reading=True)
     if not places.ledger.is_file():
         return
-    ledger = Ledger(places.ledger, read_only=not places.writable)
+    ledger = open_to_read(places)
     try:
         with ledger.read() as db:
             yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))

@@ -23,6 +23,7 @@ from tranche.node import register
 from tranche.node.checkup import (
     Finding,
     Status,
+    check_decisions,
     check_ledger,
     check_leftovers,
     check_node,
@@ -86,7 +87,10 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
     try:
         with host.ledger.read() as db:
             allocations = register.allocations(db)
-        return list(check_leftovers(host.recovery_needed(), NodeView(node, allocations)))
+        leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
+        return [check_decisions(places), *leftovers]
+    except TrancheError as error:
+        return [failed("leftovers", error)]
     finally:
         host.close()
 

@@ -15,7 +15,7 @@ from tranche.documents import describe
 from tranche.documents.envelope import document
 from tranche.documents.events import event_document
 from tranche.node import chronicle
-from tranche.node.ledger import Ledger
+from tranche.node.ledger import open_to_read
 
 _FOLLOW_SECONDS = 0.5
 
@@ -33,7 +33,7 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
     With --follow, -o json prints one JSON document on each line.
     """
     places = register_places(settings, reading=True)
-    ledger = Ledger(places.ledger, read_only=not places.writable)
+    ledger = open_to_read(places)
     try:
         with ledger.read() as db:
             found = chronicle.events(db, last=last)

@@ -11,6 +11,7 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.ids import full_id
+from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import open_host
@@ -40,8 +41,9 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
 
     With ID, the request is the one that waits under that id, in its place in the queue.
 
-    explain changes nothing and takes no place in the queue. The exit code is 0 when the request would start or wait, and
-    that error's code when this machine can never serve it.
+    explain takes no place in the queue and changes nothing of its own accord. Like every look at the machine, it first
+    undoes what a killed command left half done, and says so. The exit code is 0 when the request would start or wait,
+    and that error's code when this machine can never serve it.
 
     \b
     $ tranche explain --gpu-memory 30Gi
@@ -52,7 +54,7 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
         raise UsageError("a request and the id of one that waits cannot go together", hint="give one of them")
     asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:
-        view = host.view()
+        view = look_at(host)
         queue = host.waiters()
         if asked is None:
             waiter_id = full_id(host, waiter_id)

@@ -8,7 +8,7 @@ from tranche.cli.output import print_json, print_table, warn
 from tranche.cli.runtime import open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
-from tranche.core.errors import LedgerUnavailable, PermissionDenied
+from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.documents import describe
@@ -50,10 +50,16 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
     """The machine as it is now, and whether the ledger could be read."""
     with open_driver(settings) as driver:
         try:
-            return look(driver, register_places(settings, reading=True)), True
+            return look(driver, register_places(settings, reading=True), _unsettled), True
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; who holds which slice is not shown")
             return NodeView(driver.observe()), False
+
+
+def _unsettled(error: TrancheError) -> None:
+    from tranche.cli.looking import unsettled  # seldom needed, and slow to import
+
+    unsettled(error)
 
 
 def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...]) -> list[object]:

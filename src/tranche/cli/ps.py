@@ -6,6 +6,7 @@ import time
 
 import click
 
+from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
@@ -25,7 +26,7 @@ _WAITER_COLUMNS = ("#", "WAITING", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
 def command(settings: Settings, /, output: str) -> None:
     """List the allocations, oldest first, and the requests that wait, in the order in which they are served."""
     with open_host(settings, reading=True) as host:
-        view = host.view()
+        view = look_at(host)
         queue = host.waiters()
         away = silent(host.places, queue, time.time())
     now = time.time()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.cli.output import warn
+from tranche.cli.output import say, warn
 from tranche.cli.settings import Settings
 from tranche.hardware.simulator_errors import simulator_errors
 from tranche.node.session import Places
@@ -51,11 +51,16 @@ def open_host(settings: Settings, *, reading: bool = False, anywhere: bool = Fal
         from tranche.node.host import Host
 
         places = register_places(settings, reading=reading, anywhere=anywhere)
-        host = Host(driver, places.state_dir, read_only=reading and not places.writable)
+        recovered = _say_recovered if reading else lambda purpose: None
+        host = Host(driver, places.state_dir, reading=reading, recovered=recovered)
         try:
             yield host
         finally:
             host.close()
+
+
+def _say_recovered(purpose: str) -> None:
+    say(f"tranche: '{purpose}' was interrupted and has been undone")
 
 
 def simulated_machine(settings: Settings) -> SimulatedMachine | None:

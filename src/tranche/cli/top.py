@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import click
 
 from tranche.cli.duration import Duration
+from tranche.cli.looking import look_at
 from tranche.cli.output import print_json
 from tranche.cli.overview import overview
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.core.allocation import NodeView
 from tranche.documents.machine import gpu_document
 from tranche.documents.queue import waiter_documents
 from tranche.documents.shares import allocation_document
@@ -47,16 +49,16 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
         elif live:
             _redraw(host, interval)
         else:
-            for line in _picture(host):
+            for line in _picture(host, look_at(host)):
                 click.echo(line)
 
 
-def _picture(host: Host) -> list[str]:
-    return overview(host.view(), host.waiters(), time.time())
+def _picture(host: Host, view: NodeView) -> list[str]:
+    return overview(view, host.waiters(), time.time())
 
 
 def _print_document(host: Host) -> None:
-    view, queue = host.view(), host.waiters()
+    view, queue = look_at(host), host.waiters()
     away = silent(host.places, queue, time.time())
     print_json(
         "Overview",
@@ -76,7 +78,8 @@ def _redraw(host: Host, interval: float) -> None:
     console = Console()
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            lines = [*_picture(host), "", "q ends"]
+            # Words on stderr would tear the picture.
+            lines = [*_picture(host, host.look(lambda error: None)), "", "q ends"]
             live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if _key_within(interval) in ("q", "Q", ""):
                 return

@@ -66,7 +66,7 @@ def write_spec(spec: CdiSpec, folder: Path) -> None:
         path.unlink(missing_ok=True)
         return
     text = json.dumps(spec_to_data(spec), indent=1, sort_keys=True) + "\n"
-    if path.exists() and path.read_text() == text:
+    if path.is_file() and path.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
     # Runtimes read every .json and .yaml file of the folder, so the unfinished file has another suffix.

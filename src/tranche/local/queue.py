@@ -31,6 +31,7 @@ from tranche.planning.steps import Step
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
+_COURTESY_SECONDS = 2.0
 # After a nap that was longer by so much this process was stopped itself, and rings may have gone to others.
 _STOPPED_SECONDS = 2.0
 
@@ -73,10 +74,12 @@ class Queue:
         `waiting` is told why there is no share yet and how many requests are ahead. However this ends
         without a share, the place in the queue is given up.
         """
-        ticket = self._host.enqueue(request, command=command, pid=pid)
+        begun = self._monotonic()
+        with self._host.ledger.waiting(patience.with_others(0.0)):
+            ticket = self._host.enqueue(request, command=command, pid=pid)
         bell = Doorbell(self._host.places.doorbell(ticket.id))
         try:
-            return self._wait(request, ticket, bell, patience, waiting, progress)
+            return self._wait(request, ticket, bell, patience, begun, waiting, progress)
         except BaseException as error:
             waited = self._host.leave(ticket)
             self.ring_next()
@@ -112,7 +115,7 @@ class Queue:
     def _ring_next(self) -> None:
         if not self._host.waiters():
             return
-        view = self._host.view()
+        view = self._host.view(seconds=_COURTESY_SECONDS)
         waiters = as_asked(attending(self._host.places, self._host.waiters(), self._clock()))
         for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy):
             if ring(self._host.places.doorbell(waiter_id)):
@@ -124,10 +127,11 @@ class Queue:
         ticket: Ticket,
         bell: Doorbell,
         patience: Patience,
+        begun: float,
         waiting: Callable[[Waiting, int], None],
         progress: Progress,
     ) -> Held:
-        deadline = None if patience.seconds is None else self._monotonic() + patience.seconds
+        deadline = None if patience.seconds is None else begun + patience.seconds
         failed = FailedGpus(self._monotonic)
         turn = Turn(
             waiter_id=ticket.id,
@@ -146,13 +150,14 @@ class Queue:
             progress(gpu, step)
 
         while True:
+            others = patience.with_others(self._monotonic() - begun)
             try:
-                outcome = self._host.start(
-                    ticket,
-                    turn.decide,
-                    progress=noting,
-                    decided=self.ring_next,
-                )
+                outcome = self._host.start(ticket, turn.decide, progress=noting, decided=self.ring_next, seconds=others)
+            except WaitTimeout as error:
+                within = others if patience.seconds is None else patience.seconds
+                raise WaitTimeout(
+                    f"{request} got no share within {within:g} s: {error.message}", hint=error.hint
+                ) from error
             except TrancheError as error:
                 if not failed.note(error):
                     raise

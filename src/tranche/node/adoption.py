@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
 from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
+from tranche.node.session import process_command
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -45,7 +46,7 @@ def shares_of_processes(
             grants,
             Phase.ACTIVE,
             now,
-            _command(process.pid, proc),
+            process_command(process.pid, proc),
             replace(process.keeper, key_digest=digest_of(key) if key else ""),
         )
         for name, (process, grants, key) in sorted(found.items())
@@ -65,10 +66,3 @@ def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:
             if process is not None:
                 decoded = (os.fsdecode(pair).partition("=") for pair in pairs)
                 yield process, {name: value for name, _, value in decoded}
-
-
-def _command(pid: int, proc: Path) -> str:
-    try:
-        return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).rstrip("\0").replace("\0", " ")
-    except OSError:
-        return ""

@@ -53,7 +53,7 @@ class Change:
 
     def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
         """Carry out what is decided; the last decision. GpuBusy or WaitTimeout when something in use stays in the way."""
-        last = decide(self._host.view())
+        last = decide(self._host.view(seconds=self._patience.with_others(0.0)))
         if self._host.driver.scope is Scope.PARTS:
             last.refuse_if_blocked()
             self._host.require_whole_gpus()
@@ -66,7 +66,7 @@ class Change:
 
         def act() -> None:
             self._before(last.changes_mode, last.changes_cut and not mode_only)
-            self._patiently(lambda: self._host.change(decide_now, progress=self._progress))
+            self._patiently(lambda seconds: self._host.change(decide_now, progress=self._progress, seconds=seconds))
             if last.waiting_for_reset and not mode_only:
                 gpus = ", ".join(gpu.label for gpu in last.waiting_for_reset)
                 raise ModeChangePending(
@@ -83,10 +83,10 @@ class Change:
         changes_mode = any(step.changes_mode for step in plan.steps)
         changes_cut = any(not step.changes_mode for step in plan.steps)
 
-        def carry_out() -> None:
-            if in_the_way := users_hit_by(self._host.view(), plan):
+        def carry_out(seconds: float | None) -> None:
+            if in_the_way := users_hit_by(self._host.view(seconds=seconds), plan):
                 raise busy_error(plan.purpose, in_the_way)
-            self._host.change_as_saved(plan, progress=self._progress)
+            self._host.change_as_saved(plan, progress=self._progress, seconds=seconds)
 
         def act() -> None:
             self._before(changes_mode, changes_cut)
@@ -112,12 +112,15 @@ class Change:
             raise
         self._hooks.run(APPLY_EXIT)
 
-    def _patiently(self, act: Callable[[], object]) -> None:
-        """Do it, again and again while it is refused because of what is in use, for as long as patience lasts."""
+    def _patiently(self, act: Callable[[float | None], object]) -> None:
+        """Do it, again and again while it is refused because of what is in use, for as long as patience lasts.
+
+        It is told for how many seconds it may wait for others.
+        """
         begun = self._clock()
         while True:
             try:
-                act()
+                act(self._patience.with_others(self._clock() - begun))
                 return
             except GpuBusy as error:
                 if not self._patience.wait:

@@ -20,6 +20,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import GpuState, NodeState
 from tranche.node import chronicle, records
+from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
 from tranche.node.state_folder import try_file, try_state_folder
@@ -122,6 +123,13 @@ def _rehearse(ledger: Ledger) -> None:
         records.add_waiter(db, "doctor", Request(WholeGpus(1)), created=0.0, command="", pid=0)
         chronicle.released(db, 0.0, "doctor", "")
         raise _TakenBack
+
+
+def check_decisions(places: Places) -> Finding:
+    """Whether somebody holds up all requests, by a decision that does not end."""
+    if (slow := slow_decision(places)) is not None:
+        return Finding("decisions", Status.FAIL, str(slow), slow.hint)
+    return Finding("decisions", Status.PASS, "nobody holds up the decisions of others")
 
 
 def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:

@@ -20,9 +20,9 @@ from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal
 from tranche.node.acts import BUILT_IN
+from tranche.node.deciding import take_gpu
 from tranche.node.guards import Guards
 from tranche.node.ledger import Ledger
-from tranche.node.locks import FileLock
 from tranche.node.records import disown_instances, own_instance, owned_instances
 from tranche.node.repertoire import Repertoire, Tools
 from tranche.planning.steps import BuiltInStep, Step
@@ -60,10 +60,19 @@ class Executor:
         self._tools = Tools(driver, sleep)
 
     def execute(
-        self, plan_id: str, records: Sequence[StepRecord], *, allocation_id: str = "", progress: Progress = no_progress
+        self,
+        plan_id: str,
+        records: Sequence[StepRecord],
+        *,
+        allocation_id: str = "",
+        progress: Progress = no_progress,
+        seconds: float | None = None,
     ) -> None:
-        """Carry out the steps; on failure undo what was done and raise the first error. The plan stays open in the journal."""
-        with self._holding(records):
+        """Carry out the steps; on failure undo what was done and raise the first error. The plan stays open in the journal.
+
+        WaitTimeout, and nothing was done, when others work on one of its GPUs for `seconds` more.
+        """
+        with self._holding(records, seconds):
             failed = threading.Event()
             try:
                 errors = self._on_each_gpu(
@@ -97,24 +106,24 @@ class Executor:
         self._boundary()
         with ExitStack() as stack:
             if not held:
-                stack.enter_context(self._holding(records))
+                stack.enter_context(self._holding(records, None))
             errors = self._on_each_gpu(records, lambda gpu_uuid: self._undo_gpu(records, gpu_uuid, allocation_id))
         if errors:
             with self._ledger.write() as db:
                 for error in errors:
                     chronicle.undo_incomplete(db, self._clock(), plan_id, error, allocation_id=allocation_id)
 
-    def _holding(self, records: Sequence[StepRecord]) -> ExitStack:
+    def _holding(self, records: Sequence[StepRecord], seconds: float | None) -> ExitStack:
         """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other.
 
         The tool that resets a GPU inherits them: when this process is killed meanwhile, nobody touches the GPU before that
         tool is through.
         """
-        stack = ExitStack()
-        for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
-            lock = stack.enter_context(FileLock(self._locks / f"{gpu_uuid}.lock"))
-            os.set_inheritable(lock.descriptor, True)
-        return stack
+        with ExitStack() as stack:
+            for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
+                lock = stack.enter_context(take_gpu(self._locks / f"{gpu_uuid}.lock", gpu_uuid, seconds))
+                os.set_inheritable(lock.descriptor, True)
+            return stack.pop_all()
 
     def _on_each_gpu(
         self,

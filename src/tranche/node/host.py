@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.devices import devices, memory_of
-from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, StateMoved, TrancheError
+from tranche.core.errors import (
+    AllocationUnknown,
+    GpuBusy,
+    LedgerUnavailable,
+    PermissionDenied,
+    StateMoved,
+    TrancheError,
+    WaitTimeout,
+)
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
 from tranche.hardware.driver import Driver
@@ -27,11 +35,12 @@ from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.adoption import shares_of_processes
+from tranche.node.deciding import take_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_held
 from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.keeping import Remains
-from tranche.node.ledger import Ledger
+from tranche.node.ledger import Ledger, open_to_read
 from tranche.node.locks import FileLock
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.processes import Process, digest_of
@@ -45,6 +54,10 @@ from tranche.planning.steps import BuiltInStep
 if TYPE_CHECKING:
     from tranche.core.events import Event
     from tranche.planning.allocate import Decision, Granted, Waiting
+
+
+_LOOK_SECONDS = 2.0
+"""Who only looks gives others so long to end their decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +99,16 @@ class Host:
         sleep: Callable[[float], None] = time.sleep,
         new_id: Callable[[], str] = new_id,
         boundary: Callable[[], None] = lambda: None,
-        read_only: bool = False,
+        reading: bool = False,
+        recovered: Callable[[str], None] = lambda purpose: None,
     ) -> None:
+        """Somebody who only reads needs no right and no room to write: `reading`.
+
+        `recovered` is told the purpose of each interrupted plan that this process undid.
+        """
         self.driver = driver
         self.places = Places(state_dir)
-        self.ledger = Ledger(self.places.ledger, read_only=read_only)
+        self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
         self._clock = clock
         self._is_of_this_machine = is_of_this_machine
         self._new_id = new_id
@@ -106,7 +124,7 @@ class Host:
             boundary=boundary,
         )
         self.holders = Holders(self.ledger, repertoire.kinds, clock=clock, new_id=new_id, boundary=boundary)
-        self._recovery = Recovery(self.ledger, self.places, self._executor, clock)
+        self._recovery = Recovery(self.ledger, self.places, self._executor, clock, recovered)
 
     @cached_property
     def _session(self) -> tuple[str, FileLock]:
@@ -120,13 +138,31 @@ class Host:
             self._session[1].release(remove=True)
         self.ledger.close()
 
-    def view(self) -> NodeView:
-        """The machine as it is now, after whatever a dead process left behind was cleared."""
+    def view(self, *, seconds: float | None = None) -> NodeView:
+        """The machine as it is now, after whatever a dead process left behind was cleared.
+
+        WaitTimeout when others still decide after `seconds`, where there is something to clear.
+        """
         may_clear = not self.ledger.read_only and self.driver.scope is not Scope.PARTS
         if may_clear and (self._recovery.needed() or self._adoption_due()):
-            with self._deciding():
+            with self._deciding(seconds):
                 return self._current_view()
         return self._gather()[0]
+
+    def look(self, unsettled: Callable[[TrancheError], None]) -> NodeView:
+        """The machine as it is now, for somebody who only looks.
+
+        What dead processes left and cannot be cleared now stays, because the disk is full say; `unsettled` is told why.
+        """
+        try:
+            view = self.view(seconds=_LOOK_SECONDS)
+        except (LedgerUnavailable, PermissionDenied, WaitTimeout) as error:
+            view = self._gather()[0]
+            unsettled(error)
+            return view
+        if self.ledger.unwritable is not None and self.recovery_needed():
+            unsettled(self.ledger.unwritable)
+        return view
 
     def require_whole_gpus(self) -> None:
         """PermissionDenied when this process is shown parts of GPUs: nothing can be decided on such a view."""
@@ -155,12 +191,15 @@ class Host:
         with self.ledger.read() as db:
             return chronicle.last_boot(db, boot_id)
 
-    def change(self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress) -> Plan:
+    def change(
+        self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress, seconds: float | None = None
+    ) -> Plan:
         """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out.
 
-        GpuBusy when another change works on one of its GPUs.
+        GpuBusy when another change works on one of its GPUs. WaitTimeout when others still decide, or work on one of its GPUs,
+        after `seconds`.
         """
-        with self._deciding():
+        with self._deciding(seconds), self.ledger.waiting(seconds):
             view = self._current_view()
             plan = decide(view)
             if plan.empty:
@@ -173,10 +212,10 @@ class Host:
                 journal.open_plan(db, plan_id, plan, session=self._session[0], created=self._clock())
                 chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
             self._boundary()
-        self._carry_out(plan_id, "", progress)
+        self._carry_out(plan_id, "", progress, seconds)
         return plan
 
-    def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress) -> Plan:
+    def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
         """Carry out a saved plan; StateMoved when a GPU that it touches is not as it was when the plan was made."""
 
         def unchanged(view: NodeView) -> Plan:
@@ -192,14 +231,18 @@ class Host:
                 raise StateMoved(f"the plan does not say what state it expects of GPU {min(missing)}")
             return plan
 
-        return self.change(unchanged, progress=progress)
+        return self.change(unchanged, progress=progress, seconds=seconds)
 
     def enqueue(self, request: Request, *, command: str, pid: int) -> Ticket:
         """Take a place at the end of the queue."""
         ticket_id = self._new_id()
         lock = FileLock(self.places.waiter(ticket_id))
-        with self.ledger.write() as db:
-            records.add_waiter(db, ticket_id, request, created=self._clock(), command=command, pid=pid)
+        try:
+            with self.ledger.write() as db:
+                records.add_waiter(db, ticket_id, request, created=self._clock(), command=command, pid=pid)
+        except BaseException:
+            lock.release(remove=True)
+            raise
         return Ticket(ticket_id, lock)
 
     def leave(self, ticket: Ticket) -> bool:
@@ -225,16 +268,18 @@ class Host:
         *,
         progress: Progress = no_progress,
         decided: Callable[[], None] = lambda: None,
+        seconds: float | None = None,
     ) -> Held | Waiting:
         """Try to serve a waiter: on a grant it leaves the queue, its plan is carried out, and the allocation is active.
 
         When the plan fails it is undone, the waiter keeps its place, and the error is raised. `decided` is called after the
-        decision and before the plan, with the decision lock free.
+        decision and before the plan, with the decision lock free. WaitTimeout when others still decide, or work on one of the
+        GPUs, after `seconds`.
         """
         # Commands that only look at the machine never come here, and start faster without the planner.
         from tranche.planning.allocate import Waiting
 
-        with self._deciding():
+        with self._deciding(seconds), self.ledger.waiting(seconds):
             view = self._current_view()
             queue = self.waiters()
             decision = decide(view, queue)
@@ -247,7 +292,7 @@ class Host:
         decided()
         if plan_id:
             try:
-                self._carry_out(plan_id, held.allocation.id, progress)
+                self._carry_out(plan_id, held.allocation.id, progress, seconds)
             except BaseException:
                 self._requeue(waiter)
                 held.lock.release(remove=True)
@@ -335,11 +380,11 @@ class Host:
         self._boundary()
         return remains
 
-    def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress) -> None:
+    def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress, seconds: float | None) -> None:
         with self.ledger.read() as db:
             steps = journal.step_records(db, plan_id, self._repertoire.kinds)
         try:
-            self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress)
+            self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress, seconds=seconds)
         except TrancheError as error:
             # The executor has undone the plan. After any other exception, an interrupt say, the plan stays open: it is
             # undone by the next command, as after a crash.
@@ -352,9 +397,9 @@ class Host:
             journal.close_plan(db, plan_id, records.PlanStatus.DONE, ended=self._clock())
         self._boundary()
 
-    def _deciding(self) -> FileLock:
+    def _deciding(self, seconds: float | None) -> FileLock:
         self.require_whole_gpus()
-        return FileLock(self.places.decision_lock)
+        return take_turn(self.places, seconds)
 
     def _current_view(self) -> NodeView:
         """The machine as it is now; the decision lock is held."""

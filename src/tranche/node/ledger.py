@@ -17,9 +17,21 @@ from pathlib import Path
 from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.node import schema
 from tranche.node.ledger_copy import copied
+from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.locks import FileLock
+from tranche.node.session import Places
+from tranche.node.stalled import continuing_who_holds
+from tranche.node.state_file import refuse_no_file
 
 _BUSY_SECONDS = 60.0
+_MAKING_SECONDS = 5.0
+"""Who makes a ledger is alone with it; other processes have it open for moments at most."""
+_SUSPECT_SECONDS = 1.0
+"""A transaction is shorter: after that it is worth a look who holds everybody up."""
+_HEADER = 100
+"""In bytes: the beginning of every SQLite database."""
+_WRITE_LOCK = 120
+"""The byte of the log's index that SQLite locks for whoever writes (the file format's WAL_WRITE_LOCK)."""
 
 
 class Ledger:
@@ -32,7 +44,11 @@ class Ledger:
         self.path = path
         self.read_only = read_only
         self._lock = threading.RLock()
-        self._file = _NOT_OPEN_YET
+        self._file: tuple[int, ...] = _NOT_OPEN_YET
+        self._size = 0
+        self._patience = _BUSY_SECONDS
+        self.unwritable: LedgerUnavailable | None = None
+        """Why a ledger that this user may write is read as a copy; None when it is not."""
         self._connection: sqlite3.Connection
         if read_only:
             with _explained(path):
@@ -45,12 +61,14 @@ class Ledger:
                 raise _no_permission(path) from error
             except OSError as error:
                 raise LedgerUnavailable(f"cannot make the state folder {path.parent}: {error.strerror}") from error
+            _refuse_strange(path)
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
                 self._prepare()
-                self._file = _identity(path)
+                *file, self._size = _identity(path)
+                self._file = tuple(file)
             except BaseException:
                 self._connection.close()
                 raise
@@ -68,13 +86,16 @@ class Ledger:
 
     def _copied(self) -> sqlite3.Connection:
         """What the ledger holds now, in memory and in the present format."""
+        _refuse_strange(self.path)
         try:
             connection = copied(self.path)
-        except OSError as error:
+        except PermissionError as error:
             raise PermissionDenied(
                 f"no permission to read the ledger {self.path}",
                 hint="ask with sudo, or have an administrator let others read that folder",
             ) from error
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger {self.path} cannot be read: {error.strerror}") from error
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > schema.SCHEMA_VERSION:
             raise self._too_new(version)
@@ -112,7 +133,14 @@ class Ledger:
             return
         if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute(f"PRAGMA busy_timeout = {round(_MAKING_SECONDS * 1000)}")
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error):
+                raise
+            raise _emptied(self.path) from error
+        self._connection.execute(f"PRAGMA busy_timeout = {round(_BUSY_SECONDS * 1000)}")
         with self.write() as db:
             schema.create(db)
 
@@ -136,7 +164,7 @@ class Ledger:
         with self._lock, _explained(self.path):
             # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._begin_to_write()
                 self._refuse_lost()
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -144,6 +172,42 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def waiting(self, seconds: float | None) -> Iterator[None]:
+        """For the length of the block, wait for other writers so many seconds at most; never more than a minute."""
+        before, self._patience = self._patience, _BUSY_SECONDS if seconds is None else min(seconds, _BUSY_SECONDS)
+        try:
+            yield
+        finally:
+            self._patience = before
+
+    def _begin_to_write(self) -> None:
+        """Wait for the write lock; whoever was stopped while he had it is continued meanwhile."""
+        busy = "PRAGMA busy_timeout = {}"
+        brief = min(self._patience, _SUSPECT_SECONDS)
+        index = self.path.with_name(f"{self.path.name}-shm")
+        try:
+            self._connection.execute(busy.format(round(brief * 1000)))
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+            with continuing_who_holds(lambda: lock_pids(index, kind="POSIX", byte=_WRITE_LOCK)):
+                self._connection.execute(busy.format(round((self._patience - brief) * 1000)))
+                self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            pids = lock_pids(index, kind="POSIX", byte=_WRITE_LOCK)
+            if not _is_busy(error) or not pids:
+                raise
+            raise LedgerUnavailable(
+                f"the ledger {self.path} could not be written for {self._patience:g} s: {LockHolder(pids[0], 0.0)} is writing",
+                hint=f"end that process, with kill -9 {pids[0]} say: what it has not completed is taken back",
+            ) from error
+        finally:
+            self._connection.execute(busy.format(round(_BUSY_SECONDS * 1000)))
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -171,11 +235,18 @@ class Ledger:
 
     def _refuse_lost(self) -> None:
         """LedgerUnavailable when the file is no longer where it was: what is written there now is seen by nobody."""
-        if self._file != _NOT_OPEN_YET and _identity(self.path) != self._file:
+        if self._file == _NOT_OPEN_YET:
+            return
+        *file, size = _identity(self.path)
+        if tuple(file) != self._file:
             raise LedgerUnavailable(
                 f"the ledger {self.path} was removed or replaced while it was open",
                 hint="run the command again: it makes a new one, and finds who holds what",
             )
+        # Nothing that Tranche does makes the file smaller.
+        if size < self._size:
+            raise _emptied(self.path)
+        self._size = size
 
     def check(self) -> None:
         """Read the whole file, every index and every table's columns; LedgerCorrupt when something does not hold."""
@@ -193,15 +264,30 @@ class Ledger:
             self._connection.close()
 
 
+def open_to_read(places: Places) -> Ledger:
+    """The ledger for somebody who only reads: as a copy where this user may not write it, or where there is no room for that."""
+    if not places.writable:
+        return Ledger(places.ledger, read_only=True)
+    try:
+        return Ledger(places.ledger)
+    except LedgerUnavailable as error:
+        if not places.ledger.is_file():
+            raise
+        ledger = Ledger(places.ledger, read_only=True)
+        ledger.unwritable = error
+        return ledger
+
+
 _NOT_OPEN_YET = (0, 0)
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Device, number and size in bytes of the file; -1 where there is none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        return (-1, -1)
-    return found.st_dev, found.st_ino
+        return (-1, -1, -1)
+    return found.st_dev, found.st_ino, found.st_size
 
 
 _ASK_WITH_SUDO = "run the command with sudo"
@@ -209,6 +295,29 @@ _MOVE_AWAY = (
     "end the workloads that tranche started, move the file away, and run the command again: instances are found on the "
     "GPUs and adopted"
 )
+
+
+def _emptied(path: Path) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"the ledger {path} was emptied or cut short while other processes have it open",
+        hint=f"move {path}* away, and run the command again: it makes a new ledger, and finds who holds what",
+    )
+
+
+def _refuse_strange(path: Path) -> None:
+    """LedgerUnavailable for what is no file; LedgerCorrupt for a file that others have open and that was emptied since."""
+    log = path.with_name(f"{path.name}-wal")
+    for each in (path, log, path.with_name(f"{path.name}-shm")):
+        refuse_no_file(each)
+    if not os.path.exists(path) or path.stat().st_size >= _HEADER:
+        return
+    # SQLite would take it for a new database, remove the log that others write, and wait for them.
+    if os.path.exists(log) and log.stat().st_size:
+        raise _emptied(path)
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _no_permission(path: Path) -> PermissionDenied:

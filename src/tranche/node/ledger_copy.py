@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
+from tranche.node.state_file import open_state_file
 
 _ATTEMPTS = 200
 _SETTLED_SECONDS = 0.02
@@ -56,7 +57,8 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open(open_state_file(path), "rb") as file:
+            return file.read()
     except FileNotFoundError:
         return b""
 
@@ -64,13 +66,27 @@ def _bytes(path: Path) -> bytes:
 def _in_memory(database: bytes, log: bytes) -> sqlite3.Connection:
     memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     if database:
-        with tempfile.TemporaryDirectory(prefix="tranche-") as folder:
-            path = Path(folder) / "ledger.db"
-            path.write_bytes(database)
-            path.with_name("ledger.db-wal").write_bytes(log)
-            disk = sqlite3.connect(path, isolation_level=None)
-            try:
-                disk.backup(memory)
-            finally:
-                disk.close()
+        _copy(database, log, memory)
     return memory
+
+
+def _copy(database: bytes, log: bytes, memory: sqlite3.Connection) -> None:
+    """Have SQLite join database and log: in the folder for temporary files, or in memory where that is full."""
+    for root in (None, "/dev/shm"):
+        try:
+            with tempfile.TemporaryDirectory(prefix="tranche-", dir=root) as folder:
+                path = Path(folder) / "ledger.db"
+                path.write_bytes(database)
+                path.with_name("ledger.db-wal").write_bytes(log)
+                disk = sqlite3.connect(path, isolation_level=None)
+                try:
+                    disk.backup(memory)
+                    return
+                finally:
+                    disk.close()
+        except (OSError, sqlite3.OperationalError) as error:
+            reason = error
+    raise LedgerUnavailable(
+        f"there is no room for a copy of the ledger, from which it is read: {reason}",
+        hint=f"make room in {tempfile.gettempdir()}, or name another folder with TMPDIR",
+    )

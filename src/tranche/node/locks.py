@@ -8,20 +8,33 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
+from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.stalled import continuing_who_holds
+from tranche.node.state_file import open_state_file
+
+
+class StillHeld(TimeoutError):
+    """Somebody else has the lock still, after all the time that the caller has."""
 
 
 class FileLock:
     """An exclusive lock on a file, held from creation until release() or the death of every process that has it open."""
 
-    def __init__(self, path: Path, *, wait: bool = True) -> None:
-        """Without `wait`, BlockingIOError while somebody else holds the lock; else a stopped holder is continued."""
+    def __init__(self, path: Path, *, wait: bool = True, seconds: float | None = None) -> None:
+        """Without `wait`, BlockingIOError while somebody else holds the lock; else a stopped holder is continued.
+
+        StillHeld when somebody else has it for `seconds` more; None waits for as long as it takes.
+        """
         self.path = path
         self._descriptor: int | None = None
+        deadline = None if seconds is None else time.monotonic() + seconds
         while self._descriptor is None:
             self._descriptor = open_lock_file(path)
             try:
@@ -30,11 +43,32 @@ class FileLock:
                 if not wait:
                     self.release()
                     raise
-                with continuing_who_holds(self._descriptor):
-                    fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                self._await(deadline)
             # A file that was removed before it was locked is no lock: there is a new one, or must be.
             if not self.in_place:
                 self.release()
+        with suppress(OSError):
+            os.utime(self._descriptor)  # for whoever asks since when
+
+    def _await(self, deadline: float | None) -> None:
+        descriptor = self.descriptor
+        with continuing_who_holds(lambda: lock_pids(descriptor)):
+            if deadline is None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                return
+            # Whoever asks now and then comes last where many wait, and a wait in the kernel has no end. So a thread waits, and
+            # gives the lock back when nobody wants it any more.
+            self._descriptor = None
+            wait = _Wait(descriptor)
+            try:
+                got = wait.until(deadline)
+            except BaseException:
+                if wait.give_up():
+                    os.close(descriptor)
+                raise
+            if not got and not wait.give_up():
+                raise StillHeld(f"{self.path} is held by somebody else")
+            self._descriptor = descriptor
 
     @property
     def descriptor(self) -> int:
@@ -65,6 +99,47 @@ class FileLock:
         self.release()
 
 
+class _Wait:
+    """A thread that waits for the lock on an open file, which is this object's until the lock is got."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._turn = threading.Lock()
+        self._got = threading.Event()
+        self._wanted = True
+        threading.Thread(target=self._run, name="lock", daemon=True).start()
+
+    def until(self, deadline: float) -> bool:
+        """Sleep until the lock is got, at most until the deadline; whether it is."""
+        return self._got.wait(max(0.0, deadline - time.monotonic()))
+
+    def give_up(self) -> bool:
+        """Want the lock no more; True when it was got meanwhile and is the caller's."""
+        with self._turn:
+            self._wanted = False
+            return self._got.is_set()
+
+    def _run(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        with self._turn:
+            if self._wanted:
+                self._got.set()
+                return
+        os.close(self._descriptor)
+
+
+def lock_holder(path: Path) -> LockHolder | None:
+    """Who has the lock now; None when nobody has, or when it may not be asked."""
+    pids = lock_pids(path)
+    try:
+        taken = path.stat().st_mtime
+        if not pids and not (os.access(path, os.R_OK, effective_ids=True) and is_held(path)):
+            return None
+    except (OSError, LedgerUnavailable):
+        return None
+    return LockHolder(pids[0] if pids else 0, max(0.0, time.time() - taken))
+
+
 def leads_to(path: Path, descriptor: int) -> bool:
     """Whether the path leads to that open file."""
     try:
@@ -77,7 +152,7 @@ def leads_to(path: Path, descriptor: int) -> bool:
 def remove_if_free(path: Path) -> bool:
     """Remove a lock file that nobody holds; whether it is gone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_state_file(path)
     except FileNotFoundError:
         return True
     try:
@@ -93,7 +168,7 @@ def remove_if_free(path: Path) -> bool:
 def is_held(path: Path) -> bool:
     """Whether some process holds the lock; a missing file is held by nobody, one that may not be opened counts as held."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_state_file(path)
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -114,7 +189,7 @@ def open_lock_file(path: Path) -> int:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_state_file(path, os.O_RDWR | os.O_CREAT)
         if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, 0o600)
         return descriptor

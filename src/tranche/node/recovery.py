@@ -25,11 +25,20 @@ from tranche.planning.undo import StepStatus
 class Recovery:
     """Finds and clears the leftovers of dead processes."""
 
-    def __init__(self, ledger: Ledger, places: Places, executor: Executor, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        places: Places,
+        executor: Executor,
+        clock: Callable[[], float],
+        recovered: Callable[[str], None] = lambda purpose: None,
+    ) -> None:
+        """`recovered` is told the purpose of each plan that was undone."""
         self._ledger = ledger
         self._places = places
         self._executor = executor
         self._clock = clock
+        self._recovered = recovered
 
     def needed(self) -> bool:
         """Whether anything in the ledger belongs to a dead process; a few file locks are probed, no GPU is asked."""
@@ -114,3 +123,4 @@ class Recovery:
             chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
         if plan.allocation_id:
             self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
+        self._recovered(plan.purpose)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
 from tranche.node.session import Places
+from tranche.node.state_file import read_state_file
 
 POINTER = "register-is-in"
 """The file that says where the register is, when it is not beside it."""
@@ -22,7 +23,7 @@ def register_folder(home: Path) -> Path | None:
     try:
         if os.path.lexists(Places(home).ledger):
             return home
-        folder = Path(os.fsdecode((home / POINTER).read_bytes().removesuffix(b"\n")))
+        folder = Path(os.fsdecode(read_state_file(home / POINTER).removesuffix(b"\n")))
     except FileNotFoundError:
         return None
     except PermissionError as error:

@@ -111,6 +111,14 @@ def process_stopped(pid: int) -> bool:
         return False
 
 
+def process_command(pid: int, proc: Path = Path("/proc")) -> str:
+    """The process's command line; "" when it cannot be read."""
+    try:
+        return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).rstrip("\0").replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def _after_name(stat: str) -> list[str]:
     """The fields of /proc/PID/stat from the state on. The name before it, in parentheses, may hold spaces and parentheses."""
     return stat.rpartition(")")[2].split()

@@ -6,13 +6,13 @@ import errno
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.node.session import Places
+from tranche.node.state_file import what_it_is
 
 _ROOM = 2**20
 """In bytes: a new ledger with its log takes a third of it."""
@@ -48,7 +48,7 @@ def try_file(path: Path) -> bool:
         return False
     try:
         if not os.path.isfile(path):
-            raise LedgerUnavailable(f"{path} {_what_it_is(path)}, not a file", hint=_CHOOSE)
+            raise LedgerUnavailable(f"{path} {what_it_is(path)}, not a file", hint=_CHOOSE)
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         raise _refused(str(path), error) from error
@@ -72,7 +72,7 @@ def _try_folder(folder: Path, name: str = "") -> None:
     """Make, lock, fill and remove files and a pipe in it."""
     name = name or str(folder)
     if not os.path.isdir(folder):
-        raise LedgerUnavailable(f"{name} {_what_it_is(folder)}, not a folder", hint=_CHOOSE)
+        raise LedgerUnavailable(f"{name} {what_it_is(folder)}, not a folder", hint=_CHOOSE)
     try:
         trial = Path(tempfile.mkdtemp(prefix=".tranche-doctor-", dir=folder))
     except OSError as error:
@@ -88,14 +88,6 @@ def _try_folder(folder: Path, name: str = "") -> None:
         raise _refused(name, error) from error
     finally:
         shutil.rmtree(trial, ignore_errors=True)
-
-
-def _what_it_is(path: Path) -> str:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return "is a link that leads nowhere"
-    return "is a folder" if stat.S_ISDIR(mode) else "is a file" if stat.S_ISREG(mode) else "is neither file nor folder"
 
 
 def _refused(path: str, error: OSError) -> TrancheError:

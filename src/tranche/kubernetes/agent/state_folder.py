@@ -12,6 +12,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.live import Live
 from tranche.node.locks import FileLock, leads_to
 from tranche.node.session import Places
+from tranche.node.state_file import open_state_file, read_state_file
 
 _PERIOD_SECONDS = 0.5
 
@@ -88,15 +89,18 @@ class StateFolder:
 
     def _named(self) -> str:
         try:
-            return f" (process {int(self._places.agent_lock.read_text())})"
-        except (OSError, ValueError):
+            return f" (process {int(read_state_file(self._places.agent_lock))})"
+        except (OSError, ValueError, TrancheError):
             return ""
 
     def _why_not_writable(self) -> str:
         probe = self._places.state_dir / "locks" / ".probe"
         try:
-            probe.write_bytes(b"x")
+            with open(open_state_file(probe, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                file.write(b"x")
             probe.unlink()
         except OSError as error:
             return f"the state folder {self._places.state_dir} cannot be written: {error.strerror}"
+        except TrancheError as error:
+            return f"the state folder {self._places.state_dir} cannot be written: {error}"
         return ""

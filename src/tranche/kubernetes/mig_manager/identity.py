@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
+from tranche.node.state_file import read_state_file
 
 
 def manager_name(path: Path) -> str:
@@ -15,7 +16,7 @@ def manager_name(path: Path) -> str:
     One agent at a time has the state folder, so nobody else writes it.
     """
     try:
-        name = path.read_text(errors="replace").strip()
+        name = read_state_file(path).decode(errors="replace").strip()
         if _is_name(name):
             return name
     except FileNotFoundError:

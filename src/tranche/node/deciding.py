@@ -1,0 +1,60 @@
+"""The decision lock: decisions are made one at a time, each in a moment. Whoever takes long holds up all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.errors import WaitTimeout
+from tranche.node.lock_table import LockHolder
+from tranche.node.locks import FileLock, StillHeld, lock_holder
+from tranche.node.session import Places
+
+_SLOW_SECONDS = 10.0
+"""A decision takes a moment. To undo what a dead process left may take longer, and to reset a GPU takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDecision:
+    """Somebody who has been deciding for long."""
+
+    holder: LockHolder
+
+    def __str__(self) -> str:
+        return f"{self.holder} has been deciding for {self.holder.seconds:.0f} s, and nobody else can decide meanwhile"
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return _hint(self.holder)
+
+
+def take_turn(places: Places, seconds: float | None) -> FileLock:
+    """The decision lock; WaitTimeout when somebody else has it for `seconds` more, None waits for as long as it takes."""
+    try:
+        return FileLock(places.decision_lock, seconds=seconds)
+    except StillHeld as error:
+        holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
+        raise WaitTimeout(str(SlowDecision(holder)), hint=_hint(holder)) from error
+
+
+def take_gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
+    """The lock of a GPU, by its path; WaitTimeout when somebody else works on the GPU for `seconds` more."""
+    try:
+        return FileLock(path, seconds=seconds)
+    except StillHeld as error:
+        holder = lock_holder(path) or LockHolder(0, 0.0)
+        raise WaitTimeout(
+            f"{holder} has been working on GPU {gpu_uuid} for {holder.seconds:.0f} s", hint=_hint(holder)
+        ) from error
+
+
+def slow_decision(places: Places) -> SlowDecision | None:
+    """Who has been deciding for so long that something must be wrong; None when nobody has."""
+    holder = lock_holder(places.decision_lock)
+    return SlowDecision(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
+
+
+def _hint(holder: LockHolder) -> str:
+    ending = f"end it with: kill -9 {holder.pid}" if holder.pid else "end it"
+    return f"if it hangs in a call of the driver, {ending}; the next command clears what it leaves"

@@ -1,0 +1,64 @@
+"""Opens the files of the state folder, where somebody may have put something else: a pipe that nobody writes to, a device.
+
+Opening a pipe waits for its other end, and reading a device may never end. Whoever opens a file of that folder does so here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from tranche.core.errors import LedgerUnavailable
+
+_LIMIT = 2**16
+"""In bytes: a path or a name is shorter."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def what_it_is(path: Path) -> str:
+    """What is at the path, or behind the link there, in words: `is a pipe`."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "is a link that leads nowhere"
+    return f"is {_KINDS[stat.S_IFMT(mode)]}"
+
+
+def refuse_no_file(path: Path) -> None:
+    """LedgerUnavailable when something is at the path that is no regular file."""
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise LedgerUnavailable(f"{path} {what_it_is(path)}, not a file", hint="remove it, and run the command again")
+
+
+def open_state_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the file, made with mode 0600 where the flags ask for that.
+
+    LedgerUnavailable when it is no regular file; OSError when it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o600)
+    except OSError:
+        refuse_no_file(path)
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    refuse_no_file(path)
+    raise LedgerUnavailable(f"{path} was replaced while it was opened")
+
+
+def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
+    """All of a small file. LedgerUnavailable when it is no regular file, or longer than `limit` bytes; else OSError."""
+    with open(open_state_file(path), "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise LedgerUnavailable(f"{path} is longer than {limit} bytes", hint="remove it, and run the command again")
+    return content
