@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
+
+import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.conftest import Golden
-from tests.machines import TestMachine, needs_root, scrub
+from tests.machines import TestMachine, needs_root, scrub, wait_until
 
 
 def test_every_kind_of_gpu_and_slice_is_shown(make_machine: MakeMachine, golden: Golden) -> None:
@@ -88,3 +91,27 @@ def test_without_permission_for_the_ledger_the_hardware_is_shown(readable_a100: 
     document = json.loads(readable_a100.tranche("gpus", "-o", "json", as_nobody=True).stdout)
     assert document["ledgerRead"] is False
     assert [(each["owned"], each["state"]) for each in document["gpus"][0]["slices"]] == [(None, "idle")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "-q", "--mig-profile", "1g.5gb", "--", "true"),
+        ("layout", "apply", "--selected-config", "all-7g.40gb"),
+    ],
+    ids=["request", "layout"],
+)
+def test_a_slice_that_is_half_made_is_tranches_own(two_a100: TestMachine, command: tuple[str, ...]) -> None:
+    for function in ("nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceCreateComputeInstanceWithPlacement"):
+        two_a100.machine.inject_latency(function, 600)
+    work = two_a100.start(*command)
+
+    def slices() -> list[dict[str, Any]]:
+        return [
+            each for gpu in two_a100.json("gpus")["gpus"] for each in gpu["slices"] if each["gpuInstanceId"] is not None
+        ]
+
+    wait_until(lambda: slices() != [], work)
+    assert [(each["owned"], each["devices"]) for each in slices()][:1] == [(True, [])]
+    assert "foreign" not in two_a100.tranche("gpus").stdout
+    work.kill()

@@ -436,10 +436,10 @@ class Host:
             allocations = register.allocations(db)
             owned = records.owned_instances(db)
             changing = records.changing_gpus(db)
-            working = frozenset(
-                gpu_uuid for plan in journal.running_plans(db, self._repertoire.kinds) for gpu_uuid in plan.gpu_uuids
-            )
-        return NodeView(self.driver.observe(), allocations, owned, changing), working
+            plans = journal.running_plans(db, self._repertoire.kinds)
+        working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
+        ours = owned | journal.being_made(plans)
+        return NodeView(self.driver.observe(), allocations, ours, changing), working
 
 
 def _refuse_changing(view: NodeView, plan: Plan) -> None:

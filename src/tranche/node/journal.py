@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tranche.core.state import InstanceKey
 from tranche.node.change_totals import ChangeKind, ChangeOutcome, count_change
 from tranche.node.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.plan import Plan
@@ -25,6 +27,18 @@ class PlanRecord(OpenPlan):
     def gpu_uuids(self) -> tuple[str, ...]:
         """The GPUs that the plan touches, sorted: the order in which they are locked."""
         return tuple(sorted({record.step.gpu_uuid for record in self.steps}))
+
+
+def being_made(plans: Iterable[PlanRecord]) -> frozenset[InstanceKey]:
+    """The slots whose instances these plans are making now: Tranche's already, although the step's end is not written yet."""
+    return frozenset(
+        key
+        for plan in plans
+        for record in plan.steps
+        if record.before is not None and record.may_have_acted
+        for key, ours in record.step.ownership(record.before).items()
+        if ours
+    )
 
 
 def open_plan(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
+from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.node import records, register
 from tranche.node.ledger import open_to_read
@@ -22,13 +24,22 @@ def look(driver: Driver, places: Places, unsettled: Callable[[TrancheError], Non
     try:
         with ledger.read() as db:
             left = (not ledger.read_only or ledger.unwritable is not None) and anything_left(db, places)
-            known = register.allocations(db), records.owned_instances(db), records.changing_gpus(db)
+            owned = records.owned_instances(db) | _being_made(db)
+            known = register.allocations(db), owned, records.changing_gpus(db)
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
         unsettled(ledger.unwritable)
         left = False
     return _view_of_host(driver, places, unsettled) if left else NodeView(driver.observe(), *known)
+
+
+def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
+    if not records.open_plans(db):
+        return frozenset()
+    from tranche.node import journal  # what knows every step is slow to import, and seldom needed
+
+    return journal.being_made(journal.running_plans(db))
 
 
 def _view_of_host(driver: Driver, places: Places, unsettled: Callable[[TrancheError], None]) -> NodeView:
