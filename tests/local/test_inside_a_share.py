@@ -117,3 +117,14 @@ def test_what_a_killed_process_left_on_a_hidden_gpu_waits_for_somebody_who_sees_
 )
 def test_lists_of_gpus_show_them_whole_and_nothing_else_does(value: str | None, scope: Scope) -> None:
     assert scope_of(value) is scope
+
+
+@pytest.mark.parametrize("how", ["", "setsid -w "], ids=["as a child", "in a session of its own"])
+def test_a_share_is_not_taken_back_from_inside(machine: TestMachine, how: str) -> None:
+    release = how + shlex.join([*TRANCHE, "release", "--terminate"])
+    script = f"{release} $TRANCHE_ALLOCATION 2>&1; echo code $?"
+    done = machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", script)
+    assert "code 2" in done.stdout
+    assert "this process is inside share" in done.stdout
+    assert "root" not in done.stdout
+    assert machine.json("ps")["allocations"] == []

@@ -201,3 +201,43 @@ def children(parent: int) -> list[int]:
             if int(entry.read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(entry.parent.name))
     return found
+
+
+def starting_strangers(told: Path, count: int) -> tuple[str, ...]:
+    """A command that leaves so many processes without lock and environment behind."""
+    script = 'for i in $(seq "$2"); do env -i setsid sh -c "$0" "$1.$i" & done; '
+    script += 'for i in $(seq "$2"); do while [ ! -e "$1.$i" ]; do sleep 0.01; done; done'
+    return ("sh", "-c", script, _STRANGER, str(told), str(count))
+
+
+@pytest.fixture
+def strangers(a100: TestMachine, told: Path) -> Iterator[list[int]]:
+    """Three processes that a command left behind, without lock and environment."""
+    a100.tranche("run", "-q", *WHOLE, "--", *starting_strangers(told, 3))
+    pids = [int(told.with_name(f"{told.name}.{i}").read_text()) for i in (1, 2, 3)]
+    yield pids
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_every_orphan_keeps_the_share_and_not_only_the_oldest(a100: TestMachine, strangers: list[int]) -> None:
+    left = sorted(strangers, key=lambda pid: process_at(pid).started)  # type: ignore[union-attr]
+    while left:
+        ((_, pid),) = shares(a100)
+        assert pid in left
+        (keeper,) = [each["keeper"] for each in a100.json("ps")["allocations"]]
+        assert {pid, *(other for other, _ in keeper.get("others", ()))} == set(left)
+        assert f"{pid} +{len(left) - 1}" in a100.tranche("ps").stdout or len(left) == 1
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda dead=pid: process_at(dead) is None)  # type: ignore[misc]
+        left.remove(pid)
+    assert shares(a100) == []
+    assert [each["type"] for each in a100.json("events")["events"]][-4:] == ["Kept", "Kept", "Kept", "Released"]
+
+
+def test_taking_a_share_back_ends_every_orphan(a100: TestMachine, strangers: list[int]) -> None:
+    ((name, _),) = shares(a100)
+    assert all(str(pid) in a100.tranche("release", name, "--terminate").stderr for pid in strangers[:1])
+    assert [process_at(pid) for pid in strangers] == [None, None, None]
+    assert shares(a100) == []

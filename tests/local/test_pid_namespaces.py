@@ -39,3 +39,26 @@ def test_a_share_of_a_namespace_that_is_not_seen_is_kept(tmp_path: Path) -> None
         finally:
             os.kill(workload, signal.SIGKILL)
         wait_until(lambda: not machine.json("ps")["allocations"])
+
+
+@pytest.mark.parametrize("mounted", [True, False], ids=["its own /proc", "the machine's /proc"])
+def test_a_share_is_not_taken_back_by_who_does_not_see_its_processes(tmp_path: Path, mounted: bool) -> None:
+    unshare = _UNSHARE if mounted else [each for each in _UNSHARE if each != "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no PID namespace can be made here: that needs root")
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        work = machine.hold("--mig-profile", "1g.5gb")
+        (allocation,) = machine.json("ps")["allocations"]
+        for options in ((), ("--terminate",)):
+            done = subprocess.run(
+                [*unshare, *TRANCHE, "release", allocation["id"], *options],
+                env=machine.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 80
+            assert "processes of another PID namespace" in done.stderr
+            assert "as root" not in done.stderr
+        assert machine.json("ps")["allocations"] == [allocation]
+        assert work.process.poll() is None

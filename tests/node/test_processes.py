@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
-from tranche.core.keeper import Life
+from tranche.core.keeper import Life, ProcessKeeper
 from tranche.node.keeping import Remains
 from tranche.node.processes import MARK, Process, Traces, digest_of, find_traces, may_have_inherited, process_at
 from tranche.node.session import process_start_time
@@ -103,7 +103,9 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone() -> None:
         traces = in_child(look)
         assert [each.pid for each in traces.hidden] == [child.pid]
         assert Remains(traces=traces).life is Life.UNKNOWN
-        assert Remains(traces=traces).heir is None
+        kept = Remains(traces=traces).keeper(ProcessKeeper())
+        assert kept is not None
+        assert (kept.pid, kept.suspected) == (child.pid, True)
         assert find_traces("abcd1234", uid=NOBODY, since=0).hidden == (), "root can look"
     finally:
         child.end()

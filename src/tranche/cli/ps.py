@@ -43,7 +43,7 @@ def command(settings: Settings, /, output: str) -> None:
             each.grants[0].isolation,
             describe.phase(each, view),
             describe.age(now - each.created),
-            each.holder_pid or None,
+            describe.pids(each),
             describe.command(each),
         )
         for each in view.allocations

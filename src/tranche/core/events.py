@@ -80,10 +80,11 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class ShareKept:
-    """A process that came of the command has the share now."""
+    """Processes that came of the command have the share now, the oldest first; or may have come of it, when only suspected."""
 
     kind: ClassVar = EventKind.KEPT
-    pid: int
+    pids: tuple[int, ...]
+    suspected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +203,8 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given}
         case RequestCancelled(waiter_id):
             return {"waiterId": waiter_id}
-        case ShareKept(pid):
-            return {"pid": pid}
+        case ShareKept(pids, suspected):
+            return {"pids": list(pids), "suspected": suspected}
         case HeldTwice(keeper, grants):
             return {"keeper": keeper_to_dict(keeper), "grants": [grant_to_dict(grant) for grant in grants]}
         case ShareReleased(why):
@@ -227,7 +228,7 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
         case EventKind.CANCELLED:
             return RequestCancelled(data["waiterId"])
         case EventKind.KEPT:
-            return ShareKept(data["pid"])
+            return ShareKept(tuple(data["pids"]), data["suspected"])
         case EventKind.HELD_TWICE:
             return HeldTwice(keeper_from_dict(data["keeper"]), tuple(map(grant_from_dict, data["grants"])))
         case EventKind.RELEASED:

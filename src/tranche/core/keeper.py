@@ -25,16 +25,24 @@ class ProcessKeeper:
 
     `started` is in clock ticks since boot, against pids that are used again. `namespace` is the PID namespace in which the pid is
     meant, 0 when it was not recorded. `key_digest` is the SHA-256 of the share's key, which only its own processes know; "" when
-    it has none.
+    it has none. `others` keep the share beside it, as (pid, started): what a command left running. `suspected` says that nobody
+    who could tell has looked whether these processes came of the command.
     """
 
     pid: int = 0
     started: int = 0
     namespace: int = 0
     key_digest: str = ""
+    others: tuple[tuple[int, int], ...] = ()
+    suspected: bool = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Every process that keeps it; none before one is known."""
+        return (self.pid, *(pid for pid, _ in self.others)) if self.pid else ()
 
     def __str__(self) -> str:
-        return f"pid {self.pid}" if self.pid else "a process that is about to start"
+        return f"pid {', '.join(map(str, self.pids))}" if self.pid else "a process that is about to start"
 
 
 NOT_KNOWN_YET = ProcessKeeper()

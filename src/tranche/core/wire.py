@@ -90,6 +90,8 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "started": keeper.started,
                 "namespace": keeper.namespace,
                 "keyDigest": keeper.key_digest,
+                **({"others": [list(each) for each in keeper.others]} if keeper.others else {}),
+                **({"suspected": True} if keeper.suspected else {}),
             }
         case PodKeeper():
             return {
@@ -112,7 +114,8 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
     match data["kind"]:
         case "process":
             key_digest = fields.pop("keyDigest", "")
-            return ProcessKeeper(**fields, key_digest=key_digest)
+            others = tuple((pid, started) for pid, started in fields.pop("others", ()))
+            return ProcessKeeper(**fields, key_digest=key_digest, others=others)
         case "pod":
             return PodKeeper(**fields)
         case "claim":

@@ -75,6 +75,15 @@ def command(allocation: Allocation) -> str:
     return allocation.command or ("" if isinstance(keeper, ProcessKeeper) else str(keeper))
 
 
+def pids(allocation: Allocation) -> str:
+    """The processes that keep an allocation: `4711`, `4711 +2` with two more, `4711?` when it may be another's; "" for none."""
+    keeper = allocation.keeper
+    if not isinstance(keeper, ProcessKeeper) or not keeper.pid:
+        return ""
+    more = f" +{len(keeper.others)}" if keeper.others else ""
+    return f"{keeper.pid}{more}{'?' if keeper.suspected else ''}"
+
+
 def holders(allocations: Iterable[Allocation]) -> str:
     """Everybody who has one of the allocations."""
     return ", ".join(map(holder, allocations))

@@ -6,23 +6,26 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.allocation import Allocation
-from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, UsageError
+from tranche.core.keeper import Life, ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import register
 from tranche.node.host import Host
-from tranche.node.keeping import remains_of
+from tranche.node.keeping import Remains, remains_of
+from tranche.node.leftovers import runs
 from tranche.node.locks import is_held
-from tranche.node.session import process_lives
+from tranche.node.processes import ancestors_of
+from tranche.node.session import sees_processes_of
 
 _POLL_SECONDS = 0.02
 _OWNER_SECONDS = 5.0
+_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,8 @@ class Ended:
 def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) -> Ended:
     """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
 
-    Raises GpuBusy while somebody holds the share without `terminate`, AllocationUnknown when there is none of that id,
-    PermissionDenied when the workload is another user's.
+    Raises GpuBusy while somebody holds the share without `terminate`, or may hold it unseen; AllocationUnknown when there is none
+    of that id; PermissionDenied when the workload is another user's; UsageError when this process itself would be ended.
     """
     with host.ledger.read() as db:
         allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
@@ -54,31 +57,52 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
         )
     lock = host.places.allocation(allocation_id)
     keeper = allocation.keeper
+    if not sees_processes_of(keeper.namespace):
+        raise GpuBusy(
+            f"allocation {allocation.id} is held by processes of another PID namespace, which cannot be seen from here",
+            hint="run the command where they can be seen: on the machine itself, outside of any container",
+        )
     remains = remains_of(host.places, allocation_id, keeper)
-    pids = [keeper.pid] if process_lives(keeper.pid, keeper.started) else [each.pid for each in remains.certain]
-    if not terminate and (pids or remains.locked):
-        raise _busy(allocation, pids)
-    sent = _end_all(pids, grace)
-    _await_owner(lock)
-    # What the workload started may have outlived it, and keeps the share for as long as it lives.
-    left = [each.pid for each in remains_of(host.places, allocation_id, keeper).certain]
-    left += [pid for pid in _recorded(host, allocation_id) if pid not in (*pids, *left)]
-    sent = _end_all(left, grace) or sent
-    if is_held(lock):
-        raise _busy(allocation, [])
+    pids = _living(host, allocation_id) or [each.pid for each in remains.certain]
+    if not terminate and (pids or remains.life is not Life.GONE):
+        raise _busy(allocation, pids, remains)
+    _refuse_own_end(allocation, {*pids, *(each.pid for each in remains.certain)})
+    ended: list[int] = []
+    last = 0
+    # What the workload started may outlive it, and keeps the share for as long as it lives; it may start more meanwhile.
+    for _ in range(_ROUNDS):
+        if not pids and not remains.locked:
+            break
+        last = _end_all(pids, grace) or last
+        ended += pids
+        _await_owner(lock)
+        remains = remains_of(host.places, allocation_id, keeper)
+        # Its `tranche run` may know an orphan by descent, and has written it down.
+        pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living(host, allocation_id)]))
+        if not pids:
+            break
+    if remains.life is not Life.GONE:
+        raise _busy(allocation, pids, remains)
     # `tranche run` may have given the share back itself, when it saw its workload end.
     with suppress(AllocationUnknown):
         Queue(host).release(allocation_id, why="taken back with tranche release")
-    return Ended(allocation_id, (*pids, *left), sent)
+    return Ended(allocation_id, tuple(dict.fromkeys(ended)), last)
 
 
-def _recorded(host: Host, allocation_id: str) -> tuple[int, ...]:
-    """The process that the register names for the allocation, when it lives: its `tranche run` may know an orphan by descent."""
+def _living(host: Host, allocation_id: str) -> list[int]:
+    """The process that the register names for the allocation, when it lives and is known to have come of it."""
     with host.ledger.read() as db:
         keepers = [each.keeper for each in register.allocations(db) if each.id == allocation_id]
-    return tuple(
-        each.pid for each in keepers if isinstance(each, ProcessKeeper) and process_lives(each.pid, each.started)
-    )
+    return [each.pid for each in keepers if isinstance(each, ProcessKeeper) and runs(each) and not each.suspected]
+
+
+def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:
+    """UsageError when this process is among those that would be ended, or came of one."""
+    if {os.getpid(), *ancestors_of(os.getpid())} & set(pids):
+        raise UsageError(
+            f"this process is inside share {allocation.id} itself: to end what runs there would end this command too",
+            hint="run it outside of the share; or end the share's command, and the share comes back by itself",
+        )
 
 
 def cancel_waiter(host: Host, waiter_id: str) -> int | None:
@@ -96,13 +120,18 @@ def cancel_waiter(host: Host, waiter_id: str) -> int | None:
     return waiter.pid
 
 
-def _busy(allocation: Allocation, pids: Sequence[int]) -> GpuBusy:
-    who = f"pid {', '.join(map(str, pids))}" if pids else "a process that only root can see"
-    hint = f"end it and take the share back with: tranche release {allocation.id} --terminate"
-    return GpuBusy(
-        f"allocation {allocation.id} ({allocation.request}) is in use by {who}: {allocation.command}",
-        hint=hint if pids else "run the command as root",
-    )
+def _busy(allocation: Allocation, pids: Sequence[int], remains: Remains) -> GpuBusy:
+    what, command = f"allocation {allocation.id} ({allocation.request})", allocation.command
+    if pids:
+        return GpuBusy(
+            f"{what} is in use by pid {', '.join(map(str, pids))}: {command}",
+            hint=f"end it and take the share back with: tranche release {allocation.id} --terminate",
+        )
+    hint = "look where it can be seen: on the machine itself, outside of any container"
+    hint = hint if os.geteuid() == 0 else "run the command as root"
+    if remains.traces.hidden:
+        return GpuBusy(f"{what} may be in use by {remains}: {command}", hint=hint)
+    return GpuBusy(f"{what} is in use by a process that cannot be seen from here: {command}", hint=hint)
 
 
 def _end_all(pids: Sequence[int], grace: float) -> int:

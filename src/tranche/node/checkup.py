@@ -17,6 +17,7 @@ from tranche.core.allocation import NodeView, Phase
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import GpuState, NodeState
 from tranche.node import chronicle, records
@@ -143,6 +144,11 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
         yield Finding("leftovers", Status.PASS, "no process died and left anything behind")
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
     for allocation in view.allocations:
+        keeper = allocation.keeper
+        if isinstance(keeper, ProcessKeeper) and keeper.suspected:
+            text = f"the command of allocation {allocation.id} has ended; {keeper} may have come of it, and keeps the share"
+            hint = "root can tell, and frees the share if it has not: sudo tranche ps"
+            yield Finding("shares", Status.WARN, text, hint)
         for grant in allocation.grants:
             if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
                 text = f"allocation {allocation.id} holds {grant.slot}, which is not there"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuState
 from tranche.planning.steps import Step
 
@@ -57,12 +58,18 @@ def cancelled(db: sqlite3.Connection, time: float, waiter_id: str) -> None:
     _write(db, time, RequestCancelled(waiter_id), f"the waiting request {waiter_id} was cancelled")
 
 
-def kept(db: sqlite3.Connection, time: float, allocation_id: str, pid: int) -> None:
-    """A process that came of an allocation's command keeps the share."""
+def kept(db: sqlite3.Connection, time: float, allocation_id: str, keeper: ProcessKeeper) -> None:
+    """Processes that came of an allocation's command, or may have, keep the share."""
     from tranche.core.events import ShareKept
 
-    message = f"its command has ended; pid {pid}, which came of it, keeps it"
-    _write(db, time, ShareKept(pid), message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+    many = len(keeper.pids) > 1
+    if keeper.suspected:
+        which = f"which may have come of it and which only root can look into, {'keep' if many else 'keeps'} it"
+    else:
+        which = f"which came of it, {'keep' if many else 'keeps'} it"
+    message = f"its command has ended; {keeper}, {which}"
+    data = ShareKept(keeper.pids, keeper.suspected)
+    _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
 def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, error: TrancheError) -> None:

@@ -47,7 +47,7 @@ from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
-from tranche.node.session import Places, pid_namespace, process_start_time
+from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -353,7 +353,12 @@ class Host:
             register.set_keeper(
                 db,
                 held.allocation.id,
-                ProcessKeeper(pid, process_start_time(pid), pid_namespace(), digest_of(held.key)),
+                ProcessKeeper(
+                    pid,
+                    process_start_time(pid) if sees_processes_of(pid_namespace()) else 0,
+                    pid_namespace(),
+                    digest_of(held.key),
+                ),
             )
 
     def release(self, allocation_id: str, *, why: str) -> None:

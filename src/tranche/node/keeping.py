@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tranche.core.keeper import Life, ProcessEvidence, ProcessKeeper, judge_process
 from tranche.node.locks import is_held
 from tranche.node.processes import NO_TRACES, Process, Traces, find_traces, holders_of, process_at
-from tranche.node.session import Places
+from tranche.node.session import Places, pid_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,26 @@ class Remains:
         """The processes that keep the share for certain."""
         return _each_once(*self.orphans, *self.holders, *self.traces.inherited)
 
-    @property
-    def heir(self) -> Process | None:
-        """The process that has the share now; None when none is known for certain."""
-        return next(iter(self.certain), None)
+    def keeper(self, before: ProcessKeeper) -> ProcessKeeper | None:
+        """Who keeps the share after the one before; None when no process is known that does or may."""
+        there = self.certain or self.traces.hidden
+        if not there:
+            return None
+        first, *others = sorted(there, key=lambda process: process.started)
+        return replace(
+            before,
+            pid=first.pid,
+            started=first.started,
+            namespace=pid_namespace(),
+            others=tuple((each.pid, each.started) for each in others),
+            suspected=not self.certain,
+        )
 
     def __str__(self) -> str:
         if not self.processes:
             return "a process that only root can see"
         pids = ", ".join(str(each.pid) for each in self.processes)
-        sure = self.heir is not None
+        sure = bool(self.certain)
         return f"pid {pids}" if sure else f"pid {pids}, whose environment only root can read"
 
 
@@ -68,12 +78,22 @@ def remains_of(places: Places, allocation_id: str, keeper: ProcessKeeper, orphan
     `orphans` are the caller's children that came of it, oldest first.
     """
     lock = places.allocation(allocation_id)
+    orphans = _each_once(*orphans, *_recorded(keeper))
     if is_held(lock):
         seen = (process_at(pid) for pid in holders_of(lock))
-        return Remains(True, tuple(each for each in seen if each is not None), orphans=tuple(orphans))
+        return Remains(True, tuple(each for each in seen if each is not None), orphans=orphans)
     owner = lock if lock.exists() else places.ledger
     traces = find_traces(allocation_id, uid=os.stat(owner).st_uid, since=keeper.started, key_digest=keeper.key_digest)
-    return Remains(traces=traces, orphans=tuple(orphans))
+    return Remains(traces=traces, orphans=orphans)
+
+
+def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:
+    """The living processes that the register names as left running; whoever wrote them down knew them by descent perhaps."""
+    if keeper.suspected or not keeper.others or keeper.namespace not in (0, pid_namespace()):
+        return ()
+    named = {(keeper.pid, keeper.started), *keeper.others}
+    found = (process_at(pid) for pid, _ in sorted(named, key=lambda each: each[1]))
+    return tuple(each for each in found if each is not None and (each.pid, each.started) in named)
 
 
 def _each_once(*processes: Process) -> tuple[Process, ...]:

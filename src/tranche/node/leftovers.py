@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 from tranche.core.allocation import Allocation
@@ -46,9 +47,14 @@ def _command_ended(allocation: Allocation, places: Places) -> bool:
     Whoever cannot see the processes of the command's PID namespace, from within a container say, cannot tell.
     """
     match allocation.keeper:
-        case ProcessKeeper(pid, started, namespace, _):
-            if is_held(places.allocation(allocation.id)) or not sees_processes_of(namespace):
+        case ProcessKeeper() as keeper:
+            if is_held(places.allocation(allocation.id)) or not sees_processes_of(keeper.namespace):
                 return False
-            return namespace not in (0, pid_namespace()) or not process_lives(pid, started)
+            return not runs(keeper) or (keeper.suspected and os.geteuid() == 0)  # root can tell
         case PodKeeper() | ClaimKeeper():
             return False
+
+
+def runs(keeper: ProcessKeeper) -> bool:
+    """Whether the process that keeps a share still runs, and its pid means the same to this process."""
+    return keeper.namespace in (0, pid_namespace()) and process_lives(keeper.pid, keeper.started)

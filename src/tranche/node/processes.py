@@ -91,6 +91,15 @@ def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:
     return tuple(sorted((each for each in found if each and each.parent == pid), key=lambda process: process.started))
 
 
+def ancestors_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    """The parent of a process, that one's parent, and so on."""
+    found: list[int] = []
+    while (process := process_at(pid, proc)) is not None and process.parent and process.parent not in found:
+        found.append(process.parent)
+        pid = process.parent
+    return tuple(found)
+
+
 def holders_of(lock: Path) -> list[int]:
     """The other processes that have the lock's file open, as far as this user may see: root sees all."""
     found = []

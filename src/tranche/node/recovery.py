@@ -97,14 +97,14 @@ class Recovery:
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
             return Remains()
         remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
-        gone, heir = remains.life is Life.GONE, remains.heir
+        gone, keeper = remains.life is Life.GONE, remains.keeper(allocation.keeper)
         with self._ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
                 chronicle.released(db, self._clock(), allocation_id, why)
-            elif heir is not None and (heir.pid, heir.started) != (allocation.keeper.pid, allocation.keeper.started):
-                keeper = dataclasses.replace(heir.keeper, key_digest=allocation.keeper.key_digest)
+            elif keeper is not None and keeper != allocation.keeper:
                 register.set_keeper(db, allocation_id, keeper)
-                chronicle.kept(db, self._clock(), allocation_id, heir.pid)
+                if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
+                    chronicle.kept(db, self._clock(), allocation_id, keeper)
         if gone:
             self._places.allocation(allocation_id).unlink(missing_ok=True)
         return remains

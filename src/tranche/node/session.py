@@ -133,8 +133,20 @@ def pid_namespace() -> int:
 
 
 def sees_processes_of(namespace: int) -> bool:
-    """Whether this process sees those of that PID namespace (0: not recorded): it is its own, or the first, which sees all."""
+    """Whether this process sees those of that PID namespace (0: not recorded): it is its own, or the first, which sees all.
+
+    Where /proc is that of another namespace, its numbers are not those by which this process can name others.
+    """
+    if not _own_process_table():
+        return False
     return namespace in (0, pid_namespace()) or pid_namespace() == _FIRST_PID_NAMESPACE
+
+
+def _own_process_table() -> bool:
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def process_lives(pid: int, started: int) -> bool:
