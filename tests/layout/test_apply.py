@@ -137,6 +137,7 @@ def test_a_failure_is_undone_everywhere(bench: MakeBench, function: str) -> None
     b.machine.inject_error(function, INSUFFICIENT_RESOURCES, calls=1, gpu=1)
     outcome = b.layout("apply", "-c", "all-3g.40gb")
     assert outcome.code not in (0, 1)
+    assert "GPU 1 (" in outcome.stderr
     assert cuts(b.observe()) == before, "the same slices with the same UUIDs"
     b.apply("-c", "all-3g.40gb")
     assert [names(cut) for cut in cuts(b.observe())] == [Counter({"3g.40gb": 2})] * 3

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.node.machines import Node, change, create, cuts_of, destroy, enable, node_of
-from tests.node.processes import isolated
+from tests.node.processes import Child, isolated
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, GpuBusy, HardwareError, StateMoved
 from tranche.core.profile import parse_profile
@@ -209,3 +211,60 @@ def test_an_empty_plan_leaves_no_trace(a100: Node) -> None:
         host.change(lambda view: Plan("nothing"))
         assert host.events() == ()
         assert a100.machine.total_change_calls() == 0
+
+
+@isolated
+def test_what_fails_on_one_gpu_leaves_the_others_their_change_where_that_is_asked_for(tmp_path: Path) -> None:
+    node = node_of(tmp_path, "A100-40GB", "A100-40GB", "A100-40GB")
+    with node.host() as host:
+        for gpu in host.view().node:
+            change(host, *enable(gpu))
+        gpus = host.view().node.gpus
+        plan = Plan("cut", tuple(create(gpu, "7g.40gb", 0) for gpu in gpus))
+        for apart in (False, True):
+            node.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 999, calls=1, gpu=1)
+            with pytest.raises(HardwareError) as caught:
+                host.change(lambda view: plan, apart=apart)
+            assert caught.value.gpu_uuid == gpus[1].uuid
+            assert "GPU 1" in caught.value.message
+            assert ("it is done on the other 2 GPUs" in caught.value.message) is apart
+            assert [bool(gpu.instances) for gpu in host.view().node] == [apart, False, apart]
+            assert host.view().changing == frozenset()
+        assert {key.gpu_uuid for key in host.view().owned} == {gpus[0].uuid, gpus[2].uuid}
+        host.change(lambda view: plan, apart=True)
+        assert all(gpu.instances for gpu in host.view().node)
+
+
+@isolated
+def test_a_crash_amid_changes_that_are_apart_undoes_the_half_done_ones_only(tmp_path: Path) -> None:
+    node = node_of(tmp_path, "A100-40GB", "A100-40GB")
+    with node.host() as host:
+        for gpu in host.view().node:
+            change(host, *enable(gpu))
+        gpus = host.view().node.gpus
+        plan = Plan("cut", tuple(create(gpu, "7g.40gb", 0) for gpu in gpus))
+
+    def victim() -> None:
+        done: list[str] = []
+
+        def boundary() -> None:
+            with host.ledger.read() as db:
+                done[:] = [
+                    name for (name,) in db.execute("SELECT id FROM plans WHERE status = 'done' AND purpose = 'cut'")
+                ]
+
+        def progress(gpu: GpuState, step: Step) -> None:
+            if gpu.uuid == gpus[1].uuid:
+                while not done:
+                    time.sleep(0.002)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with node.host(boundary=boundary) as host:
+            host.change(lambda view: plan, apart=True, progress=progress)
+
+    child = Child(victim)
+    assert child.wait() == -signal.SIGKILL
+    child.end()
+    with node.host() as host:
+        assert [bool(gpu.instances) for gpu in host.view().node] == [True, False]
+        assert "Recovered" in [event.name for event in host.events()]

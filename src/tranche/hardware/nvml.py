@@ -48,6 +48,7 @@ class NvmlDriver:
         self._instances = InstanceReader()
         self._geometries: dict[tuple[str, MigMode], GpuProfiles] = {}
         self._lock = threading.Lock()
+        self._indexes: dict[str, int] = {}
         self.scope = scope_of(os.environ.get(VARIABLE))
 
     def close(self) -> None:
@@ -65,18 +66,18 @@ class NvmlDriver:
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now."""
-        with explained(f"read GPU {gpu_uuid}"):
+        with explained(f"read {self._named(gpu_uuid)}"):
             handle = self._handle(gpu_uuid)
             return self._read(handle, pynvml.nvmlDeviceGetIndex(handle))
 
     def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
         """Ask for a MIG mode. NVML reports success while the change is still pending: observe to learn which."""
-        with explained(f"{'enable' if enabled else 'disable'} MIG mode on GPU {gpu_uuid}"):
+        with explained(f"{'enable' if enabled else 'disable'} MIG mode on {self._named(gpu_uuid)}"):
             pynvml.nvmlDeviceSetMigMode(self._handle(gpu_uuid), int(enabled))
 
     def reset_gpu(self, gpu_uuid: str) -> None:
         """Reset one GPU with nvidia-smi: NVML has no call for it."""
-        with explained(f"find GPU {gpu_uuid}"):
+        with explained(f"find {self._named(gpu_uuid)}"):
             bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
         import subprocess  # resets are rare, and every command loads this module
@@ -88,17 +89,17 @@ class NvmlDriver:
                 command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False, close_fds=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise HardwareError(f"cannot reset GPU {gpu_uuid}: {error}") from error
+            raise HardwareError(f"cannot reset {self._named(gpu_uuid)}: {error}") from error
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
             raise HardwareError(
-                f"cannot reset GPU {gpu_uuid}: nvidia-smi said: {said}",
+                f"cannot reset {self._named(gpu_uuid)}: nvidia-smi said: {said}",
                 hint="a reset needs a GPU without clients; stop monitoring services such as dcgm and nvsm first",
             )
 
     def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
         """Create a GPU instance at a placement; its id."""
-        with explained(f"create a GPU instance {profile} at {placement} on GPU {gpu_uuid}"):
+        with explained(f"create a GPU instance {profile} at {placement} on {self._named(gpu_uuid)}"):
             handle = self._handle(gpu_uuid)
             profile_id = self._profile_id(handle, gpu_uuid, profile)
             spot = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
@@ -107,19 +108,21 @@ class NvmlDriver:
 
     def create_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, name: ProfileName) -> int:
         """Create a compute instance of that name inside a GPU instance; its id."""
-        with explained(f"create a compute instance {name} in GPU instance {gpu_instance_id} of GPU {gpu_uuid}"):
+        with explained(
+            f"create a compute instance {name} in GPU instance {gpu_instance_id} of {self._named(gpu_uuid)}"
+        ):
             instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
             info = pynvml.nvmlGpuInstanceGetInfo(instance)
             for profile_id, slices in self._instances.compute_profiles(instance, gpu_uuid, info.profileId):
                 if slices == name.compute:
                     made = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, profile_id)
                     return int(pynvml.nvmlComputeInstanceGetInfo(made).id)
-        raise LayoutImpossible(f"GPU {gpu_uuid} has no compute instance profile for {name}")
+        raise LayoutImpossible(f"{self._named(gpu_uuid)} has no compute instance profile for {name}")
 
     def destroy_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
         """Destroy a compute instance."""
         with explained(
-            f"destroy compute instance {compute_instance_id} of GPU instance {gpu_instance_id} of GPU {gpu_uuid}"
+            f"destroy compute instance {compute_instance_id} of GPU instance {gpu_instance_id} of {self._named(gpu_uuid)}"
         ):
             instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
             compute = pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, compute_instance_id)
@@ -127,9 +130,14 @@ class NvmlDriver:
 
     def destroy_gpu_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
         """Destroy a GPU instance without compute instances."""
-        with explained(f"destroy GPU instance {gpu_instance_id} of GPU {gpu_uuid}"):
+        with explained(f"destroy GPU instance {gpu_instance_id} of {self._named(gpu_uuid)}"):
             instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
             pynvml.nvmlGpuInstanceDestroy(instance)
+
+    def _named(self, gpu_uuid: str) -> str:
+        """How messages name the GPU, with its index where it was seen before: a lost one cannot be asked."""
+        index = self._indexes.get(gpu_uuid)
+        return f"GPU {gpu_uuid}" if index is None else f"GPU {index} ({gpu_uuid})"
 
     def _handle(self, gpu_uuid: str) -> Any:
         try:
@@ -146,7 +154,9 @@ class NvmlDriver:
         for profile in self._geometry(handle, gpu_uuid, device_id, memory, current).profiles:
             if profile.name == name and profile.id is not None:
                 return profile.id
-        raise LayoutImpossible(f"GPU {gpu_uuid} has no profile {name}", hint="see what it has with: tranche profiles")
+        raise LayoutImpossible(
+            f"{self._named(gpu_uuid)} has no profile {name}", hint="see what it has with: tranche profiles"
+        )
 
     def _observe_index(self, index: int) -> GpuState:
         handle = None
@@ -161,6 +171,7 @@ class NvmlDriver:
 
     def _read(self, handle: Any, index: int) -> GpuState:
         uuid = pynvml.nvmlDeviceGetUUID(handle)
+        self._indexes[uuid] = index
         pci = pynvml.nvmlDeviceGetPciInfo(handle)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         current, pending = _read_mode(handle)

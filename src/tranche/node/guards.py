@@ -12,11 +12,13 @@ import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
+from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
 from tranche.node.ledger import Ledger
+from tranche.planning.plan import Plan
 from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
 
 
@@ -63,6 +65,22 @@ class Guards:
         if gpu.instances:
             slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
             raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
+
+
+def refuse_changing(view: NodeView, plan: Plan) -> None:
+    """GpuBusy when another change is at work on one of the plan's GPUs."""
+    for gpu_uuid in plan.gpu_uuids:
+        if gpu_uuid in view.changing:
+            raise GpuBusy(
+                f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
+                hint="run this one again when that has ended; see: tranche events",
+            )
+
+
+def refuse_held_by_any(db: sqlite3.Connection, view: NodeView, plan: Plan, allocation_id: str) -> None:
+    """GpuBusy when the plan takes what somebody came to hold since the decision; within the plan's own transaction."""
+    for step in plan.steps:
+        refuse_held(db, step, view.node.gpu(step.gpu_uuid).label, allocation_id)
 
 
 def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, Wh
 from tranche.core.devices import devices, memory_of
 from tranche.core.errors import (
     AllocationUnknown,
-    GpuBusy,
     LedgerUnavailable,
     PermissionDenied,
     StateMoved,
@@ -37,7 +35,7 @@ from tranche.node.acts import BUILT_IN
 from tranche.node.adoption import shares_of_processes
 from tranche.node.deciding import take_turn
 from tranche.node.executor import Executor, Progress, no_progress
-from tranche.node.guards import refuse_held
+from tranche.node.guards import refuse_changing, refuse_held_by_any
 from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger, open_to_read
@@ -192,12 +190,18 @@ class Host:
             return chronicle.last_boot(db, boot_id)
 
     def change(
-        self, decide: Callable[[NodeView], Plan], *, progress: Progress = no_progress, seconds: float | None = None
+        self,
+        decide: Callable[[NodeView], Plan],
+        *,
+        apart: bool = False,
+        progress: Progress = no_progress,
+        seconds: float | None = None,
     ) -> Plan:
         """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out.
 
-        GpuBusy when another change works on one of its GPUs. WaitTimeout when others still decide, or work on one of its GPUs,
-        after `seconds`.
+        A failure on one GPU undoes the change on all of them; with `apart` it undoes the change on that GPU, and the others keep
+        theirs. GpuBusy when another change works on one of its GPUs. WaitTimeout when others still decide, or work on one of its
+        GPUs, after `seconds`.
         """
         with self._deciding(seconds), self.ledger.waiting(seconds):
             view = self._current_view()
@@ -205,14 +209,15 @@ class Host:
             if plan.empty:
                 return plan
             self._repertoire.check(plan.steps)
-            _refuse_changing(view, plan)
-            plan_id = self._new_id()
+            refuse_changing(view, plan)
+            parts = {self._new_id(): part for part in (plan.apart if apart else (plan,))}
             with self.ledger.write() as db:
-                _refuse_held(db, view, plan, "")
-                journal.open_plan(db, plan_id, plan, session=self._session[0], created=self._clock())
-                chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
+                refuse_held_by_any(db, view, plan, "")
+                for plan_id, part in parts.items():
+                    journal.open_plan(db, plan_id, part, session=self._session[0], created=self._clock())
+                    chronicle.change_begun(db, self._clock(), plan_id, part.purpose)
             self._boundary()
-        self._carry_out(plan_id, "", progress, seconds)
+        self._carry_out_apart(tuple(parts), progress, seconds)
         return plan
 
     def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
@@ -325,7 +330,7 @@ class Host:
         try:
             with self.ledger.write() as db:
                 add_or_refuse(db, allocation, _capacities(allocation, view))
-                _refuse_held(db, view, decision.plan, allocation.id)
+                refuse_held_by_any(db, view, decision.plan, allocation.id)
                 if not records.remove_waiter(db, waiter.id):
                     raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
                 if plan_id:
@@ -384,6 +389,26 @@ class Host:
         remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans)
         self._boundary()
         return remains
+
+    def _carry_out_apart(self, plan_ids: Sequence[str], progress: Progress, seconds: float | None) -> None:
+        """Carry out plans of different GPUs at the same time; what fails of one leaves the others alone."""
+        if len(plan_ids) == 1:
+            self._carry_out(plan_ids[0], "", progress, seconds)
+            return
+
+        def carry_out(plan_id: str) -> TrancheError | None:
+            try:
+                self._carry_out(plan_id, "", progress, seconds)
+            except TrancheError as error:
+                return error
+            return None
+
+        from concurrent.futures import ThreadPoolExecutor  # slow to import, and needed by the agent only
+
+        with ThreadPoolExecutor(max_workers=len(plan_ids), thread_name_prefix="change") as pool:
+            errors = [error for error in pool.map(carry_out, plan_ids) if error is not None]
+        if errors:
+            raise _of_several(errors, done=len(plan_ids) - len(errors))
 
     def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress, seconds: float | None) -> None:
         with self.ledger.read() as db:
@@ -447,19 +472,14 @@ class Host:
         return NodeView(self.driver.observe(), allocations, ours, changing), working
 
 
-def _refuse_changing(view: NodeView, plan: Plan) -> None:
-    for gpu_uuid in plan.gpu_uuids:
-        if gpu_uuid in view.changing:
-            raise GpuBusy(
-                f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
-                hint="run this one again when that has ended; see: tranche events",
-            )
-
-
-def _refuse_held(db: sqlite3.Connection, view: NodeView, plan: Plan, allocation_id: str) -> None:
-    """GpuBusy when the plan takes what somebody came to hold since the decision; within the plan's own transaction."""
-    for step in plan.steps:
-        refuse_held(db, step, view.node.gpu(step.gpu_uuid).label, allocation_id)
+def _of_several(errors: Sequence[TrancheError], *, done: int) -> TrancheError:
+    """What happened on each GPU that failed, and that the change is done on so many others."""
+    first = errors[0]
+    messages = "; ".join(error.message for error in errors)
+    rest = f"; it is done on the other {done} GPUs" if done > 1 else "; it is done on the other GPU" if done else ""
+    error = type(first)(f"{messages}{rest}", hint=first.hint)
+    error.gpu_uuid = first.gpu_uuid
+    return error
 
 
 def _capacities(allocation: Allocation, view: NodeView) -> dict[WholeGpu | Slice, int]:

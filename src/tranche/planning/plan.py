@@ -37,6 +37,18 @@ class Plan:
         """The GPUs that the plan touches, in order of first step."""
         return tuple(dict.fromkeys(step.gpu_uuid for step in self.steps))
 
+    @property
+    def apart(self) -> tuple[Plan, ...]:
+        """A plan for each GPU, with the same purpose: steps of different GPUs are independent."""
+        return tuple(
+            Plan(
+                self.purpose,
+                self.steps_on(gpu_uuid),
+                {uuid: mark for uuid, mark in self.fingerprints.items() if uuid == gpu_uuid},
+            )
+            for gpu_uuid in self.gpu_uuids
+        )
+
     def steps_on(self, gpu_uuid: str) -> tuple[Step, ...]:
         """The steps of one GPU, in order."""
         return tuple(step for step in self.steps if step.gpu_uuid == gpu_uuid)

@@ -267,7 +267,7 @@ def test_a_defect_of_the_agent_is_a_failure_like_others(tmp_path: Path) -> None:
         def boot_ended(self, boot_id: str) -> None:
             return None
 
-        def change(self, decide: object) -> None:
+        def change(self, decide: object, *, apart: bool) -> None:
             raise ZeroDivisionError("oops")
 
     async def test(node: ManagedNode) -> None:

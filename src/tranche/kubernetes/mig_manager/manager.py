@@ -367,9 +367,9 @@ class MigManager:
         try:
             await self._services.inventory.refresh()
             if decision.work is Work.CUT:
-                await asyncio.to_thread(self._services.host.change, work.deciding)
+                await asyncio.to_thread(self._services.host.change, work.deciding, apart=True)
             else:
-                await asyncio.to_thread(self._services.host.change, work.deciding_reboot)
+                await asyncio.to_thread(self._services.host.change, work.deciding_reboot, apart=True)
                 await asyncio.to_thread(self._restart, self._settings.host_root)
         except TrancheError as error:
             if work.refused:
