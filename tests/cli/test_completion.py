@@ -41,6 +41,7 @@ def test_ids_of_allocations_and_of_waiting_requests(machine: TestMachine) -> Non
     held, waits = listed["allocations"][0]["id"], listed["waiters"][0]["id"]
     assert complete(machine, "tranche release ") == [held, waits]
     assert complete(machine, f"tranche release {held[:3]}") == [held]
+    assert complete(machine, "tranche explain ") == [waits]
 
 
 def test_layouts_of_the_machine_and_of_a_file(machine: TestMachine) -> None:

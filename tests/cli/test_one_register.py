@@ -139,3 +139,14 @@ def test_a_reader_refuses_a_newer_format(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(LedgerTooNew):
         Ledger(path, read_only=True)
+
+
+@needs_root
+def test_a_plan_is_shown_to_who_may_not_change_anything(readable_a100: TestMachine) -> None:
+    readable_a100.hold(*SLICE)
+    before = files(readable_a100), readable_a100.changes()
+    for arguments in (("layout", "plan"), ("layout", "apply", "--dry-run")):
+        done = readable_a100.tranche(*arguments, "--selected-config", "all-3g.20gb", as_nobody=True)
+        assert "create 3g.20gb" in done.stdout
+        assert "hint" not in done.stderr
+    assert (files(readable_a100), readable_a100.changes()) == before

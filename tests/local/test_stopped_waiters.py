@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,3 +117,14 @@ def test_a_bell_that_is_not_heard_for_long_is_no_answer(tmp_path: Path) -> None:
     assert answers(places, waiter, rung)
     bell.close()
     assert answers(places, waiter, rung), "it is about to make its bell, or to take it down"
+
+
+def test_who_is_taken_for_dead_because_his_lock_was_removed_is_told_so(a100: TestMachine) -> None:
+    a100.hold("--gpus", "1")
+    waiter = a100.wait_in_queue("--gpus", "1")
+    shutil.rmtree(a100.state_dir / "locks" / "waiters")
+    a100.tranche("ps")
+    _, said = waiter.communicate(timeout=60)
+    assert waiter.returncode == 60
+    assert "was taken for that of a dead process" in said
+    assert "cancelled" not in said

@@ -32,6 +32,14 @@ def _complete(words: Callable[[click.Context], Words]) -> Complete:
 
 
 def _ids(context: click.Context) -> Iterator[tuple[str, str]]:
+    yield from _registered(context, waiting_only=False)
+
+
+def _waiting_ids(context: click.Context) -> Iterator[tuple[str, str]]:
+    yield from _registered(context, waiting_only=True)
+
+
+def _registered(context: click.Context, *, waiting_only: bool) -> Iterator[tuple[str, str]]:
     from tranche.cli.runtime import register_places
     from tranche.node import records, register
     from tranche.node.ledger import open_to_read
@@ -42,7 +50,8 @@ def _ids(context: click.Context) -> Iterator[tuple[str, str]]:
     ledger = open_to_read(places)
     try:
         with ledger.read() as db:
-            yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
+            if not waiting_only:
+                yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
             yield from ((each.id, f"waits for {each.request}: {each.command}") for each in records.waiters(db))
     finally:
         ledger.close()
@@ -104,6 +113,7 @@ def _settings(context: click.Context) -> Settings:
 
 
 ids = _complete(_ids)
+waiting_ids = _complete(_waiting_ids)
 layouts = _complete(_layouts)
 profiles = _complete(_profiles)
 boards = _complete(_boards)

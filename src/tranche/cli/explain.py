@@ -31,7 +31,7 @@ from tranche.planning.queue import WaitingRequest
 
 
 @click.command(cls=TrancheCommand)
-@click.argument("waiter_id", metavar="[ID]", default="", shell_complete=completion.ids)
+@click.argument("waiter_id", metavar="[ID]", default="", shell_complete=completion.waiting_ids)
 @request_options
 @adopt_foreign_option
 @output_option()

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from tranche.core.errors import NoRoom, TrancheError, WaitTimeout
+from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
 from tranche.core.keeper import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
@@ -81,8 +81,14 @@ class Queue:
         try:
             return self._wait(request, ticket, bell, patience, begun, waiting, progress)
         except BaseException as error:
+            removed = not ticket.lock.in_place
             waited = self._host.leave(ticket)
             self.ring_next()
+            if not waited and removed:
+                raise LedgerUnavailable(
+                    f"somebody removed {ticket.lock.path}: request {ticket.id} was taken for that of a dead process",
+                    hint="run the command again, and leave the state folder to tranche while requests wait",
+                ) from error
             if not waited:
                 raise Cancelled(f"the waiting request {ticket.id} was cancelled") from error
             raise

@@ -21,6 +21,7 @@ from tranche.cli.layout.options import (
     wait_options,
 )
 from tranche.cli.layout.report import Narrator, decision_data, print_plan, sum_up
+from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
@@ -69,7 +70,7 @@ def plan(
     were.
     """
     layout = _layout_of_file(config_file, selected_config)
-    with open_host(settings) as host:
+    with open_host(settings, reading=True) as host:
         layout = layout or generate_layouts(host.driver.observe()).select(selected_config)
         _show(host, _towards(layout, mode_only=mode_only, skip_reset=skip_reset), output)
 
@@ -123,7 +124,7 @@ def apply(
         layout = _layout_of_file(config_file, selected_config)
     runner = hook_runner(hooks_file, environment, debug=debug)
     wanted = patience(wait, timeout)
-    with open_host(settings) as host:
+    with open_host(settings, reading=dry_run) as host:
         if saved is not None:
             _apply_saved(host, saved, runner, wanted, dry_run=dry_run, output=output)
         else:
@@ -178,7 +179,7 @@ def restore(
     def decide(view: NodeView) -> LayoutDecision:
         return plan_restore(view, checkpoint, mode_only=mode_only, skip_reset=skip_reset)
 
-    with open_host(settings) as host:
+    with open_host(settings, reading=dry_run) as host:
         if dry_run:
             _show(host, decide, output)
             return
@@ -199,7 +200,7 @@ def _towards(layout: Layout, *, mode_only: bool, skip_reset: bool) -> Decide:
 
 
 def _show(host: Host, decide: Decide, output: str) -> None:
-    view = host.view()
+    view = look_at(host)
     decision = decide(view)
     _warn_of(decision)
     if output == "json":
@@ -230,7 +231,7 @@ def _carry_out(host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, 
 
 def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
     if dry_run:
-        print_plan(saved, host.view().node)
+        print_plan(saved, look_at(host).node)
         return
     _change(host, hooks, wanted).as_saved(saved)
     if output == "json":
