@@ -27,12 +27,11 @@ def decide_by_scan(
     *,
     policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
-    mode_change_allowed: bool = True,
     reserved: Mapping[str, str] | None = None,
 ) -> Decision:
     """As `decide`, with an obstacle for each GPU however many there are. `reserved` maps UUIDs to waiters."""
     check_possible(request, [(gpu, 1) for gpu in view.node])
-    freedom = Freedom(adopt_foreign_destroy, mode_change_allowed)
+    freedom = Freedom(adopt_foreign_destroy)
     best: list[tuple[tuple[float, ...], Option]] = []
     obstacles: list[Obstacle] = []
     for gpu in view.node:

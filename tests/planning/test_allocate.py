@@ -64,14 +64,12 @@ def allocated(view: NodeView, decision: Granted, request: Request) -> NodeView:
     return replace(view, allocations=(*view.allocations, allocation), owned=view.owned | made)
 
 
-@given(st.data(), policies, st.booleans(), st.booleans())
-def test_a_grant_is_free_and_its_plan_reaches_it(
-    data: st.DataObject, policy: Policy, foreign: bool, mode: bool
-) -> None:
+@given(st.data(), policies, st.booleans())
+def test_a_grant_is_free_and_its_plan_reaches_it(data: st.DataObject, policy: Policy, foreign: bool) -> None:
     view = data.draw(node_views())
     request = data.draw(requests_for(view))
     try:
-        decision = decide(view, request, policy=policy, adopt_foreign_destroy=foreign, mode_change_allowed=mode)
+        decision = decide(view, request, policy=policy, adopt_foreign_destroy=foreign)
     except TrancheError:
         return
     if isinstance(decision, Waiting):
@@ -102,8 +100,6 @@ def test_a_grant_is_free_and_its_plan_reaches_it(
     for step in decision.plan.steps:
         if isinstance(step, DestroyInstance) and not foreign:
             assert InstanceKey(step.gpu_uuid, step.profile, step.placement) in view.owned
-        if isinstance(step, SetMigMode | ResetGpu):
-            assert mode
 
 
 @given(node_views(), requests(), policies)
@@ -192,12 +188,6 @@ def test_mode_is_turned_on_with_a_reset_only_where_one_is_needed(chosen: Board, 
     decision = grant_now(view_of(gpu), parse_request(gpu="0.25"))
     kinds = [type(step) for step in decision.plan.steps]
     assert kinds == ([SetMigMode, ResetGpu, CreateInstance] if reset else [SetMigMode, CreateInstance])
-
-
-def test_mode_is_not_touched_when_that_is_forbidden() -> None:
-    decision = decide(view_of(gpu_on(A100, mode=MigMode.DISABLED)), parse_request(gpu="0.5"), mode_change_allowed=False)
-    assert isinstance(decision, Waiting)
-    assert decision.obstacles[0].reason == "MigModeFixed"
 
 
 def test_whole_gpus_take_uncut_ones_first_and_uncut_an_idle_one_next() -> None:

@@ -59,13 +59,13 @@ def owned_view(gpu: GpuState, *ids: str) -> NodeView:
 def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
     view = data.draw(node_views())
     request = data.draw(requests_for(view))
-    foreign, mode = data.draw(st.booleans()), data.draw(st.booleans())
+    foreign = data.draw(st.booleans())
     asked = data.draw(st.lists(requests_for(view), max_size=2))
     waiters = [WaitingRequest(f"w-{number}", each) for number, each in enumerate(asked)]
-    explanation = explain(view, request, waiters, adopt_foreign_destroy=foreign, mode_change_allowed=mode)
+    explanation = explain(view, request, waiters, adopt_foreign_destroy=foreign)
     queue = [*waiters, WaitingRequest("me", request)]
     try:
-        decision = may_start(view, queue, "me", adopt_foreign_destroy=foreign, mode_change_allowed=mode)
+        decision = may_start(view, queue, "me", adopt_foreign_destroy=foreign)
     except TrancheError:
         assert explanation.impossible is not None
         assert not explanation.fits

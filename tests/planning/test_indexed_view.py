@@ -84,23 +84,23 @@ def queue_of(requests: Sequence[Request]) -> list[WaitingRequest]:
     return [WaitingRequest(f"w-{number}", request) for number, request in enumerate(requests)]
 
 
-@given(st.data(), policies, st.booleans(), st.booleans())
-def test_it_decides_as_a_plain_scan(data: st.DataObject, policy: Policy, foreign: bool, mode: bool) -> None:
+@given(st.data(), policies, st.booleans())
+def test_it_decides_as_a_plain_scan(data: st.DataObject, policy: Policy, foreign: bool) -> None:
     view = data.draw(fleets())
     index = IndexedView(view)
     for request in data.draw(st.lists(requests_for(view), min_size=1, max_size=4)):
         waiters = queue_of(data.draw(st.lists(requests_for(view), max_size=2)))
-        terms: dict[str, Any] = {"policy": policy, "adopt_foreign_destroy": foreign, "mode_change_allowed": mode}
+        terms: dict[str, Any] = {"policy": policy, "adopt_foreign_destroy": foreign}
         looked_up = partial(decide, index, request, reserved=reserved_for(index, waiters), **terms)
         scanned = partial(decide_by_scan, view, request, reserved=reserved_by_scan(view, waiters), **terms)
         assert outcome(looked_up) == outcome(scanned)
 
 
-@given(fleets(), st.data(), policies, st.booleans(), st.booleans())
+@given(fleets(), st.data(), policies, st.booleans())
 def test_every_gpu_is_ranked_by_its_own_best_option(
-    view: NodeView, data: st.DataObject, policy: Policy, foreign: bool, mode: bool
+    view: NodeView, data: st.DataObject, policy: Policy, foreign: bool
 ) -> None:
-    index, terms = IndexedView(view), Terms(Freedom(foreign, mode), policy)
+    index, terms = IndexedView(view), Terms(Freedom(foreign), policy)
     for kind in index.kinds:
         profiles = [profile for profile in kind.profiles if profile.starts]
         for profile in (None, *(data.draw(st.lists(st.sampled_from(profiles), max_size=4)) if profiles else ())):

@@ -58,7 +58,6 @@ def decide(
     *,
     policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
-    mode_change_allowed: bool = True,
     reserved: Reserved | None = None,
 ) -> Decision:
     """Grant the request on the cheapest GPU that can serve it now, or say what it waits for.
@@ -68,7 +67,7 @@ def decide(
     """
     index = indexed(view)
     index.check_possible(request)
-    terms = Terms(Freedom(adopt_foreign_destroy, mode_change_allowed), policy)
+    terms = Terms(Freedom(adopt_foreign_destroy), policy)
     needed = gpus_needed(request)
     best: list[tuple[Preference, int, Candidate, Ranking]] = []
     for kind, answer in index.candidates(request).items():

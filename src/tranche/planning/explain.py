@@ -17,7 +17,7 @@ from tranche.planning.answers import Answers, GpuAnswer, Terms, answers
 from tranche.planning.candidates import gpus_needed
 from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.options import Freedom
-from tranche.planning.policy import DEFAULT, Policy
+from tranche.planning.policy import DEFAULT
 from tranche.planning.queue import WaitingRequest, reserved_for
 from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies
 
@@ -64,14 +64,12 @@ def explain(
     request: Request,
     waiters: Sequence[WaitingRequest] = (),
     *,
-    policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
-    mode_change_allowed: bool = True,
 ) -> Explanation:
     """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
     index = indexed(view)
     reserved = reserved_for(index, waiters)
-    terms = Terms(Freedom(adopt_foreign_destroy, mode_change_allowed), policy)
+    terms = Terms(Freedom(adopt_foreign_destroy), DEFAULT)
     found = answers(index, request, terms, reserved)
     granted: Granted | None = None
     impossible: TrancheError | None = None
@@ -79,9 +77,7 @@ def explain(
         decision = decide(
             index,
             request,
-            policy=policy,
             adopt_foreign_destroy=adopt_foreign_destroy,
-            mode_change_allowed=mode_change_allowed,
             reserved=reserved,
         )
         granted = decision if isinstance(decision, Granted) else None

@@ -10,13 +10,12 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey
 
 
 class Reason(StrEnum):
-    """Stable words for programs; the first five do not go away by waiting."""
+    """Stable words for programs; the first four do not go away by waiting."""
 
     GPU_MODEL_MISMATCH = "GpuModelMismatch"
     PROFILE_NOT_SUPPORTED = "ProfileNotSupported"
     MEMORY_TOO_SMALL = "MemoryTooSmall"
     SHARING_UNAVAILABLE = "SharingUnavailable"
-    MIG_MODE_FIXED = "MigModeFixed"
     GPU_LOST = "GpuLost"
     DRIVER_ERROR = "DriverError"
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"

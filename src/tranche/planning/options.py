@@ -53,7 +53,6 @@ class Freedom:
     """What a plan may do beyond creating instances and destroying idle ones that Tranche made."""
 
     destroy_foreign: bool = False
-    change_mode: bool = True
 
 
 def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
@@ -75,7 +74,7 @@ def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Opti
     if candidate.profile is None:
         return _uncut_again(tenancy, freedom)
     if not gpu.mig_enabled:
-        return _cut_first(tenancy, candidate.profile, freedom)
+        return _cut_first(tenancy, candidate.profile)
     return _slices(tenancy, candidate.profile, freedom)
 
 
@@ -189,17 +188,13 @@ def _uncut_again(tenancy: Tenancy, freedom: Freedom) -> tuple[Option, ...] | Obs
             "cut into idle instances that Tranche did not make",
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
-    if not freedom.change_mode:
-        return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is on, and may not be changed")
     destroys = tuple(_destroy(gpu, instance) for instance in tenancy.idle)
     return (_whole(tenancy, (*destroys, *_mode_steps(gpu, MigMode.DISABLED))),)
 
 
-def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile) -> tuple[Option, ...]:
     """A slice of an idle GPU whose MIG mode is off."""
     gpu = tenancy.gpu
-    if not freedom.change_mode:
-        return obstacle(gpu, Reason.MIG_MODE_FIXED, "MIG mode is off, and may not be changed")
     steps = _mode_steps(gpu, MigMode.ENABLED)
     return tuple(
         _slice(tenancy, profile, spot, Effort.MODE, (*steps, _create(gpu, profile, spot)))

@@ -16,7 +16,6 @@ from tranche.core.request import Request
 from tranche.planning.allocate import Decision, Granted, decide
 from tranche.planning.candidates import Candidate
 from tranche.planning.indexed_view import IndexedView, indexed
-from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.situation import GpuKind
 
 
@@ -33,11 +32,9 @@ def may_start(
     waiters: Sequence[WaitingRequest],
     waiter_id: str,
     *,
-    policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
-    mode_change_allowed: bool = True,
 ) -> Decision:
-    """What the waiter of that id gets now; `waiters` is in order of arrival, and the options are those of `decide`.
+    """What the waiter of that id gets now; `waiters` is in order of arrival, and `adopt_foreign_destroy` is that of `decide`.
 
     Raises AllocationUnknown when the id is not among them, and what `decide` raises when the request can never be served.
     """
@@ -47,9 +44,7 @@ def may_start(
             return decide(
                 index,
                 waiter.request,
-                policy=policy,
                 adopt_foreign_destroy=adopt_foreign_destroy,
-                mode_change_allowed=mode_change_allowed,
                 reserved=reserved_for(index, waiters[:position]),
             )
     raise AllocationUnknown(f"no request {waiter_id} waits")
@@ -74,11 +69,9 @@ def startable(
     view: NodeView | IndexedView,
     waiters: Iterable[WaitingRequest],
     *,
-    policy: Policy = DEFAULT,
     adopt_foreign_destroy: bool = False,
-    mode_change_allowed: bool = True,
 ) -> Iterator[str]:
-    """The ids of the waiters that may start now, in order of arrival; the options are those of `decide`."""
+    """The ids of the waiters that may start now, in order of arrival; `adopt_foreign_destroy` is that of `decide`."""
     index = indexed(view)
     reserved: dict[GpuKind, str] = {}
     # Of equal requests only the first can be startable: it reserves all that the others want.
@@ -90,9 +83,7 @@ def startable(
             decision = decide(
                 index,
                 request,
-                policy=policy,
                 adopt_foreign_destroy=adopt_foreign_destroy,
-                mode_change_allowed=mode_change_allowed,
                 reserved=reserved,
             )
             if isinstance(decision, Granted):
@@ -101,27 +92,13 @@ def startable(
             reserved.setdefault(kind, waiter_id)
 
 
-def outlooks(
-    view: NodeView | IndexedView,
-    waiters: Iterable[WaitingRequest],
-    *,
-    policy: Policy = DEFAULT,
-    adopt_foreign_destroy: bool = False,
-    mode_change_allowed: bool = True,
-) -> Iterator[Decision | TrancheError]:
-    """What each waiter gets now, in order of arrival, or why it can never get anything; the options are those of `decide`."""
+def outlooks(view: NodeView | IndexedView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:
+    """What each waiter gets now, in order of arrival, or why it can never get anything."""
     index = indexed(view)
     reserved: dict[GpuKind, str] = {}
     for waiter in waiters:
         try:
-            yield decide(
-                index,
-                waiter.request,
-                policy=policy,
-                adopt_foreign_destroy=adopt_foreign_destroy,
-                mode_change_allowed=mode_change_allowed,
-                reserved=reserved,
-            )
+            yield decide(index, waiter.request, reserved=reserved)
         except TrancheError as error:
             yield error
         if len(reserved) < len(index.kinds):

@@ -80,7 +80,6 @@ class _Question:
         view: NodeView | None = None,
         request: Request | None = None,
         *,
-        change_mode: bool = False,
         skip_queue: bool = False,
     ) -> Granted | None:
         """What would be granted if the view, the request or the terms were these; None for nothing."""
@@ -91,7 +90,6 @@ class _Question:
                 request or self.request,
                 policy=self.terms.policy,
                 adopt_foreign_destroy=freedom.destroy_foreign,
-                mode_change_allowed=freedom.change_mode or change_mode,
                 reserved={} if skip_queue else self.reserved,
             )
         except TrancheError:
@@ -180,11 +178,6 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
 
 
 def _recuts(question: _Question) -> Iterator[Remedy]:
-    if not question.terms.freedom.change_mode:
-        granted = question.granted(change_mode=True)
-        if granted is not None:
-            labels = ", ".join(question.index.gpu(uuid).label for uuid in granted.plan.gpu_uuids)
-            yield Remedy(Kind.RECUT, f"allow a change of MIG mode on {labels}")
     holders = _fewest_holders(question)
     if holders is None or holders.process_ids or not holders.allocation_ids:
         return
