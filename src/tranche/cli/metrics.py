@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
@@ -51,7 +52,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
             hint="name the folder of node exporter's --collector.textfile.directory",
         )
     with open_host(settings, reading=True) as host:
-        facts = facts_of_machine(host)
+        facts = facts_of_machine(host, look_at(host))
     families, samples = named_samples(facts, MetricNames(names), platform.node())
     if textfile is None:
         click.echo(exposition.openmetrics_text(families, samples), nl=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 
 from tranche.core.allocation import NodeView
@@ -30,10 +29,9 @@ def facts_of_ledger(host: Host, now: float) -> NodeFacts:
     )
 
 
-def facts_of_machine(host: Host, *, sleep: Callable[[float], None] = time.sleep) -> NodeFacts:
-    """All that one look can tell. It takes two readings, since activity is what happened between two."""
-    view = host.view()
-    readings = _two_readings(view, sleep)
+def facts_of_machine(host: Host, view: NodeView) -> NodeFacts:
+    """All that one look can tell, which showed that. It takes two readings, since activity is what happened between two."""
+    readings = _two_readings(view)
     found = facts_of_ledger(host, time.time())
     return NodeFacts(
         now=found.now,
@@ -46,8 +44,8 @@ def facts_of_machine(host: Host, *, sleep: Callable[[float], None] = time.sleep)
     )
 
 
-def _two_readings(view: NodeView, sleep: Callable[[float], None]) -> tuple[GpuReading, ...]:
+def _two_readings(view: NodeView) -> tuple[GpuReading, ...]:
     gauges = NvmlGauges(time.monotonic)
     gauges.read(view.node)
-    sleep(2 * LEAST_SECONDS)
+    time.sleep(2 * LEAST_SECONDS)
     return gauges.read(view.node)
