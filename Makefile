@@ -72,6 +72,7 @@ lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the i
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
 	$(RESOLVE) --group dist -o requirements-dist.lock
+	$(RESOLVE) --group infrastructure -o requirements-infrastructure.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto
