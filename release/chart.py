@@ -17,6 +17,8 @@ CHART = Path(__file__).parents[1] / "deploy" / "chart" / "tranche"
 RELEASE = "tranche"
 NAMESPACE = "tranche-system"
 KUBERNETES = "1.36.0"
+# What a chart may ask for beside Kubernetes' own objects.
+PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"
 
 KubeObject = dict[str, Any]
 Values = Mapping[str, Any]
@@ -29,7 +31,7 @@ def render(
     namespace: str = NAMESPACE,
     release: str = RELEASE,
     kubernetes: str = KUBERNETES,
-    apis: Sequence[str] = (),
+    apis: Sequence[str] = (PROMETHEUS_OPERATOR,),
     chart: Path = CHART,
 ) -> list[KubeObject]:
     """The chart's objects, hooks included, under these values and those of `files`, for a cluster of that version and those APIs.

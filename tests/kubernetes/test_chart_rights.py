@@ -70,12 +70,13 @@ def default(name: str) -> Any:
 
 def test_the_probes_ask_the_port_that_the_agent_serves() -> None:
     _, container = agents_pod()
-    assert container["ports"] == [{"name": "health", "containerPort": default("health_port")}]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"health": default("health_port"), "metrics": default("metrics_port")}
     for probe, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": "health"}
-    _, container = agents_pod(healthPort=9000)
-    assert container["ports"] == [{"name": "health", "containerPort": 9000}]
-    assert "--health-port=9000" in container["args"]
+    _, container = agents_pod(healthPort=9000, metrics={"port": 9001})
+    assert [port["containerPort"] for port in container["ports"]] == [9000, 9001]
+    assert {"--health-port=9000", "--metrics-port=9001"} <= set(container["args"])
 
 
 def test_each_variable_that_an_option_is_read_from_is_known_to_the_agent() -> None:
@@ -225,7 +226,12 @@ def test_the_agents_pod_has_no_more_than_it_needs() -> None:
     (daemon_set,) = objects("DaemonSet")
     assert isolation["spec"]["podSelector"] == daemon_set["spec"]["selector"]
     assert isolation["spec"]["policyTypes"] == ["Ingress"]
-    assert "ingress" not in isolation["spec"]
+    assert isolation["spec"]["ingress"] == [{"ports": [{"port": default("metrics_port"), "protocol": "TCP"}]}]
+    prometheus = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    (narrower,) = objects("NetworkPolicy", metrics={"from": [prometheus]})
+    assert [rule["from"] for rule in narrower["spec"]["ingress"]] == [[prometheus]]
+    (closed,) = objects("NetworkPolicy", metrics={"enabled": False})
+    assert "ingress" not in closed["spec"]
 
 
 def test_without_the_manager_the_agent_cuts_nothing_and_is_not_privileged() -> None:

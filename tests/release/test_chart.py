@@ -17,6 +17,8 @@ from tests.conftest import Golden
 
 pytestmark = pytest.mark.helm
 DEFAULTS = "defaults"
+PARTS = ("migManager", "devicePlugin", "featureLabels", "metrics")
+MONITORS = ("serviceMonitor", "podMonitor")
 
 
 def by_name(objects: list[KubeObject]) -> dict[tuple[str, str], KubeObject]:
@@ -70,7 +72,12 @@ def broken(folder: Path, file: str, before: str, after: str) -> Path:
         ("values.yaml", "inUse: wait", "inUse: evict", "/migManager/inUse"),
         ("values.yaml", "pullPolicy: IfNotPresent", "pullpolicy: IfNotPresent", "pullpolicy"),
         # The schema: no schema, a value that it does not know.
-        ("values.schema.json", '"minimum": 1, "maximum": 65535', '"minimum": "1", "maximum": 65535', "minimum"),
+        (
+            "values.schema.json",
+            '"healthPort": {"type": "integer", "minimum": 1',
+            '"healthPort": {"type": "integer", "minimum": "1"',
+            "minimum",
+        ),
         ("values.schema.json", '"stateDirectory":', '"stateFolder":', "stateDirectory"),
         ("Chart.yaml", "apiVersion: v2", "apiVersion: v9", "apiVersion"),
     ],
@@ -88,7 +95,7 @@ def test_the_schema_is_closed_wherever_the_chart_gives_the_names(tmp_path: Path)
         return [path, *inner]
 
     open_ones = {"podLabels", "podAnnotations", "nodeSelector", "nodeAffinity", "annotations", "data", "map"}
-    open_ones |= {"requests", "limits"}
+    open_ones |= {"requests", "limits", "additionalLabels"}
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     for path in unknown(defaults):
         if open_ones & set(path):
@@ -125,7 +132,9 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"config": {"name": "a", "map": {"b": "version: v1"}}}, "set one of them"),
         ({"migManager": {"config": {"create": True}}}, "config.yaml"),
         ({"migManager": {"config": {"data": {"config.yaml": ""}}}}, "migManager.config.create=true"),
-        ({part: {"enabled": False} for part in ("migManager", "devicePlugin", "featureLabels")}, "without any part"),
+        ({part: {"enabled": False} for part in PARTS}, "without any part"),
+        ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics.enabled=true"),
+        ({"metrics": {each: {"enabled": True} for each in MONITORS}}, "scraped twice"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
         ({"namespaceOverride": "default"}, "--namespace tranche-system"),
     ],
@@ -142,6 +151,25 @@ def test_a_cluster_without_admission_policies_is_refused_unless_that_is_accepted
     kinds = {item["kind"] for item in render({"admissionPolicy": {"enabled": False}}, kubernetes="1.29.0")}
     assert "DaemonSet" in kinds
     assert not any("Admission" in kind for kind in kinds)
+
+
+@pytest.mark.parametrize("monitor", MONITORS)
+def test_a_monitor_finds_the_agents_and_leaves_their_metrics_labels(monitor: str) -> None:
+    objects = render({"metrics": {monitor: {"enabled": True}}})
+    kinds = {item["kind"]: item for item in objects}
+    made = kinds[monitor[0].upper() + monitor[1:]]["spec"]
+    selected = kinds["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    if monitor == "serviceMonitor":
+        assert kinds["Service"]["spec"]["selector"].items() <= selected.items()
+        selected = kinds["Service"]["metadata"]["labels"]
+    assert made["selector"]["matchLabels"].items() <= selected.items()
+    (endpoint,) = made["endpoints" if monitor == "serviceMonitor" else "podMetricsEndpoints"]
+    assert endpoint["honorLabels"]
+    assert endpoint["port"] in [
+        port["name"] for port in kinds["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]["ports"]
+    ]
+    with pytest.raises(ReleaseError, match="install the Prometheus Operator"):
+        render({"metrics": {monitor: {"enabled": True}}}, apis=())
 
 
 def test_several_releases_get_names_of_their_own() -> None:

@@ -76,6 +76,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.devicePlugin.enabled (or .Values.cdi.mount (regexMatch "cdi-(annotations|cri)" $told)) }}true{{ end -}}
 {{- end }}
 
+{{/* How the Prometheus Operator is to scrape an agent, from one of the two monitors' values. */}}
+{{- define "tranche.endpoint" -}}
+port: metrics
+path: /metrics
+interval: {{ .interval }}
+honorLabels: {{ .honorLabels }}
+relabelings:
+  - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}
+  {{- with .relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* "true" where the node object's labels or annotations are written. */}}
 {{- define "tranche.writesNode" -}}
 {{- if or .Values.migManager.enabled .Values.featureLabels.enabled }}true{{ end -}}
@@ -84,7 +101,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* The agent's options, one a line. */}}
 {{- define "tranche.arguments" -}}
 - --daemon-set={{ include "tranche.fullname" . }}
-{{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels }}
+{{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels "metrics" .Values.metrics }}
 {{- if not $values.enabled }}
 - --without={{ $part }}
 {{- end }}
@@ -94,6 +111,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- if ne (int .Values.healthPort) 9440 }}
 - --health-port={{ .Values.healthPort }}
+{{- end }}
+{{- if .Values.metrics.enabled }}
+{{- if ne (int .Values.metrics.port) 9441 }}
+- --metrics-port={{ .Values.metrics.port }}
+{{- end }}
+{{- if ne .Values.metrics.names "tranche" }}
+- --metrics-names={{ .Values.metrics.names }}
+{{- end }}
 {{- end }}
 {{- if ne .Values.logFormat "auto" }}
 - --log-format={{ .Values.logFormat }}
