@@ -1,4 +1,4 @@
-"""`python -m release`: check, image, dist."""
+"""`python -m release`: check, image, dist, dashboards."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ def dist(target: Path) -> None:
     from release.dist import make_dist  # what a check does not need is not imported for it
 
     make_dist(target, _say)
+
+
+@command.command()
+def dashboards() -> None:
+    """Write the dashboards of deploy/monitoring anew, from release/dashboards.py."""
+    from release.dashboards import FOLDER, dashboard_files
+
+    for name, text in dashboard_files().items():
+        (FOLDER / name).write_text(text)
 
 
 def _say(line: str) -> None:

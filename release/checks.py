@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from release import chart_check
+from release import chart_check, infrastructure, monitoring
 
 Check = Callable[[], list[str]]
 
-CHECKS: Mapping[str, Check] = {"chart": chart_check.problems}
+CHECKS: Mapping[str, Check] = {
+    "chart": chart_check.problems,
+    "infrastructure": infrastructure.problems,
+    "monitoring": monitoring.problems,
+}

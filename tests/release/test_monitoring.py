@@ -1,0 +1,140 @@
+"""Rules, dashboards and runbooks fit the metrics that there are; one wrong value in any of them is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from release.dashboards import DASHBOARDS
+from release.errors import ReleaseError
+from release.grafana import dashboard_json
+from release.monitoring import MONITORING, dashboard_problems, problems, promtool
+from release.promql import PromqlNames, names_in
+
+
+@pytest.fixture(autouse=True)
+def _promtool() -> None:
+    try:
+        promtool()
+    except ReleaseError as error:
+        pytest.skip(f"no promtool: {error}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of deploy/monitoring to spoil."""
+    return Path(shutil.copytree(MONITORING, tmp_path / "monitoring"))
+
+
+def test_all_is_well() -> None:
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "said"),
+    [
+        ("rules.yaml", "tranche_gpu_lost == 1", "tranche_gpu_lots == 1", "there is no metric tranche_gpu_lots"),
+        ("rules.yaml", "by (instance, profile)", "by (instance, profil)", "no metric has a label profil"),
+        ("rules.yaml", "expr: tranche_gpu_lost == 1", "expr: tranche_gpu_lost == (1", "unclosed left parenthesis"),
+        ("rules.yaml", "> 4 * 3600", "> 5 * 3600", "TrancheRequestWaiting"),
+        ("rules.yaml", "for: 1m", "for: 20m", "TrancheGpuLost"),
+        ("rules.yaml", "severity: critical", "severity: urgent", "no severity of critical, warning, info"),
+        (
+            "rules.yaml",
+            "docs/runbooks/TrancheXid.md",
+            "docs/runbooks/TrancheXids.md",
+            "no page docs/runbooks/TrancheXids.md",
+        ),
+        ("rules.test.yaml", 'values: "0x9 1x10"', 'values: "0x20"', "TrancheGpuLost"),
+        ("rules.test.yaml", "value: 300}", "value: 301}", "instance:tranche_gpu_power_watts:sum"),
+        (
+            "dashboards/node.json",
+            "tranche_gpu_power_watts",
+            "tranche_gpu_power",
+            "there is no metric tranche_gpu_power",
+        ),
+        ("dashboards/fleet.json", "sum by (namespace)", "sum by namespace", "fleet.json, Held, in GPUs"),
+        ("dashboards/waste.json", '"watt"', '"wat"', "run python -m release dashboards"),
+    ],
+)
+def test_one_wrong_value_is_found(folder: Path, file: str, right: str, wrong: str, said: str) -> None:
+    path = folder / file
+    text = path.read_text()
+    assert right in text
+    path.write_text(text.replace(right, wrong, 1))
+    assert any(said in problem for problem in problems(folder)), problems(folder)
+
+
+def test_an_alert_without_a_test_and_a_page_without_an_alert_are_found(folder: Path, tmp_path: Path) -> None:
+    rules = folder / "rules.yaml"
+    rules.write_text(rules.read_text().replace("alert: TrancheXid", "alert: TrancheNew"))
+    found = problems(folder)
+    assert "alert TrancheNew has no test in which it fires" in found
+    assert "docs/runbooks/TrancheXid.md is about no alert" in found
+
+
+def _unit(panel: dict[str, Any]) -> None:
+    panel["fieldConfig"]["defaults"]["unit"] = ""
+
+
+def _description(panel: dict[str, Any]) -> None:
+    panel["description"] = ""
+
+
+def _source(panel: dict[str, Any]) -> None:
+    panel["targets"][0]["datasource"]["uid"] = "prometheus-1"
+
+
+def _rate(panel: dict[str, Any]) -> None:
+    panel["targets"][0]["expr"] = "rate(tranche_nvml_errors_total[5m])"
+
+
+def _variable(panel: dict[str, Any]) -> None:
+    panel["targets"][0]["expr"] = 'tranche_gpu_lost{instance="$node"}'
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_unit, "it has no unit"),
+        (_description, "it has no description"),
+        (_source, "it does not use the data source that was chosen"),
+        (_rate, "a rate needs [$__rate_interval]"),
+        (_variable, "there is no variable $node"),
+    ],
+)
+def test_the_lint_of_dashboards(spoil: Callable[[dict[str, Any]], None], said: str) -> None:
+    dashboard = json.loads(json.dumps(dashboard_json(DASHBOARDS[0])))
+    assert list(dashboard_problems(dashboard)) == []
+    spoil(dashboard["panels"][0])
+    assert list(dashboard_problems(dashboard)) == [f"Nodes: {said}"]
+
+
+def test_panels_lie_side_by_side_and_none_over_another() -> None:
+    for each in DASHBOARDS:
+        taken: set[tuple[int, int]] = set()
+        for panel in dashboard_json(each)["panels"]:
+            place = panel["gridPos"]
+            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+            assert max(x for x, _ in cells) < 24
+            assert not cells & taken
+            taken |= cells
+
+
+@pytest.mark.parametrize(
+    ("expression", "metrics", "labels"),
+    [
+        ("up == 0", {"up"}, set()),
+        ('sum by (a, b) (rate(x_total{c="d, e"}[5m])) > 4 * 3600', {"x_total"}, {"a", "b", "c"}),
+        ('x{a!~"b|c"} and on (d) group_left (e) y offset 5m', {"x", "y"}, {"a", "d", "e"}),
+        ("count(lvl:x:sum) without (a) or vector(0)", {"lvl:x:sum"}, {"a"}),
+        ("histogram_quantile(0.9, x_bucket) < +Inf", {"x_bucket"}, set()),
+        ("label_values and ignoring(a) b", {"label_values", "b"}, {"a"}),
+    ],
+)
+def test_names_in_an_expression(expression: str, metrics: set[str], labels: set[str]) -> None:
+    assert names_in(expression) == PromqlNames(frozenset(metrics), frozenset(labels))
