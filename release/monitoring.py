@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from release.dashboards import dashboard_files
+from release.errors import ReleaseError
 from release.programs import debian_program
 from release.promql import names_in
 from tranche.metrics import catalogue, dcgm
@@ -41,6 +43,17 @@ class Expression:
 def promtool() -> Path:
     """Debian's promtool, or the one on PATH."""
     return debian_program("prometheus", "usr/bin/promtool")
+
+
+@cache
+def why_no_prometheus() -> str:
+    """Why Debian's Prometheus cannot be had here; empty when it can."""
+    try:
+        debian_program("prometheus", "usr/bin/prometheus")
+        promtool()
+    except ReleaseError as error:
+        return str(error)
+    return ""
 
 
 def problems(folder: Path = MONITORING, root: Path = ROOT) -> list[str]:

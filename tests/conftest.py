@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from release.helm import why_no_helm
+from release.monitoring import why_no_prometheus
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -20,7 +21,14 @@ settings.load_profile("tranche")
 Golden = Callable[[str, str], None]
 
 # What a test may need that not every machine has: a marker, and the word for it in the last lines.
-_NEEDS = {"cluster": "a cluster", "gpu": "a GPU", "helm": "Helm", "image": "an image", "systemd": "a systemd container"}
+_NEEDS = {
+    "cluster": "a cluster",
+    "gpu": "a GPU",
+    "helm": "Helm",
+    "image": "an image",
+    "prometheus": "Prometheus",
+    "systemd": "a systemd container",
+}
 _NEEDED = "needed"
 # The walks of the guides make clusters of their own; all other tests of a cluster share one.
 _CLUSTER_TESTS, _WALKS = "tests/cluster/", "tests/cluster/test_guides.py"
@@ -68,8 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what renders the chart where no Helm can be had."""
+    """Skip what renders the chart where no Helm can be had, and what asks Prometheus where that cannot be had."""
     if item.get_closest_marker("helm") is not None and (reason := why_no_helm()):
+        pytest.skip(reason)
+    if item.get_closest_marker("prometheus") is not None and (reason := why_no_prometheus()):
         pytest.skip(reason)
 
 

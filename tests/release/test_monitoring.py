@@ -10,18 +10,11 @@ from typing import Any
 
 import pytest
 from release.dashboards import DASHBOARDS
-from release.errors import ReleaseError
 from release.grafana import dashboard_json
-from release.monitoring import MONITORING, dashboard_problems, problems, promtool
+from release.monitoring import MONITORING, dashboard_problems, problems
 from release.promql import PromqlNames, names_in
 
-
-@pytest.fixture(autouse=True)
-def _promtool() -> None:
-    try:
-        promtool()
-    except ReleaseError as error:
-        pytest.skip(f"no promtool: {error}")
+pytestmark = pytest.mark.prometheus
 
 
 @pytest.fixture

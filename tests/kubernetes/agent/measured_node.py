@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from tests.kubernetes.mig_manager.mig_node import ManagedNode
 from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently, until
 from tranche.core.devices import devices
+from tranche.core.errors import HardwareError
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.process import metrics_server
 from tranche.kubernetes.api.objects import PodRef
@@ -29,10 +31,14 @@ async def measured(
     *parts: Component,
     names: MetricNames = MetricNames.TRANCHE,
     readiness: Mapping[str, Readiness] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    patience: float = 1.0,
 ) -> AsyncIterator[MetricsServer]:
     """Serve the node's metrics for the length of the block; `readiness` is what its other components say."""
     components = {"inventory": Readiness(True)} if readiness is None else readiness
-    server = metrics_server(node.services, MetricsSettings("127.0.0.1", 0, names), parts, lambda: components)
+    server = metrics_server(
+        node.services, MetricsSettings("127.0.0.1", 0, names, patience), parts, lambda: components, clock=clock
+    )
     tasks = [asyncio.create_task(node.services.gpu_events.run()), asyncio.create_task(server.run())]
     try:
         await until(lambda: server.ready().ready and node.services.gpu_events.ready().ready)
@@ -40,7 +46,7 @@ async def measured(
     finally:
         for task in tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, HardwareError):  # of a GPU that a test has lost
                 await patiently(task)
 
 

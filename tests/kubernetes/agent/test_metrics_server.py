@@ -125,7 +125,7 @@ def test_while_the_driver_hangs_scrapes_answer_with_what_is_known_and_one_thread
             machine.inject_latency("nvmlDeviceGetMigMode", 4.0)
             try:
                 answers = await asyncio.gather(*(scrape(server.port) for _ in range(20)))
-                assert sum(thread.name == "gauges" for thread in threading.enumerate()) == 1
+                await until(lambda: sum(thread.name == "gauges" for thread in threading.enumerate()) == 1)
             finally:
                 machine.clear_injections()
             assert {status for status, _ in answers} == {200}

@@ -28,7 +28,6 @@ from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
 from tranche.metrics.machine import facts_of_ledger
 from tranche.metrics.names import MetricNames, named_samples
 
-_PATIENCE_SECONDS = 1.0
 _OLDEST_READING_SECONDS = 120.0
 
 _log = logging.getLogger(__name__)
@@ -36,11 +35,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where metrics are served, and under which names."""
+    """Where metrics are served, and under which names; for how many seconds at most a scrape waits for driver and ledger."""
 
     host: str
     port: int
     names: MetricNames = MetricNames.TRANCHE
+    patience: float = 1.0
 
 
 class MetricsServer:
@@ -114,15 +114,13 @@ class MetricsServer:
         """All that is known now."""
         inventory = self._services.inventory
         view = inventory.latest.value.view if inventory.latest.synced else None
-        host = self._services.host
+        host, patience = self._services.host, self._settings.patience
         async with asyncio.TaskGroup() as looks:
-            ledger = looks.create_task(
-                self._ledger.latest(lambda: facts_of_ledger(host, self._now()), _PATIENCE_SECONDS)
-            )
+            ledger = looks.create_task(self._ledger.latest(lambda: facts_of_ledger(host, self._now()), patience))
             gauges = None
             if view is not None:
                 node = view.node
-                gauges = looks.create_task(self._readings.latest(lambda: self._gauges.read(node), _PATIENCE_SECONDS))
+                gauges = looks.create_task(self._readings.latest(lambda: self._gauges.read(node), patience))
         known = ledger.result()
         found = NodeFacts(now=self._now(), version=version("tranche")) if known is None else known.what
         found = replace(found, now=self._now(), nvml_errors=NVML_ERRORS.counts(), agent=self._agent())

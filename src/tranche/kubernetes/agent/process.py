@@ -183,11 +183,13 @@ def metrics_server(
     settings: MetricsSettings,
     parts: Sequence[Component],
     readiness: Callable[[], Mapping[str, Readiness]],
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> MetricsServer:
-    """The metrics of an agent of these parts; without the MIG manager nobody knows the layouts."""
+    """The metrics of an agent of these parts; without the MIG manager nobody knows the layouts. `clock` is in seconds."""
     manager = next((part for part in parts if isinstance(part, MigManager)), None)
     mismatched = manager.mismatched if manager is not None else lambda: None
-    return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched)
+    return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched, clock=clock)
 
 
 async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_agent: NodeAgent) -> None:
