@@ -36,7 +36,7 @@ check: $(STAMP) $(DEPLOY)  ## format, lint, types, layers; chart, rules, example
 	$(BIN)/lint-imports
 
 # What is deployed is checked again when something of it, or of the checks, has changed.
-$(DEPLOY): $(STAMP) $(shell find deploy release docs/runbooks src/tranche/metrics -type f -not -name '*.pyc')
+$(DEPLOY): $(STAMP) $(shell find deploy release docs/runbooks src/tranche/boot src/tranche/metrics -type f -not -name '*.pyc')
 	$(BIN)/python -m release check
 	@mkdir -p $(@D) && touch $@
 

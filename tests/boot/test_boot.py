@@ -12,7 +12,9 @@ import pytest
 
 from tests.boot.debian_root import debian_root, why_no_container
 from tests.boot.systemd_container import LIST_FOR_KUBELET, BootableMachine, Booted
+from tests.boot.test_earlier_boot import BEFORE, hold
 from tests.machines import machine_in
+from tests.node.machines import Node
 
 pytestmark = pytest.mark.systemd
 
@@ -56,7 +58,7 @@ def assert_failed_and_said(booted: Booted, words: str) -> None:
     assert words in booted.journal
 
 
-def test_fifty_six_slices_before_the_kubelet_at_every_boot(bootable: MakeBootable) -> None:
+def test_fifty_six_slices_before_the_kubelet_at_every_boot_whoever_had_them(bootable: MakeBootable) -> None:
     made = bootable(machine_type="p4d.24xlarge")
     for _ in range(2):
         booted = made.boot()
@@ -65,7 +67,9 @@ def test_fifty_six_slices_before_the_kubelet_at_every_boot(bootable: MakeBootabl
         assert "the GPUs have 56 slices" in booted.properties["StatusText"]
         assert booted.order[:2] == ["nvidia-persistenced", "nvidia-fabricmanager"]
         assert not booted.failed
-        made.machine.machine.reboot()
+        machine = made.machine.machine
+        assert hold(Node(machine, machine.directory), BEFORE) == 56
+        machine.reboot()
 
 
 def test_at_the_first_boot_the_kubelet_waits_for_what_user_data_starts(bootable: MakeBootable) -> None:

@@ -8,15 +8,18 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import DriverNotFound, HardwareError
+from tranche.core.errors import DriverNotFound, HardwareError, VerificationFailed
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import LayoutName, Partition
 from tranche.core.state import NodeState
 from tranche.node.change import Change
+from tranche.node.earlier_boot import boot_time, free_shares_of_earlier_boots
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.patience import Patience
+from tranche.node.pod_processes import any_pod_runs
+from tranche.planning.assertion import find_mismatches
 from tranche.planning.boot_layout import boot_layout
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
 
@@ -44,7 +47,8 @@ class CutAtBoot:
 
     `open_host` opens the machine and raises DriverNotFound or HardwareError while its driver is not ready. `has_gpu` says
     whether the machine has an NVIDIA GPU at all, None where nobody knows. `tell` hears what is going on, `progress` each step, on
-    several threads. `clock` and `seconds` are in seconds: a driver that is not ready is waited for so long.
+    several threads. `booted` says when the machine was started, `pods_run` whether a pod runs on it. `clock` and `seconds` are in
+    seconds: a driver that is not ready is waited for so long.
     """
 
     wanted: Partition | LayoutName
@@ -54,6 +58,8 @@ class CutAtBoot:
     seconds: float
     tell: Callable[[str], None] = lambda text: None
     progress: Progress = no_progress
+    booted: Callable[[], float | None] = boot_time
+    pods_run: Callable[[], bool] = any_pod_runs
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -87,10 +93,25 @@ class CutAtBoot:
         def decide(view: NodeView) -> LayoutDecision:
             return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
 
+        freed = free_shares_of_earlier_boots(
+            host.ledger, booted=self.booted(), pods_run=self.pods_run(), now=time.time()
+        )
+        if freed:
+            self.tell(f"freed what {freed} {'pod' if freed == 1 else 'pods'} had before the machine was restarted")
         self.tell(f"cutting the GPUs as {self.wanted.text} asks")
         decision = Change(host, HookRunner(), Patience(wait=False), progress=self.progress).to_layout(decide)
+        node = host.driver.observe()
+        self._verify(node)
         decision.refuse_if_lost()
-        return CutResult(decision, host.driver.observe())
+        return CutResult(decision, node)
+
+    def _verify(self, node: NodeState) -> None:
+        """What is promised to somebody and is not there counts as there in a decision; here it does not."""
+        layout = boot_layout(self.wanted, self.layouts, node)
+        if wrong := [each for each in find_mismatches(node, layout) if not each.gpu.lost]:
+            raise VerificationFailed(
+                f"{self.wanted.text}: {'; '.join(map(str, wrong))}", hint="see who has what with: tranche ps"
+            )
 
 
 def _require_gpus(node: NodeState) -> None:

@@ -24,6 +24,11 @@ def pods_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[s
     return frozenset(uid for _, uid in _processes(proc) if uid in uids)
 
 
+def any_pod_runs(proc: Path = PROC) -> bool:
+    """Whether a process of any pod lives on this machine."""
+    return any(True for _ in _processes(proc))
+
+
 def devices_of_pods(
     devices: Mapping[str, Grant],
     *,
