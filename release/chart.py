@@ -56,4 +56,5 @@ def _rendered(release: str, namespace: str, options: tuple[str, ...], values: st
 
 def cases(chart: Path = CHART) -> dict[str, Path]:
     """The values that the chart is tried with, by name: the files of its folder `ci`, which chart-testing knows, too."""
-    return {file.name.removesuffix("-values.yaml"): file for file in sorted((chart / "ci").glob("*-values.yaml"))}
+    found = {file.name.removesuffix("-values.yaml"): file for file in sorted((chart / "ci").glob("*-values.yaml"))}
+    return {**found, "from-gpu-operator": chart / "values-from-gpu-operator.yaml"}
