@@ -14,6 +14,7 @@ from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_
 from tranche.core.errors import all_errors
 from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.node.archive import Entry
 from tranche.node.checkup import Status
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
@@ -111,7 +112,9 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         assert described[name] == document.keys() - common, name
     finding = cluster_finding_document(ClusterFinding("node", Status.PASS, "is Ready"))
     assert described["ClusterFinding"] == finding.keys()
-    assert described.keys() - printed.keys() == {"Request", "Event data", "ClusterCheckup", "ClusterFinding"}
+    assert described["BundledFile"] == Entry("a", "b", b"").document().keys()
+    unprinted = {"Request", "Event data", "ClusterCheckup", "ClusterFinding", "Bundle", "BundledFile"}
+    assert described.keys() - printed.keys() == unprinted
     asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
     for fields in asked:
         assert fields.keys() <= described["Request"]

@@ -54,7 +54,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
     if cluster:
         sys.exit(cluster_checkup(kubeconfig, as_json=output == "json"))
-    findings = _findings(settings)
+    findings = machine_findings(settings)
     failures = [each for each in findings if each.status is Status.FAIL]
     if output == "json":
         print_json("Checkup", healthy=not failures, findings=[finding_document(each) for each in findings])
@@ -63,7 +63,8 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     sys.exit(1 if failures else 0)
 
 
-def _findings(settings: Settings) -> list[Finding]:
+def machine_findings(settings: Settings) -> list[Finding]:
+    """Everything that was found on this machine."""
     places = register_places(settings, reading=True)
     found: list[Finding] = []
     ledger = check_ledger(places)

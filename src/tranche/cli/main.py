@@ -24,6 +24,7 @@ from tranche.hardware.simulator_errors import simulator_errors
 _COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
     "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
+    "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
     "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
     "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),

@@ -1,0 +1,110 @@
+"""What of a document may leave the machine: a shape names each field that is kept, and everything else is left out.
+
+Kept are identities, numbers, states and words of Tranche's own. Whatever a person or a program may have written freely is not:
+command lines, environments, messages that quote them. Of a command its program's name is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = "Callable[[Any], Any] | Mapping[str, Shape]"
+"""A function of a value, or the fields of an object that are kept with a shape for each; both hold for each item of a list."""
+
+_LONGEST = 256
+_PROGRAM = re.compile(r"[\w.+-]+")
+
+
+def reduced(value: Any, shape: Shape) -> Any:
+    """What the shape keeps of a JSON value; None for an object or a value where the shape expects the other."""
+    if isinstance(value, list):
+        return [reduced(each, shape) for each in value]
+    if isinstance(shape, Mapping):
+        if not isinstance(value, Mapping):
+            return None
+        return {key: reduced(value[key], inner) for key, inner in shape.items() if key in value}
+    return None if isinstance(value, Mapping) else shape(value)
+
+
+def kept(value: Any) -> Any:
+    """The value itself; a text is cut off where nothing of Tranche's own is as long."""
+    return value[:_LONGEST] if isinstance(value, str) else value
+
+
+def program(value: Any) -> Any:
+    """Of a command line the program's name, and how many words follow."""
+    words = value.split() if isinstance(value, str) else []
+    if not words:
+        return value if value is None else ""
+    name = words[0].rpartition("/")[2]
+    shown = name if _PROGRAM.fullmatch(name) else "(a command)"
+    return shown if len(words) == 1 else f"{shown} ({len(words) - 1} more words)"
+
+
+def fields(*names: str, **shapes: Shape) -> Mapping[str, Shape]:
+    """A shape that keeps these fields as they are, and others by shapes of their own."""
+    return {**dict.fromkeys(names, kept), **shapes}
+
+
+PLACEMENT = fields("start", "size")
+SLOT = fields("gpuUUID", "profile", placement=PLACEMENT)
+PROCESS = fields("pid", "memoryBytes", name=program)
+REQUEST = fields("gpus", "gpu", "gpuMemoryBytes", "migProfile", "isolation", "gpuModel")
+GRANT = fields(
+    "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent",
+    placement=PLACEMENT, computeInstance=fields("name", "start", "size"),
+)  # fmt: skip
+KEEPER = fields("kind", "pid", "started", "resource", "namespace", "name", "container", "uid", "kubelet", "lingers")
+STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
+BEFORE = fields("mode", "slices", "owned")
+EVENT_DATA = fields(
+    "planId", "waiterId", "pid", "reason", "failedGpu", "bootId",
+    step=STEP, request=REQUEST, grants=GRANT, keeper=KEEPER,
+)  # fmt: skip
+
+_MIG = fields("mode", "pendingMode", "changeNeedsReset")
+_DEVICE = fields(
+    "name", "uuid", "migIndex", "computeInstanceId", "computeStart", "computeSlices", processes=PROCESS
+)  # fmt: skip
+_SLICE = fields(
+    "profile", "state", "owned", "allocationId", "allocationIds", "gpuInstanceId", "profileId", "memoryBytes",
+    placement=PLACEMENT, devices=_DEVICE, processes=PROCESS,
+)  # fmt: skip
+_GPU = fields(
+    "index", "uuid", "name", "architecture", "pciBusId", "pciDeviceId", "pciSubsystemId", "minor", "numaNode", "lost",
+    "memoryBytes", "memoryFreeBytes", "memorySlices", "profilesSource", "changing", "allocationId", "allocationIds",
+    mig=_MIG, slices=_SLICE, room=fields("profile", "count"), processes=PROCESS,
+)  # fmt: skip
+_ALLOCATION = fields(
+    "id", "phase", "created", "pid", request=REQUEST, grants=GRANT, keeper=KEEPER, command=program, missingInstances=SLOT
+)  # fmt: skip
+_OBSTACLE = fields(
+    "gpuIndex", "gpuUUID", "reason", "missingSlices", "missingMemoryBytes", "allocationIds", "moreGpus",
+    processes=PROCESS, instances=SLOT,
+)  # fmt: skip
+_WAITER = fields("position", "id", "created", "pid", request=REQUEST, command=program, obstacles=_OBSTACLE)
+
+SHAPES: Mapping[str, Shape] = {
+    "Version": fields(
+        "apiVersion", "kind", "version", "commit", "simulatorVersion", "pythonVersion", "driverVersion", "nvmlVersion"
+    ),
+    "GpuList": fields("apiVersion", "kind", "driverVersion", "nvmlVersion", "ledgerRead", gpus=_GPU),
+    "AllocationList": fields("apiVersion", "kind", allocations=_ALLOCATION, waiters=_WAITER),
+    "EventList": fields(
+        "apiVersion", "kind",
+        events=fields("position", "time", "type", "gpuUUID", "allocationId", "cause", data=EVENT_DATA),
+    ),
+    "Checkup": fields("apiVersion", "kind", "healthy", findings=fields("check", "status", "gpu")),
+    "ClusterCheckup": fields(
+        "apiVersion", "kind", "healthy", findings=fields("check", "status", "nodes", "pods")
+    ),
+}  # fmt: skip
+"""What is kept of the documents that commands print, by their kind."""
+
+LOG_LINE = fields(
+    "time", "level", "logger", "message", "component", "reason", "node", "resource", "count", "devices", "event_reason",
+    "object", "health_port", "gpu", "gpu_uuid", "xid", "layout", "state", "seconds", "restarts", "strategy",
+)  # fmt: skip
+"""What is kept of a line of the agent's log. Its message is the same at each occurrence, and so quotes nothing."""
