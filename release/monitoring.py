@@ -127,6 +127,7 @@ def _alert_problems(rules: Mapping[str, Any], tests: Mapping[str, Any], root: Pa
     cases = [case for test in tests["tests"] for case in test.get("alert_rule_test", ())]
     fired = {case["alertname"] for case in cases if case["exp_alerts"]}
     silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
+    guide = (root / "docs" / "guides" / "monitoring.md").read_text()
     alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
     for name, rule in alerts.items():
         if name not in fired:
@@ -140,6 +141,8 @@ def _alert_problems(rules: Mapping[str, Any], tests: Mapping[str, Any], root: Pa
         page = annotations.get("runbook", "")
         if page and (Path(page).stem != name or not (root / page).is_file()):
             yield f"alert {name} has no page {page}"
+        if f"| [{name}](../runbooks/{name}.md) | {rule['labels'].get('severity')} |" not in guide:
+            yield f"alert {name} is not in docs/guides/monitoring.md with its severity"
     for page in sorted((root / "docs" / "runbooks").glob("*.md")):
         if page.stem not in alerts:
             yield f"docs/runbooks/{page.name} is about no alert"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import yaml
 from release.chart import CHART, KubeObject, cases, render
 from release.chart_check import problems
+from release.dashboards import dashboard_files
 from release.errors import ReleaseError
 from release.kubernetes_schemas import VERSIONS
+from release.monitoring import MONITORING
 
 from tests.conftest import Golden
 
@@ -95,7 +98,7 @@ def test_the_schema_is_closed_wherever_the_chart_gives_the_names(tmp_path: Path)
         return [path, *inner]
 
     open_ones = {"podLabels", "podAnnotations", "nodeSelector", "nodeAffinity", "annotations", "data", "map"}
-    open_ones |= {"requests", "limits", "additionalLabels"}
+    open_ones |= {"requests", "limits", "additionalLabels", "labels"}
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     for path in unknown(defaults):
         if open_ones & set(path):
@@ -170,6 +173,23 @@ def test_a_monitor_finds_the_agents_and_leaves_their_metrics_labels(monitor: str
     ]
     with pytest.raises(ReleaseError, match="install the Prometheus Operator"):
         render({"metrics": {monitor: {"enabled": True}}}, apis=())
+
+
+def test_alerts_and_dashboards_are_those_of_the_monitoring_folder() -> None:
+    wanted = {
+        "prometheusRule": {"enabled": True, "additionalLabels": {"release": "x"}},
+        "dashboards": {"enabled": True},
+    }
+    made = by_name(render({"metrics": wanted}))
+    rule = made["PrometheusRule", "tranche-agent"]
+    assert rule["spec"] == yaml.safe_load((MONITORING / "rules.yaml").read_text())
+    assert rule["metadata"]["labels"]["release"] == "x"
+    shown = [item for (kind, name), item in made.items() if kind == "ConfigMap" and "dashboard" in name]
+    assert all(item["metadata"]["labels"]["grafana_dashboard"] == "1" for item in shown)
+    files = {name: json.loads(text) for item in shown for name, text in item["data"].items()}
+    assert files == {f"tranche-{name}": json.loads(text) for name, text in dashboard_files().items()}
+    with pytest.raises(ReleaseError, match="install the Prometheus Operator"):
+        render({"metrics": wanted}, apis=())
 
 
 def test_several_releases_get_names_of_their_own() -> None:

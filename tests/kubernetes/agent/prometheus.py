@@ -71,7 +71,9 @@ async def prometheus(folder: Path, targets: Mapping[str, int]) -> AsyncIterator[
         for rule in group["rules"]:
             rule.pop("for", None)
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
-    jobs = [{"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()]
+    # As the chart's monitors have it: the labels of the agent's own pod, which those of a metric win over, also empty ones.
+    own = {"namespace": "tranche-system", "pod": "agent", "container": "agent"}
+    jobs = [{"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name, **own}} for name, port in targets.items()]
     config = {
         "global": {"scrape_interval": _PACE, "scrape_timeout": _PACE, "evaluation_interval": _PACE},
         "rule_files": ["rules.yaml"],

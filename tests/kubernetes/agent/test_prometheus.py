@@ -105,6 +105,9 @@ class Clock:
 async def each_slice_joins_its_pod(scraper: Prometheus, pods: dict[str, str]) -> None:
     held = await scraper.until('tranche_slice_state{instance="p4d", state="held"}', lambda found: len(found) == 56)
     assert {each["mig_uuid"]: f"{each['namespace']}/{each['pod']}" for each, _ in held} == pods
+    await scraper.until(
+        'tranche_slice_state{instance="p5", state="idle", namespace="", pod=""}', lambda found: len(found) == 1
+    )
     # A join by pod, as with the metrics of kube-state-metrics.
     pods_of_slices = 'tranche_slice_state{instance="p4d", state="held"}'
     joined = f"tranche_slice_memory_used_bytes * on (namespace, pod) group_left (state) {pods_of_slices}"
