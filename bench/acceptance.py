@@ -18,8 +18,8 @@ from random import Random
 from statistics import mean, stdev
 
 from bench.machine import Placer, ProductPath, Spot, board_of
+from bench.optimum import fluid_optimum, packable_on_seven_slices
 from bench.report import Report
-from tranche.planning.optimum import fluid_optimum, packable_on_seven_slices
 from tranche.planning.policy import FRAGMENTATION_GRADIENT, TABLE
 from tranche.planning.tables import Geometry, geometry_of
 

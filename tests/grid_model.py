@@ -17,6 +17,11 @@ from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom
 
 
+def free_placements(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> tuple[Placement, ...]:
+    """The placements where an instance of the profile could be created beside the occupants."""
+    return tuple(spot for spot in placements(profile) if fits(profile, spot, occupants))
+
+
 def filled_instance(profile: GpuInstanceProfile, placement: Placement, slices: Sequence[ProfileName]) -> GpuInstance:
     """An instance there that holds those compute slices."""
     bare = replace(gpu_on(FAMILY_BOARDS[0]), profiles=(profile,))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.grid_model import free_placements
 from tests.strategies import PLACEABLE_BOARDS, occupant_lists, placed
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key
 from tranche.core.grid import (
@@ -17,7 +18,6 @@ from tranche.core.grid import (
     Placement,
     arrange,
     fits,
-    free_placements,
     placements,
     profiles_exclude,
     remaining_capacity,
@@ -182,15 +182,6 @@ def test_remaining_capacity_is_the_most_instances_that_can_be_arranged(
     count = remaining_capacity(profile, present)
     assert arrange([profile] * count, present) is not None
     assert arrange([profile] * (count + 1), present) is None
-
-
-@given(boards_with_occupants(), st.data())
-def test_free_placements_are_those_that_fit(found: tuple[Board, list[Occupant]], data: st.DataObject) -> None:
-    board, present = found
-    profile = data.draw(st.sampled_from(placed(board)))
-    assert free_placements(profile, present) == tuple(
-        spot for spot in placements(profile) if fits(profile, spot, present)
-    )
 
 
 def test_order_of_creation_matters_but_not_to_arrange() -> None:

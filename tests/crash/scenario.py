@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.grid_model import free_placements
 from tests.node.machines import Node, disable, enable, node_of
 from tests.node.processes import Child
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, nearest_request
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.devices import memory_of
-from tranche.core.grid import Occupant, Placement, free_placements
+from tranche.core.grid import Occupant, Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus

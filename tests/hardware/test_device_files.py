@@ -132,7 +132,6 @@ def test_a_specification_as_data() -> None:
         {"name": "two", "containerEdits": {}},
     ]
     assert "containerEdits" not in spec_to_data(CdiSpec("a.b/c", (), ContainerEdits()))
-    assert SPEC.qualified("one") == "example.com/gpu=one"
 
 
 def test_a_specification_is_written_only_when_it_changed(tmp_path: Path) -> None:

@@ -13,16 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.crash.scenario import FAMILIES
+from tests.grid_model import free_placements
 from tests.node.machines import Node, change, enable, node_of
 from tests.node.processes import in_child
 from tests.strategies import gpu_on, node_views, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile, board_by_key
 from tranche.core.errors import GpuNotFound
-from tranche.core.grid import Placement, free_placements
+from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState
-from tranche.planning.effect import apply, apply_to_gpu
+from tranche.planning.effect import apply
 from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 
@@ -173,7 +174,8 @@ def test_nothing_but_the_plan_s_gpus_changes(view: NodeView, seed: int) -> None:
     plan = Plan("random", steps)
     after = apply(plan, view)
     for before, gpu in zip(view.node, after.node, strict=True):
-        assert gpu == apply_to_gpu(steps, before)
+        alone = replace(view, node=replace(view.node, gpus=(before,)))
+        assert (gpu,) == apply(Plan("its own", plan.steps_on(before.uuid)), alone).node.gpus
         assert (gpu is before) or gpu.uuid in plan.gpu_uuids
     assert (after.allocations, after.changing) == (view.allocations, view.changing)
     assert {key for key in after.owned ^ view.owned if key.gpu_uuid not in plan.gpu_uuids} == set()

@@ -8,9 +8,10 @@ from typing import assert_never
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.grid_model import free_placements
 from tests.strategies import FAMILY_BOARDS, boards, gpu_on, instance_of, occupant_lists, placed
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.grid import Placement, free_placements
+from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, InstanceKey, MigMode
 from tranche.planning.steps import (

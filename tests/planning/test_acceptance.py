@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from bench.acceptance import GPUS, MIXES, ByIndex, Repack, accepted, arrivals
 from bench.machine import ProductPath, Spot, board_of
+from bench.optimum import fluid_optimum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.planning.optimum import fluid_optimum
 from tranche.planning.tables import Geometry, geometry_of
 
 

@@ -28,7 +28,7 @@ from tranche.planning.options import Freedom
 from tranche.planning.policy import POLICIES, Policy
 from tranche.planning.queue import WaitingRequest, may_start, outlooks, reserved_for, startable
 from tranche.planning.situation import kind_of
-from tranche.planning.tenancy import tenancies
+from tranche.planning.tenancy import tenancy
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 policies = st.sampled_from(list(POLICIES.values()))
@@ -106,7 +106,7 @@ def test_every_gpu_is_ranked_by_its_own_best_option(
         for profile in (None, *(data.draw(st.lists(st.sampled_from(profiles), max_size=4)) if profiles else ())):
             answer = Candidate(profile, profile is None or profile.size == kind.memory_slices)
             own = {}
-            for place, here in enumerate(tenancies(view)):
+            for place, here in enumerate(tenancy(view, gpu) for gpu in view.node):
                 if kind_of(here.gpu) is kind and here.gpu.uuid not in view.changing:
                     best = best_option(here, answer, terms)
                     if best is not None:
@@ -129,7 +129,7 @@ def test_it_decides_so_after_every_change(data: st.DataObject) -> None:
         request = data.draw(requests_for(view))
         looked_up = outcome(partial(decide, index, request, adopt_foreign_destroy=adopt))
         assert looked_up == outcome(partial(decide_by_scan, view, request, adopt_foreign_destroy=adopt))
-    assert tuple(index.at(place)[0] for place in range(len(index))) == tenancies(view)
+    assert tuple(index.at(place)[0] for place in range(len(index))) == tuple(tenancy(view, gpu) for gpu in view.node)
 
 
 def _serve(data: st.DataObject, view: NodeView, index: IndexedView, number: int) -> NodeView:

@@ -6,11 +6,11 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
+from bench.optimum import fluid_optimum, maximal_packings, packable_on_seven_slices
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.board import board_by_key
-from tranche.planning.optimum import fluid_optimum, maximal_packings, packable_on_seven_slices
 from tranche.planning.tables import Geometry, geometry_of
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
+from bench.optimum import maximal_packings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,14 +17,28 @@ from tranche.core.grid import Occupant, Placement, arrange
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.optimum import maximal_packings
 from tranche.planning.policy import BEST_FIT, DEFAULT, FIRST_FIT, FRAGMENTATION_GRADIENT, Policy
-from tranche.planning.tables import Geometry, Shape, arrangeable, fragmentation, geometry_of, reachable_masks
+from tranche.planning.tables import Geometry, Shape, arrangeable, fragmentation, geometry_of
 
 
 def geometry(board: Board) -> Geometry:
     assert board.memory_slices is not None
     return geometry_of(board.memory_slices, board.profiles)
+
+
+@cache
+def reachable_masks(geometry: Geometry) -> tuple[int, ...]:
+    """Every occupancy mask that instances can make, lowest first."""
+    found = {0}
+    frontier = [0]
+    while frontier:
+        mask = frontier.pop()
+        for shape in geometry.shapes:
+            for slices in shape.masks:
+                if not slices & mask and mask | slices not in found:
+                    found.add(mask | slices)
+                    frontier.append(mask | slices)
+    return tuple(sorted(found))
 
 
 def by_key(key: str) -> Geometry:

@@ -61,11 +61,6 @@ class GpuInstanceProfile:
     unverified: frozenset[str] = frozenset()
     other_memory: tuple[int, ...] = ()
 
-    @property
-    def spanning_compute_profile(self) -> ComputeInstanceProfile | None:
-        """The compute profile that takes the whole GPU instance."""
-        return next((ci for ci in self.compute_profiles if ci.slices == self.slices), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Board:

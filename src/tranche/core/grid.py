@@ -73,11 +73,6 @@ def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[
     return len(present) < profile.max_instances or present.count(profile.name) < profile.max_instances
 
 
-def free_placements(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> tuple[Placement, ...]:
-    """The placements where an instance of the profile could be created beside the occupants."""
-    return tuple(spot for spot in placements(profile) if fits(profile, spot, occupants))
-
-
 def remaining_capacity(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> int:
     """How many more instances of the profile the grid takes: nvidia-smi's `Free`."""
     taken = list(occupants)

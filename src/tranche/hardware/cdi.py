@@ -32,10 +32,6 @@ class CdiSpec:
     devices: tuple[CdiDevice, ...]
     edits: ContainerEdits
 
-    def qualified(self, name: str) -> str:
-        """How a container asks for one of the devices."""
-        return f"{self.kind}={name}"
-
     @property
     def file_name(self) -> str:
         """The specification's file in a CDI folder."""

@@ -6,13 +6,10 @@ new slices, free memory) are not foreseen; mode, slots, compute slices, processe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from tranche.core.allocation import NodeView
-from tranche.core.state import GpuState
 from tranche.planning.plan import Plan
-from tranche.planning.steps import Step
 
 
 def apply(plan: Plan, view: NodeView) -> NodeView:
@@ -27,11 +24,3 @@ def apply(plan: Plan, view: NodeView) -> NodeView:
             (owned.add if ours else owned.discard)(key)
         gpus[gpu.uuid] = step.apply(gpu)
     return replace(view, node=replace(view.node, gpus=tuple(gpus.values())), owned=frozenset(owned))
-
-
-def apply_to_gpu(steps: Iterable[Step], gpu: GpuState) -> GpuState:
-    """The GPU after those of the steps that are its own."""
-    for step in steps:
-        if step.gpu_uuid == gpu.uuid and not step.in_effect(gpu):
-            gpu = step.apply(gpu)
-    return gpu

@@ -47,21 +47,6 @@ def _geometry(units: int, footprints: frozenset[tuple[int, tuple[int, ...]]]) ->
 
 
 @cache
-def reachable_masks(geometry: Geometry) -> tuple[int, ...]:
-    """Every occupancy mask that instances can make, lowest first."""
-    found = {0}
-    frontier = [0]
-    while frontier:
-        mask = frontier.pop()
-        for shape in geometry.shapes:
-            for slices in shape.masks:
-                if not slices & mask and mask | slices not in found:
-                    found.add(mask | slices)
-                    frontier.append(mask | slices)
-    return tuple(sorted(found))
-
-
-@cache
 def arrangeable(shapes: tuple[Shape, ...], mask: int) -> bool:
     """Whether one instance of each of the shapes can be placed beside what is in the mask; fastest with large shapes first."""
     if not shapes:

@@ -59,7 +59,7 @@ class Tenancy:
 
 
 def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
-    """The tenancy of one of the view's GPUs; `tenancies` is faster for all of them."""
+    """The tenancy of one of the view's GPUs."""
     here = [
         (allocation, grant)
         for allocation in view.allocations
@@ -67,15 +67,6 @@ def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
         if grant.gpu_uuid == gpu.uuid
     ]
     return tenancy_of(gpu, here, view.owned)
-
-
-def tenancies(view: NodeView) -> tuple[Tenancy, ...]:
-    """The tenancy of every GPU, in index order, from one pass over the allocations."""
-    held: dict[str, list[tuple[Allocation, Grant]]] = {}
-    for allocation in view.allocations:
-        for grant in allocation.grants:
-            held.setdefault(grant.gpu_uuid, []).append((allocation, grant))
-    return tuple(tenancy_of(gpu, held.get(gpu.uuid, ()), view.owned) for gpu in view.node)
 
 
 def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: Collection[InstanceKey]) -> Tenancy:

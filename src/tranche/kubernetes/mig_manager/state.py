@@ -89,12 +89,6 @@ def wanted_layout(node: KubeNode) -> str:
     return node.labels.get(LAYOUT_LABEL, "")
 
 
-def shown_state(node: KubeNode) -> MigState | None:
-    """The state that the node shows; None when it shows none, or a word that is no state."""
-    value = node.labels.get(STATE_LABEL, "")
-    return MigState(value) if value in set(MigState) else None
-
-
 def needed(wanted: Mapping[str, str | None], present: Mapping[str, str]) -> dict[str, str | None]:
     """The part of a metadata patch that changes something."""
     return {key: value for key, value in wanted.items() if present.get(key) != value}
