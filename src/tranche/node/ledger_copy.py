@@ -7,7 +7,6 @@ is made in the folder, and writers are not held up.
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 import time
 from pathlib import Path
 
@@ -72,6 +71,8 @@ def _in_memory(database: bytes, log: bytes) -> sqlite3.Connection:
 
 def _copy(database: bytes, log: bytes, memory: sqlite3.Connection) -> None:
     """Have SQLite join database and log: in the folder for temporary files, or in memory where that is full."""
+    import tempfile  # slow to import, and most commands may write the ledger
+
     for root in (None, "/dev/shm"):
         try:
             with tempfile.TemporaryDirectory(prefix="tranche-", dir=root) as folder:
