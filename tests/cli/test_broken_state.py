@@ -104,6 +104,8 @@ SOUND: dict[str, Break] = {
     "the write-ahead log is garbage": content(lambda data: b"garbage" * 100, "ledger.db-wal"),
     "the locks are gone": lambda machine: shutil.rmtree(machine.state_dir / "locks"),
     "the folder is a link": move_away,
+    "a pipe is among the sessions": put("pipe", "locks", "sessions", "0"),
+    "a folder is among the waiters": put("folder", "locks", "waiters", "0"),
     "locks of dead processes are left": content(lambda data: b"", "locks/waiters/00000000"),
 }
 

@@ -28,7 +28,7 @@ from tranche.core.events import (
     event_data_to_dict,
     event_name,
 )
-from tranche.core.keeper import PodKeeper
+from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request
 
 STEP = StepDone("p", {"action": "ResetGpu", "gpu": "GPU-0"})
@@ -45,6 +45,7 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         ShareKept((7,)),
         ShareKept((7, 8), suspected=True),
         HeldTwice(PodKeeper("nvidia.com/gpu", "default", "a"), grants),
+        HeldTwice(ProcessKeeper(7, 70, 1, "digest", ((8, 80), (9, 90)), suspected=True), grants),
         ShareReleased("ended"),
         PlanUndone("p", "HardwareError", "GPU-0"),
         UndoIncomplete("p", "GpuBusy"),

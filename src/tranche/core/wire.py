@@ -90,7 +90,11 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "started": keeper.started,
                 "namespace": keeper.namespace,
                 "keyDigest": keeper.key_digest,
-                **({"others": [list(each) for each in keeper.others]} if keeper.others else {}),
+                **(
+                    {"others": [{"pid": pid, "started": started} for pid, started in keeper.others]}
+                    if keeper.others
+                    else {}
+                ),
                 **({"suspected": True} if keeper.suspected else {}),
             }
         case PodKeeper():
@@ -114,7 +118,7 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
     match data["kind"]:
         case "process":
             key_digest = fields.pop("keyDigest", "")
-            others = tuple((pid, started) for pid, started in fields.pop("others", ()))
+            others = tuple((each["pid"], each["started"]) for each in fields.pop("others", ()))
             return ProcessKeeper(**fields, key_digest=key_digest, others=others)
         case "pod":
             return PodKeeper(**fields)

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tranche.core.allocation import Allocation
@@ -90,10 +90,16 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
 
 
 def _living(host: Host, allocation_id: str) -> list[int]:
-    """The process that the register names for the allocation, when it lives and is known to have come of it."""
+    """The living processes that the register names for the allocation, when they are known to have come of it."""
     with host.ledger.read() as db:
         keepers = [each.keeper for each in register.allocations(db) if each.id == allocation_id]
-    return [each.pid for each in keepers if isinstance(each, ProcessKeeper) and runs(each) and not each.suspected]
+    return [
+        pid
+        for keeper in keepers
+        if isinstance(keeper, ProcessKeeper) and not keeper.suspected
+        for pid, started in ((keeper.pid, keeper.started), *keeper.others)
+        if runs(replace(keeper, pid=pid, started=started))
+    ]
 
 
 def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:

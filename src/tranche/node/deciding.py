@@ -35,6 +35,11 @@ def take_turn(places: Places, seconds: float | None) -> FileLock:
         return FileLock(places.decision_lock, seconds=seconds)
     except StillHeld as error:
         holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
+        if seconds is not None and holder.seconds < seconds / 2:
+            raise WaitTimeout(
+                f"others decide, one after the other, and this process had no turn in {seconds:.0f} s; now it is {holder}",
+                hint="run the command again when less is asked of this machine at once",
+            ) from error
         raise WaitTimeout(str(SlowDecision(holder)), hint=_hint(holder)) from error
 
 

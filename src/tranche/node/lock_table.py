@@ -12,6 +12,8 @@ from pathlib import Path
 from tranche.node.session import process_command
 
 _TABLE = Path("/proc/locks")
+_SHOWN = 100
+"""Characters of a command line that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class LockHolder:
     def __str__(self) -> str:
         if not self.pid:
             return "a process that is not seen from here"
-        command = process_command(self.pid)
+        command = "".join(each if each.isprintable() else " " for each in process_command(self.pid))
+        command = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
         return f"pid {self.pid} ({command})" if command else f"pid {self.pid}"
 
 

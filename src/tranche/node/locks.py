@@ -120,11 +120,12 @@ class _Wait:
             return self._got.is_set()
 
     def _run(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._turn:
-            if self._wanted:
-                self._got.set()
-                return
+        with suppress(OSError):  # a lock that cannot be got is not got in time
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            with self._turn:
+                if self._wanted:
+                    self._got.set()
+                    return
         os.close(self._descriptor)
 
 

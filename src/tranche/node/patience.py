@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_OTHERS_SECONDS = 30.0
+_OTHERS_SECONDS = 60.0
 _LEAST_SECONDS = 1.0
 
 
@@ -18,7 +18,7 @@ class Patience:
     def with_others(self, spent: float) -> float | None:
         """For how many seconds others may still decide, `spent` seconds after the beginning; None for ever.
 
-        Decisions are made one at a time and each takes a moment. Somebody without patience gives the others half a minute.
+        Decisions are made one at a time and each takes a moment. Somebody without patience gives the others a minute.
         """
         if not self.wait:
             return _OTHERS_SECONDS

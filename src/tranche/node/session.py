@@ -62,9 +62,9 @@ class Places:
         return self.state_dir / "locks" / "sessions" / name
 
     def sessions(self) -> list[Path]:
-        """The lock files of all sessions, living and dead."""
+        """The lock files of all sessions, living and dead; what else lies there is nobody's."""
         folder = self.state_dir / "locks" / "sessions"
-        return list(folder.iterdir()) if folder.is_dir() else []
+        return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
     def allocation(self, allocation_id: str) -> Path:
         """Held by `tranche run` and, inherited, by its workload."""
@@ -75,9 +75,10 @@ class Places:
         return self.state_dir / "locks" / "waiters" / waiter_id
 
     def waiters(self) -> set[str]:
-        """The ids that have files among the waiters, living and dead."""
+        """The ids that have files among the waiters, living and dead; what else lies there is nobody's."""
         folder = self.state_dir / "locks" / "waiters"
-        return {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
+        found = folder.iterdir() if folder.is_dir() else ()
+        return {path.stem for path in found if path.suffix == ".bell" or path.is_file()}
 
     def doorbell(self, waiter_id: str) -> Path:
         """The socket on which a waiter is told that its turn may have come."""
