@@ -484,6 +484,28 @@ def test_pods_of_a_tenant_stop_nothing_whatever_they_call_themselves(tmp_path: P
     on_node(tmp_path, test, H100)
 
 
+def test_a_gpu_whose_driver_refuses_keeps_no_layout_from_the_others_and_is_named(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        machine = node.machine.machine
+        machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 999, calls=1_000_000, gpu=1)
+        async with node.managed():
+            node.label(mig_config="all-3g.20gb")
+            await node.shows("failed", "HardwareError")
+            assert node.condition is not None
+            assert "GPU 1 (" in node.condition[2]
+            assert "it is done on the other 2 GPUs" in node.condition[2]
+            assert [node.slices(index) for index in range(3)] == [["3g.20gb"] * 2, [], ["3g.20gb"] * 2]
+            made = node.slice_uuid(0, 0)
+            machine.clear_injections()
+            node.now += 6
+            node.set_labels({"poke": "1"})
+            await node.shows("success")
+            assert [node.slices(index) for index in range(3)] == [["3g.20gb"] * 2] * 3
+            assert node.slice_uuid(0, 0) == made
+
+    on_node(tmp_path, test, A100, A100, A100)
+
+
 def test_a_lost_gpu_keeps_no_layout_from_the_others_and_is_named(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         node.machine.machine.inject_lost(1)
