@@ -46,6 +46,9 @@ def objections_to_cloud_config(text: str) -> Iterator[str]:
         yield f"it does not write {SETTINGS_FILE} once"
     for each in settings:
         yield from objections_to_settings(str(each.get("content", "")))
+    commands = data.get("runcmd") if isinstance(data, dict) else None
+    if isinstance(commands, list):
+        yield from _objections_to_steps([[str(word) for word in each] for each in commands if isinstance(each, list)])
 
 
 def objections_to_settings(text: str) -> Iterator[str]:
@@ -73,6 +76,14 @@ def objections_to_commands(text: str) -> Iterator[str]:
         yield f"it does not install tranche=={version()}"
     if f"tranche boot install && systemctl start --no-block {UNIT}" not in text:
         yield "it does not start the unit, without waiting, when that is installed"
+
+
+def _objections_to_steps(commands: list[list[str]]) -> Iterator[str]:
+    """What is wrong with commands that cloud-init runs one after the other, also after one that failed."""
+    if not any(f"tranche=={version()}" in command for command in commands):
+        yield f"it does not install tranche=={version()}"
+    if commands[-2:] != [["/opt/tranche/bin/tranche", "boot", "install"], ["systemctl", "start", "--no-block", UNIT]]:
+        yield "it does not install the unit and start it, without waiting, in the end"
 
 
 def _objections_to_part(part: MimePart) -> Iterator[str]:

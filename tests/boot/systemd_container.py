@@ -20,6 +20,10 @@ _TRANCHE = """#!/usr/bin/python3
 from tranche.cli.main import main
 main()
 """
+_ENVIRONMENT = """Environment=LD_LIBRARY_PATH=/opt/simulator/lib TRANCHE_SIM_STATE=/sim/state
+Environment=PATH=/opt/simulator/bin:/usr/bin:/bin TRANCHE_STATE_DIR=/sim/tranche
+Environment=PYTHONPATH=/opt/src:/opt/simulator-src:/opt/packages PYTHONDONTWRITEBYTECODE=1
+"""
 # Units that use GPUs or drive them, as far as their place in the order goes: each notes its name, the kubelet what it finds.
 _NOTES = """[Unit]
 Description=Stand-in for {name}
@@ -27,8 +31,7 @@ Description=Stand-in for {name}
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-Environment=LD_LIBRARY_PATH=/opt/simulator/lib TRANCHE_SIM_STATE=/sim/state
-ExecStart=/bin/sh -c 'echo {name} >> /out/order; {command}'
+{environment}ExecStart=/bin/sh -c 'echo {name} >> /out/order; {command}'
 [Install]
 WantedBy=multi-user.target
 """
@@ -90,12 +93,7 @@ class BootableMachine:
         self.machine.tranche(
             "boot", "--timeout", timeout, "install", "--root", str(self.root), "--program", "/opt/tranche/tranche"
         )
-        self.drop_in(
-            "simulator",
-            "[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/simulator/lib TRANCHE_SIM_STATE=/sim/state\n"
-            "Environment=PATH=/opt/simulator/bin:/usr/bin:/bin TRANCHE_STATE_DIR=/sim/tranche\n"
-            "Environment=PYTHONPATH=/opt/src:/opt/simulator-src:/opt/packages PYTHONDONTWRITEBYTECODE=1\n",
-        )
+        self.drop_in("simulator", f"[Service]\n{_ENVIRONMENT}")
         self.stand_in("nvidia-persistenced")
         self.stand_in("nvidia-fabricmanager", order="After=nvidia-persistenced.service")
         self.stand_in("kubelet", command=LIST_FOR_KUBELET)
@@ -109,7 +107,7 @@ class BootableMachine:
 
     def stand_in(self, name: str, *, order: str = "", command: str = "true") -> None:
         """A unit of that name that is started at boot."""
-        self.units[name] = _NOTES.format(name=name, order=order, command=command)
+        self.units[name] = _NOTES.format(name=name, order=order, command=command, environment=_ENVIRONMENT)
 
     def boot(self) -> Booted:
         """Power on; return when the machine has powered itself off. An assertion fails when it does not in time."""
@@ -125,7 +123,6 @@ class BootableMachine:
         (program / "tranche").write_text(_TRANCHE)
         (program / "tranche").chmod(0o755)
         binds = {
-            self.system: "/etc/systemd/system",
             self.root / "etc/default": "/etc/default",
             program: "/opt/tranche",
             packages: "/opt/packages",
@@ -137,7 +134,8 @@ class BootableMachine:
         command = ["systemd-nspawn", "--quiet", "--directory", str(debian_root()), "--volatile=overlay", "--boot"]
         command += ["--register=no", "--keep-unit", "--private-network", "--console=pipe"]
         command += [f"--bind-ro={source}:{target}" for source, target in binds.items()]
-        command += [f"--bind={out}:/out", f"--bind={self.machine.machine.directory}:/sim"]
+        written = {out: "/out", self.machine.machine.directory: "/sim", self.system: "/etc/systemd/system"}
+        command += [f"--bind={source}:{target}" for source, target in written.items()]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=_LONGEST_SECONDS
         )

@@ -133,6 +133,27 @@ def test_a_driver_that_does_not_come_ends_the_wait(bootable: MakeBootable) -> No
     assert_failed_and_said(made.boot(), "the NVIDIA driver was not ready within 1 s")
 
 
+def test_on_a_machine_that_runs_the_unit_comes_and_goes(bootable: MakeBootable) -> None:
+    made = bootable("A100-40GB")
+    (made.system / "tranche-boot.service").unlink()
+    (made.system / "multi-user.target.wants/tranche-boot.service").unlink()
+    tranche, show = "/opt/tranche/tranche boot", "systemctl show --property LoadState,ActiveState tranche-boot"
+    made.stand_in(
+        "somebody",
+        order="After=kubelet.service",
+        command=f"{tranche} install && systemctl start tranche-boot && {show} > /out/installed; "
+        f"{tranche} status > /out/said; {tranche} remove; {show} > /out/removed; ls -A /etc/systemd/system > /out/left",
+    )
+    booted = made.boot()
+    out = made.folder / "out"
+    assert (out / "installed").read_text().split() == ["LoadState=loaded", "ActiveState=active"]
+    assert "as 19,19,19,19,19,19,19 asks" in (out / "said").read_text()
+    assert (out / "removed").read_text().split() == ["LoadState=not-found", "ActiveState=inactive"]
+    assert "tranche-boot.service" not in (out / "left").read_text().split()
+    assert (booted.slices_for_kubelet, booted.failed) == (0, "")
+    assert [gpu.compute_instances for gpu in made.machine.machine.gpus()] == [7]
+
+
 def copy_units(root: Path) -> Path:
     """Debian's own units in the root of an image; the folder for further ones."""
     shutil.copytree(debian_root() / "usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)

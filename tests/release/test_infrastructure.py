@@ -59,6 +59,8 @@ def test_everything_is_as_it_should_be() -> None:
         ("boot/cloud-init.yaml", "permissions: \"0644\"", "permissions: 644", "644 is not of type 'string'"),
         ("boot/cloud-init.yaml", "runcmd:", "runcmds:", "'runcmds' was unexpected"),
         ("boot/cloud-init.yaml", SEVEN, "7x19", "not a MIG profile name"),
+        ("boot/cloud-init.yaml", "tranche==0.1.0", "tranche", "does not install tranche=="),
+        ("boot/cloud-init.yaml", "start, --no-block", "start", "without waiting"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_caught(tmp_path: Path, name: str, right: str, wrong: str, words: str) -> None:
