@@ -1,0 +1,66 @@
+"""The chart on a test cluster, as an administrator installs, upgrades and removes it: by Helm itself."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from release.chart import CHART
+from release.helm import helm
+
+from cluster.cluster import Cluster
+from cluster.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class HelmRelease:
+    """A release of the chart by that name, in a namespace that exists; `values` go with every installation and upgrade."""
+
+    cluster: Cluster
+    name: str
+    namespace: str
+    values: Mapping[str, Any]
+
+    @property
+    def objects(self) -> str:
+        """The name that the chart gives its objects."""
+        return f"{self.name}-tranche-agent"
+
+    def install(self, **values: object) -> None:
+        """Install it, and wait until its agents are ready."""
+        self._helm("install", self.name, str(CHART), "--values=-", stdin=self._with(values))
+        self.wait_until_ready()
+
+    def upgrade(self, **values: object) -> None:
+        """Upgrade it.
+
+        Raises:
+            ClusterError: Helm refuses it.
+        """
+        self._helm("upgrade", self.name, str(CHART), "--values=-", stdin=self._with(values))
+
+    def rollback(self) -> None:
+        """Go back to the revision before."""
+        self._helm("rollback", self.name)
+
+    def wait_until_ready(self) -> None:
+        """Wait until each node has a ready agent of the last revision; Helm's own `--wait` lets `maxUnavailable` be missing."""
+        self.cluster.kubectl(
+            "rollout", "status", f"daemonset/{self.objects}", "--namespace", self.namespace, "--timeout=180s"
+        )
+
+    def uninstall(self) -> None:
+        """Remove it, and wait until it is gone."""
+        self._helm("uninstall", self.name, "--wait", "--timeout=180s")
+
+    def _with(self, values: Mapping[str, object]) -> str:
+        return yaml.safe_dump({**self.values, **values})
+
+    def _helm(self, *arguments: str, stdin: str = "") -> None:
+        reached = (f"--kubeconfig={self.cluster.kubeconfig}", f"--namespace={self.namespace}")
+        done = subprocess.run([helm(), *arguments, *reached], input=stdin, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ClusterError(f"helm {arguments[0]}: {done.stderr.strip()}")
