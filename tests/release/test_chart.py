@@ -139,6 +139,8 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics.enabled=true"),
         ({"metrics": {each: {"enabled": True} for each in MONITORS}}, "scraped twice"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        ({"nodeDiscovery": "any"}, "rollout.maxUnavailable to a number"),
+        ({"nodeDiscovery": "any", "rollout": {"maxUnavailable": 3}, "runtimeClassName": "nvidia"}, "no such runtime"),
         ({"namespaceOverride": "default"}, "--namespace tranche-system"),
     ],
 )

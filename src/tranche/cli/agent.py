@@ -25,15 +25,20 @@ def _agent(context: click.Context, **values: Any) -> None:
     settings = context.find_object(Settings)
     assert settings is not None
     try:
-        from tranche.kubernetes.agent import logs
+        from tranche.kubernetes.agent import idle, logs
+
+        as_json = values["log_format"] == "json" or (values["log_format"] == "auto" and not sys.stderr.isatty())
+        logs.set_up(sys.stderr, as_json=as_json, verbose=values["verbose"])
+        if values["idle_without_gpu"] and not idle.idle_until_gpu(
+            values["health_host"], values["health_port"], idle.machine_has_gpu
+        ):
+            return
         from tranche.kubernetes.agent.process import AgentOptions, run_agent
     except ModuleNotFoundError as error:
         raise UsageError(
             f"'tranche agent' needs the Python package '{error.name}', which is not installed",
             hint="install Tranche with its extra: tranche[kubernetes]",
         ) from error
-    as_json = values["log_format"] == "json" or (values["log_format"] == "auto" and not sys.stderr.isatty())
-    logs.set_up(sys.stderr, as_json=as_json, verbose=values["verbose"])
     options = AgentOptions(
         node_name=values["node_name"] or platform.node().lower(),
         kubeconfig=values["kubeconfig"],

@@ -63,6 +63,11 @@ AGENT_OPTIONS = (
     click.Option(
         ["--health-port"], type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
     ),
+    click.Option(
+        ["--idle-without-gpu"],
+        is_flag=True,
+        help="On a machine without a GPU of NVIDIA serve nothing, be ready, and look again each minute; else not ready.",
+    ),
     click.Option(["--log-format"], type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
     click.Option(["--verbose", "-v"], is_flag=True, help="Log what is done in detail."),
 )

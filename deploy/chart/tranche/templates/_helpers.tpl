@@ -98,9 +98,34 @@ metricRelabelings:
 {{- if or .Values.migManager.enabled .Values.featureLabels.enabled }}true{{ end -}}
 {{- end }}
 
+{{/* The nodes that the agents run on. */}}
+{{- define "tranche.nodes" -}}
+requiredDuringSchedulingIgnoredDuringExecution:
+  nodeSelectorTerms:
+    {{- if eq .Values.nodeDiscovery "any" }}
+    - matchExpressions:
+        - {key: kubernetes.io/os, operator: In, values: [linux]}
+        - {key: tranche.dev/gpu, operator: NotIn, values: ["false"]}
+        - {key: nvidia.com/gpu.present, operator: NotIn, values: ["false"]}
+        - {key: eks.amazonaws.com/compute-type, operator: NotIn, values: [fargate]}
+        - {key: type, operator: NotIn, values: [virtual-kubelet]}
+    {{- else }}
+    - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
+    - matchExpressions: [{key: karpenter.k8s.aws/instance-gpu-manufacturer, operator: In, values: [nvidia]}]
+    - matchExpressions: [{key: eks.amazonaws.com/instance-gpu-manufacturer, operator: In, values: [nvidia]}]
+    - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}]
+    - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
+    - matchExpressions: [{key: tranche.dev/gpu, operator: In, values: ["true"]}]
+    {{- end }}
+{{- end }}
+
 {{/* The agent's options, one a line. */}}
 {{- define "tranche.arguments" -}}
 - --daemon-set={{ include "tranche.fullname" . }}
+{{- if eq .Values.nodeDiscovery "any" }}
+- --idle-without-gpu
+{{- end }}
 {{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels "metrics" .Values.metrics }}
 {{- if not $values.enabled }}
 - --without={{ $part }}

@@ -1,0 +1,56 @@
+"""An agent on a machine without a GPU: it serves nothing but its health, says so, and looks again now and then.
+
+Nothing that serves a node is imported before there is a GPU: this process may be on every node of a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tranche.hardware.host_facts import has_nvidia_gpu
+from tranche.kubernetes.agent.health_server import HealthServer
+from tranche.kubernetes.component import Readiness
+
+LOOK_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+def machine_has_gpu(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this machine, or the simulated one of the environment, has a GPU; True when nothing says that it has none."""
+    simulated = environ.get("TRANCHE_SIM_STATE")
+    return Path(simulated).exists() if simulated else has_nvidia_gpu() is not False
+
+
+def idle_until_gpu(host: str, port: int, has_gpu: Callable[[], bool], *, period: float = LOOK_SECONDS) -> bool:
+    """Serve the health pages, ready, until the machine has a GPU: True then, False at SIGTERM or SIGINT.
+
+    `period` is in seconds. UsageError when the port is taken.
+    """
+    return has_gpu() or asyncio.run(_idle(host, port, has_gpu, period))
+
+
+async def _idle(host: str, port: int, has_gpu: Callable[[], bool], period: float) -> bool:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    health = HealthServer(lambda: {"gpus": Readiness(True, "this machine has none")})
+    await health.start(host, port)
+    _log.info("no GPU: nothing is served", extra={"health_port": health.port, "look_again_seconds": period})
+    try:
+        while not stopped.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(period):
+                    await stopped.wait()
+            if not stopped.is_set() and has_gpu():
+                _log.info("a GPU has come")
+                return True
+        return False
+    finally:
+        health.stop()
