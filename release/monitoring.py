@@ -28,6 +28,8 @@ _ANNOTATIONS = ("summary", "description", "runbook")
 # What Prometheus itself adds to a scrape.
 _OF_PROMETHEUS = frozenset({"up"})
 _LABELS_OF_PROMETHEUS = frozenset({"instance", "job", "le"})
+_OF_KUBE_STATE_METRICS = frozenset({"kube_pod_status_unschedulable", "kube_pod_container_resource_requests"})
+_LABELS_OF_KUBE_STATE_METRICS = frozenset({"namespace", "pod", "resource"})
 _RANGE = re.compile(r"\b(?:rate|increase)\s*\(")
 _VARIABLES = {"$__rate_interval": "5m", "$__range": "6h", "$__interval": "1m"}
 
@@ -152,8 +154,9 @@ def _alert_problems(rules: Mapping[str, Any], tests: Mapping[str, Any], root: Pa
 
 def _name_problems(expressions: Iterable[Expression], made: frozenset[str]) -> Iterator[str]:
     families = (*catalogue.FAMILIES, *dcgm.FAMILIES)
-    metrics = {name for family in families for name in family.series} | made | _OF_PROMETHEUS
-    labels = {label for family in families for label in family.labels} | _LABELS_OF_PROMETHEUS
+    metrics = {name for family in families for name in family.series} | made | _OF_PROMETHEUS | _OF_KUBE_STATE_METRICS
+    labels = {label for family in families for label in family.labels}
+    labels |= _LABELS_OF_PROMETHEUS | _LABELS_OF_KUBE_STATE_METRICS
     for each in expressions:
         names = names_in(each.text)
         yield from (f"{each.place}: there is no metric {name}" for name in sorted(names.metrics - metrics))

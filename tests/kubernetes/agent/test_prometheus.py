@@ -50,6 +50,18 @@ def p5_textfile(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def pending_pod(tmp_path: Path) -> Path:
+    """What kube-state-metrics says of a pod that no node takes, in its own words."""
+    path = tmp_path / "kube-state-metrics.prom"
+    path.write_text(
+        'kube_pod_status_unschedulable{namespace="team-0",pod="large",uid="1"} 1\n'
+        'kube_pod_container_resource_requests{namespace="team-0",pod="large",uid="1",container="main",node="",'
+        'resource="nvidia_com_mig_3g_20gb",unit="integer"} 1\n'
+    )
+    return path
+
+
 @asynccontextmanager
 async def served(path: Path) -> AsyncIterator[int]:
     """The textfile under /metrics, as node exporter would; the port."""
@@ -66,7 +78,7 @@ async def served(path: Path) -> AsyncIterator[int]:
 
 
 def test_a_node_with_56_pods_by_its_sums_its_joins_its_dashboards_and_its_alerts(
-    tmp_path: Path, p5_textfile: Path
+    tmp_path: Path, p5_textfile: Path, pending_pod: Path
 ) -> None:
     async def check(node: ManagedNode) -> None:
         readiness = {"inventory": Readiness(True)}
@@ -79,8 +91,11 @@ def test_a_node_with_56_pods_by_its_sums_its_joins_its_dashboards_and_its_alerts
         async with (
             managing,
             measured(node, manager, readiness=readiness, clock=clock, patience=0.1) as server,
-            served(p5_textfile) as p5_port,
-            prometheus(tmp_path / "prometheus", {"p4d": server.port, "p5": p5_port, "gone": NOBODY}) as scraper,
+            served(p5_textfile) as p5,
+            served(pending_pod) as pods_state,
+            prometheus(
+                tmp_path / "prometheus", {"p4d": server.port, "p5": p5, "ksm": pods_state, "gone": NOBODY}
+            ) as scraper,
         ):
             await each_slice_joins_its_pod(scraper, {uuid: str(pod) for uuid, pod in pods.items()})
             await sums_are_the_nodes(scraper, node)
@@ -144,6 +159,7 @@ async def layouts_that_wait_and_fail(scraper: Prometheus, node: ManagedNode) -> 
 
 async def the_rest_fires(scraper: Prometheus, node: ManagedNode, readiness: dict[str, Readiness], clock: Clock) -> None:
     await scraper.fires("TrancheAgentDown", instance="gone")
+    await scraper.fires("TranchePodWaiting", namespace="team-0", pod="large")
     await scraper.fires("TrancheSliceUnused", instance="p4d", namespace="team-0")
     await scraper.fires("TrancheSlicesIdle", instance="p5", profile="3g.40gb")
     readiness["mig-manager"] = Readiness(False, "spoilt")
