@@ -69,7 +69,7 @@ class CutAtBoot:
         What is in use is never touched: GpuBusy, and nothing is changed. Lost GPUs are left out and raise HardwareError when the
         others are cut. Raises all that a layout can raise besides.
         """
-        begun = self.clock()
+        begun, told = self.clock(), ""
         for pause in _pauses():
             with ExitStack() as stack:
                 try:
@@ -85,7 +85,9 @@ class CutAtBoot:
             if left <= 0:
                 message = f"the NVIDIA driver was not ready within {self.seconds:g} s: {not_ready.message}"
                 raise type(not_ready)(message, hint=_HINT) from not_ready
-            self.tell(f"waiting for the NVIDIA driver: {not_ready.message}")
+            if not_ready.message != told:
+                self.tell(f"waiting for the NVIDIA driver: {not_ready.message}")
+            told = not_ready.message
             self.sleep(min(pause, left))
         raise AssertionError("pauses have no end")
 
