@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,10 +26,12 @@ def a100(tmp_path: Path) -> Iterator[TestMachine]:
         yield machine
 
 
-def run(machine: TestMachine, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in a slice, to its end."""
+def run(
+    machine: TestMachine, *command: str, under: Sequence[str] = (), **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a slice, to its end; all of it `under` another command."""
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [*TRANCHE, "run", "-q", *SLICE, "--", *command],
+        [*under, *TRANCHE, "run", "-q", *SLICE, "--", *command],
         env=machine.environment,
         capture_output=True,
         text=True,
@@ -140,12 +142,9 @@ def test_a_command_that_ignores_a_signal_goes_on(a100: TestMachine) -> None:
 
 def test_what_the_caller_ignores_stays_ignored_for_the_command(a100: TestMachine) -> None:
     """As under nohup: neither tranche nor the command ends of a hang-up."""
-    done = run(a100, "sh", "-c", "kill -HUP $PPID; kill -HUP $$; exit 3", preexec_fn=_ignore_hangups)
+    ignoring = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]
+    done = run(a100, "sh", "-c", "kill -HUP $PPID; kill -HUP $$; exit 3", under=ignoring)
     assert done.returncode == 3
-
-
-def _ignore_hangups() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def test_the_command_ends_of_a_broken_pipe_as_it_does_elsewhere(a100: TestMachine) -> None:

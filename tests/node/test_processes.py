@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import uuid
 from pathlib import Path
 
 from hypothesis import given
@@ -18,6 +19,8 @@ from tranche.node.processes import MARK, Process, Traces, digest_of, find_traces
 from tranche.node.session import process_start_time
 
 NOBODY = 65534
+# Another process may run the same tests at the same time, and its processes are seen as well.
+ALLOCATION = uuid.uuid4().hex[:8]
 SHARE, OTHER = 1000, 1001
 INIT = Process(1, 0, 0, 0)
 
@@ -69,14 +72,14 @@ def test_nobody_is_suspected_who_cannot_be_of_the_share(processes: list[Process]
 
 
 def test_a_process_is_found_by_the_name_of_its_share() -> None:
-    with subprocess.Popen(["sleep", "600"], env={MARK: "abcd1234", "PATH": "/bin:/usr/bin"}) as process:
-        found = find_traces("abcd1234", uid=os.getuid(), since=0)
+    with subprocess.Popen(["sleep", "600"], env={MARK: ALLOCATION, "PATH": "/bin:/usr/bin"}) as process:
+        found = find_traces(ALLOCATION, uid=os.getuid(), since=0)
         assert [each.pid for each in found.inherited] == [process.pid]
         assert found.inherited[0] == process_at(process.pid)
         assert found.inherited[0].started == process_start_time(process.pid)
         assert find_traces("abcd123", uid=os.getuid(), since=0).inherited == ()
         process.kill()
-    assert find_traces("abcd1234", uid=os.getuid(), since=0).inherited == ()
+    assert find_traces(ALLOCATION, uid=os.getuid(), since=0).inherited == ()
 
 
 @needs_root
@@ -98,7 +101,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone() -> None:
 
         def look() -> Traces:
             become_nobody()
-            return find_traces("abcd1234", uid=NOBODY, since=here.started)
+            return find_traces(ALLOCATION, uid=NOBODY, since=here.started)
 
         traces = in_child(look)
         assert [each.pid for each in traces.hidden] == [child.pid]
@@ -106,7 +109,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone() -> None:
         kept = Remains(traces=traces).keeper(ProcessKeeper())
         assert kept is not None
         assert (kept.pid, kept.suspected) == (child.pid, True)
-        assert find_traces("abcd1234", uid=NOBODY, since=0).hidden == (), "root can look"
+        assert find_traces(ALLOCATION, uid=NOBODY, since=0).hidden == (), "root can look"
     finally:
         child.end()
 
@@ -127,10 +130,10 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> 
 def test_another_user_cannot_keep_a_share_by_its_name_and_its_own_processes_can_under_any_user() -> None:
     def trace(**environment: str) -> bool:
         """Whether a process of nobody's with that environment counts as one of the share of root's."""
-        own = {MARK: "abcd1234", "PATH": "/bin:/usr/bin", **environment}
+        own = {MARK: ALLOCATION, "PATH": "/bin:/usr/bin", **environment}
         with subprocess.Popen(["sleep", "600"], env=own, user=NOBODY, group=NOBODY, extra_groups=[]) as process:
             try:
-                found = find_traces("abcd1234", uid=0, since=1, key_digest=digest_of("secret"))
+                found = find_traces(ALLOCATION, uid=0, since=1, key_digest=digest_of("secret"))
                 return process.pid in {each.pid for each in found.inherited}
             finally:
                 process.kill()

@@ -15,19 +15,21 @@ from tranche.kubernetes.rollout.budget import Budget, parse_budget
 from tranche.kubernetes.rollout.grants import LOST_SECONDS, UNTAKEN_SECONDS, Grants, grants, held_up_text
 from tranche.kubernetes.rollout.ticket import (
     GO_ON_ANNOTATION,
-    Ticket,
+    RolloutTicket,
     TicketState,
     read_ticket,
     ticket_name,
     write_ticket,
 )
-from tranche.kubernetes.rollout.turn import Move, Standing, Turn, Wish, next_ticket
+from tranche.kubernetes.rollout.turn import Move, RolloutTurn, Stage, Wish, next_ticket
 
 WAITING, GRANTED, CHANGING, FAILED = TicketState
 
 
-def ticket(node: str, state: TicketState, *, at: int = 0, go_on: bool = False, message: str = "") -> Ticket:
-    return Ticket(node, state, "all-1g", "d1", message, go_on, lease=Lease(ticket_name(node), created=f"{at:04}"))
+def ticket(node: str, state: TicketState, *, at: int = 0, go_on: bool = False, message: str = "") -> RolloutTicket:
+    return RolloutTicket(
+        node, state, "all-1g", "d1", message, go_on, lease=Lease(ticket_name(node), created=f"{at:04}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,9 @@ def test_a_failed_node_holds_up_all_others_until_somebody_says_go_on() -> None:
     found = grants([failed, ticket("a", WAITING)], 5, {})
     assert (found.granted, found.held_up_by, found.waiting) == ((), (failed,), 1)
     assert held_up_text(found.held_up_by) == "node f failed: NVML: unknown error"
+    many = [ticket(f"f{number}", FAILED, message="x" * 900) for number in range(9)]
+    assert len(held_up_text(many)) < 600
+    assert held_up_text(many).endswith("…, and 6 nodes more")
     told = ticket("f", FAILED, go_on=True)
     assert [each.node for each in grants([told, ticket("a", WAITING)], 1, {}).granted] == ["a"]
 
@@ -100,39 +105,39 @@ def test_a_turn_that_nobody_takes_is_taken_back_and_its_node_passed_over_until_i
 def test_a_ticket_is_what_its_lease_says_and_keeps_what_others_wrote_there() -> None:
     said = {GO_ON_ANNOTATION: "yes", "example.com/note": "mine"}
     lease = Lease(ticket_name("n1"), annotations=said, created="t", version="7")
-    written = write_ticket(Ticket("n1", FAILED, "all-1g", "d", "no room", lease=lease), node_uid="u1")
+    written = write_ticket(RolloutTicket("n1", FAILED, "all-1g", "d", "no room", lease=lease), node_uid="u1")
     assert written.annotations.items() >= said.items()
     assert (written.holder, written.owner_node, written.version) == ("failed", ("n1", "u1"), "7")
     again = read_ticket(written)
-    assert again == Ticket("n1", FAILED, "all-1g", "d", "no room", True, lease=written)
+    assert again == RolloutTicket("n1", FAILED, "all-1g", "d", "no room", True, lease=written)
     assert read_ticket(Lease("tranche-layout.n1", "somebody")) is None
     assert len(ticket_name("n" * 253)) <= 253
 
 
 def test_a_node_keeps_its_place_through_a_failure_and_another_layout() -> None:
-    wanted, other = Wish(Standing.WANTED, "l", "d1"), Wish(Standing.WANTED, "m", "d2")
+    wanted, other = Wish(Stage.WANTED, "l", "d1"), Wish(Stage.WANTED, "m", "d2")
     move, first = next_ticket("n", None, wanted)
     assert move is Move.WRITE
     assert first is not None
     assert first.state is WAITING
     changing = ticket("n", CHANGING)
-    move, failed = next_ticket("n", changing, Wish(Standing.FAILED, "all-1g", message="no"))
+    move, failed = next_ticket("n", changing, Wish(Stage.FAILED, "all-1g", message="no"))
     assert move is Move.WRITE
     assert failed is not None
     assert (failed.state, failed.digest) == (FAILED, "d1")
-    assert Turn(failed).allows("d1")
-    assert not Turn(failed).allows("d2")
+    assert RolloutTurn(failed).allows("d1")
+    assert not RolloutTurn(failed).allows("d2")
     move, changed = next_ticket("n", failed, other)
     assert move is Move.WRITE
     assert changed is not None
     assert (changed.state, changed.digest) == (CHANGING, "d2")
     assert next_ticket("n", ticket("n", FAILED, go_on=True), other) == (Move.REMOVE, None)
-    assert next_ticket("n", changing, Wish(Standing.DONE)) == (Move.REMOVE, None)
-    assert next_ticket("n", None, Wish(Standing.DONE)) == (Move.NONE, None)
+    assert next_ticket("n", changing, Wish(Stage.DONE)) == (Move.REMOVE, None)
+    assert next_ticket("n", None, Wish(Stage.DONE)) == (Move.NONE, None)
     for state in (WAITING, GRANTED):
-        assert next_ticket("n", ticket("n", state), Wish(Standing.FAILED)) == (Move.REMOVE, None)
-        assert not Turn(ticket("n", state)).allows("d1")
-    move, taken = next_ticket("n", ticket("n", GRANTED), Wish(Standing.WANTED, "all-1g", "d1"))
+        assert next_ticket("n", ticket("n", state), Wish(Stage.FAILED)) == (Move.REMOVE, None)
+        assert not RolloutTurn(ticket("n", state)).allows("d1")
+    move, taken = next_ticket("n", ticket("n", GRANTED), Wish(Stage.WANTED, "all-1g", "d1"))
     assert move is Move.WRITE
     assert taken is not None
     assert taken.state is CHANGING

@@ -13,12 +13,13 @@ from tranche.core.errors import KubernetesUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.rollout.leadership import LEADER_LEASE, Leadership
 from tranche.kubernetes.rollout.own_ticket import Me, OwnTicket
 from tranche.kubernetes.rollout.ticket import ticket_name
-from tranche.kubernetes.rollout.turn import Standing, Wish
+from tranche.kubernetes.rollout.turn import Stage, Wish
 
 PATH = f"/apis/coordination.k8s.io/v1/namespaces/tranche/leases/{ticket_name('n1')}"
-WANTED, DONE = Wish(Standing.WANTED, "l", "d"), Wish(Standing.DONE)
+WANTED, DONE = Wish(Stage.WANTED, "l", "d"), Wish(Stage.DONE)
 
 
 class UnluckyClient(LeaseClient):
@@ -105,5 +106,19 @@ def test_a_ticket_that_somebody_else_removed_is_made_anew() -> None:
             await until(
                 lambda: PATH in server.objects and server.objects[PATH]["metadata"]["creationTimestamp"] != first
             )
+
+    asyncio.run(run())
+
+
+def test_a_leader_resigns_although_a_renewal_was_not_answered() -> None:
+    async def run() -> None:
+        async with unlucky() as (server, client, _):
+            leadership = Leadership(client, "n1", clock=asyncio.get_running_loop().time)
+            assert await leadership.try_to_lead()
+            renewed = await client.get(LEADER_LEASE)
+            assert renewed is not None
+            await client.replace(renewed)
+            await leadership.resign()
+            assert not server.objects
 
     asyncio.run(run())

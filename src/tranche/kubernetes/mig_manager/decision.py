@@ -38,7 +38,7 @@ from tranche.kubernetes.mig_manager.retry import (
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wanted_layout
-from tranche.kubernetes.rollout.turn import Standing, Turn, Wish
+from tranche.kubernetes.rollout.turn import RolloutTurn, Stage, Wish
 from tranche.planning.gpu_users import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
@@ -81,7 +81,7 @@ class NodeSituation:
     trusted: frozenset[str] = frozenset()
     unseen: TrancheError | None = None
     boot: Report | None = None
-    turn: Turn | None = None
+    turn: RolloutTurn | None = None
 
     @property
     def attempt(self) -> Attempt | None:
@@ -125,8 +125,8 @@ def decide(situation: NodeSituation) -> NodeDecision:
         return decision
     name, report = wanted_layout(situation.node), decision.report
     if report is not None and report.state is MigState.FAILED:
-        return replace(decision, wish=Wish(Standing.FAILED, name, message=report.message))
-    return replace(decision, wish=Wish(Standing.DONE, name))
+        return replace(decision, wish=Wish(Stage.FAILED, name, message=report.message))
+    return replace(decision, wish=Wish(Stage.DONE, name))
 
 
 def _decide(situation: NodeSituation) -> NodeDecision:
@@ -154,7 +154,7 @@ def _decide(situation: NodeSituation) -> NodeDecision:
     decision = _change(situation, layout, change)
     if decision.report is not None and decision.report.state is MigState.FAILED:
         return decision
-    return replace(decision, wish=Wish(Standing.WANTED, name, layout_digest(layout)))
+    return replace(decision, wish=Wish(Stage.WANTED, name, layout_digest(layout)))
 
 
 def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy) -> Plan:

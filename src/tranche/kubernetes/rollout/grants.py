@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tranche.kubernetes.rollout.ticket import Ticket, TicketState
+from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 LOST_SECONDS = 180.0
 """A node that changes and has renewed nothing for so long holds the others up, like one that failed."""
 UNTAKEN_SECONDS = 60.0
 """A turn that its node has not taken for so long is taken back: its agent is not there."""
+_LONGEST_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +21,20 @@ class Grants:
     `waiting` is how many wait after this.
     """
 
-    granted: tuple[Ticket, ...] = ()
-    taken_back: tuple[Ticket, ...] = ()
-    held_up_by: tuple[Ticket, ...] = ()
+    granted: tuple[RolloutTicket, ...] = ()
+    taken_back: tuple[RolloutTicket, ...] = ()
+    held_up_by: tuple[RolloutTicket, ...] = ()
     waiting: int = 0
 
 
-def grants(tickets: Sequence[Ticket], limit: int, silent: Mapping[str, float]) -> Grants:
+def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, float]) -> Grants:
     """Who may begin. `limit` is how many may change at once, `silent` for how many seconds each ticket was seen as it is.
 
     The order is that of the tickets. A node that has failed, or was heard of no more while it changed, holds all others up until
     somebody says go on. A failed node that others are to pass takes no place of the budget.
     """
 
-    def unheard(ticket: Ticket, seconds: float) -> bool:
+    def unheard(ticket: RolloutTicket, seconds: float) -> bool:
         return silent.get(ticket.node, 0.0) >= seconds
 
     by_state = {state: [each for each in tickets if each.state is state] for state in TicketState}
@@ -49,13 +50,17 @@ def grants(tickets: Sequence[Ticket], limit: int, silent: Mapping[str, float]) -
     return Grants(granted, taken_back, waiting=left - len(granted))
 
 
-def held_up_text(tickets: Sequence[Ticket]) -> str:
+def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
     """Who holds the others up, and why, in one sentence for people; "" when nobody does."""
     named = [
-        f"node {each.node} failed: {each.message}"
+        f"node {each.node} failed: {_short(each.message)}"
         if each.state is TicketState.FAILED
         else f"node {each.node} began to change and is heard of no more"
         for each in sorted(tickets, key=lambda each: each.order)[:3]
     ]
     more = f", and {len(tickets) - 3} nodes more" if len(tickets) > 3 else ""
     return "; ".join(named) + more
+
+
+def _short(message: str) -> str:
+    return message if len(message) <= _LONGEST_REASON else message[: _LONGEST_REASON - 1] + "…"

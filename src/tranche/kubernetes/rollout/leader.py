@@ -17,7 +17,7 @@ from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, Leadership, New
 from tranche.kubernetes.rollout.ticket import (
     TICKET,
     TICKET_LABEL,
-    Ticket,
+    RolloutTicket,
     TicketState,
     read_ticket,
     version_number,
@@ -126,13 +126,13 @@ class Leader:
                     await changed.wait()
 
 
-def _read_all(leases: Sequence[Lease], granted: Mapping[str, Lease]) -> list[Ticket]:
+def _read_all(leases: Sequence[Lease], granted: Mapping[str, Lease]) -> list[RolloutTicket]:
     """Every ticket. What was granted counts before the watch tells of it: its place is given to nobody else."""
     latest = [max(lease, granted.get(lease.name, lease), key=version_number) for lease in leases]
     return [ticket for lease in latest if (ticket := read_ticket(lease)) is not None]
 
 
-def _renewal(ticket: Ticket, before: tuple[str, float] | None, now: float) -> tuple[str, float]:
+def _renewal(ticket: RolloutTicket, before: tuple[str, float] | None, now: float) -> tuple[str, float]:
     """State and renewal that the ticket shows, and since when it was seen so by this clock."""
     shown = f"{ticket.state} {ticket.lease.renewed}"
     return before if before is not None and before[0] == shown else (shown, now)

@@ -71,8 +71,8 @@ class Leadership:
     async def resign(self) -> None:
         """Lead no more, so that whoever comes next need not wait."""
         held, self._held = self._held, None
-        if held is not None:
-            await self._leases.delete(held)
+        while held is not None and held.holder == self._me and not await self._leases.delete(held):
+            held = await self._leases.get(LEADER_LEASE)  # a renewal whose answer was not awaited came first
 
     def _took(self, lease: Lease | None, began: float) -> bool:
         self._held = lease

@@ -12,14 +12,14 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.rollout.ticket import (
-    Ticket,
+    RolloutTicket,
     TicketState,
     read_ticket,
     ticket_name,
     version_number,
     write_ticket,
 )
-from tranche.kubernetes.rollout.turn import Move, Standing, Wish, next_ticket
+from tranche.kubernetes.rollout.turn import Move, Stage, Wish, next_ticket
 
 _RENEW_CHANGING_SECONDS = 30.0
 _RENEW_WAITING_SECONDS = 300.0
@@ -52,7 +52,7 @@ class OwnTicket:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        self.latest: Live[Ticket | None] = Live()
+        self.latest: Live[RolloutTicket | None] = Live()
         self._leases = leases
         self._me = me
         self._spread = spread
@@ -65,7 +65,7 @@ class OwnTicket:
         self._to_move = asyncio.Event()
 
     @property
-    def ticket(self) -> Ticket | None:
+    def ticket(self) -> RolloutTicket | None:
         """The ticket as last read or written."""
         return self.latest.value if self.latest.synced else None
 
@@ -93,7 +93,7 @@ class OwnTicket:
         self._know(None if lease is None else read_ticket(lease))
         self._sure = True
 
-    def _know(self, ticket: Ticket | None) -> None:
+    def _know(self, ticket: RolloutTicket | None) -> None:
         if ticket is not None:
             self._newest = version_number(ticket.lease)
         self.latest.publish(ticket)
@@ -118,7 +118,7 @@ class OwnTicket:
             return
         if not self._sure:
             await self._read()
-        if self._wish.standing is Standing.WANTED and self.ticket is None:
+        if self._wish.stage is Stage.WANTED and self.ticket is None:
             await self._sleep(self._random() * await self._spread())
         move, ticket = next_ticket(self._me.node, self.ticket, self._wish)
         if move is Move.REMOVE and self.ticket is not None:

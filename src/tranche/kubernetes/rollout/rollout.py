@@ -12,7 +12,7 @@ from tranche.kubernetes.live import Live
 from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.leader import Leader
 from tranche.kubernetes.rollout.own_ticket import Me, OwnTicket
-from tranche.kubernetes.rollout.turn import Turn, Wish
+from tranche.kubernetes.rollout.turn import RolloutTurn, Wish
 
 JITTER_SECONDS_PER_NODE = 0.02
 """Nodes that are told of a change at once make their tickets over so many seconds for each of them: 50 a second."""
@@ -35,8 +35,8 @@ class Rollout:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.turn: Live[Turn] = Live()
-        self.turn.publish(Turn(why_not="its ticket of the rollout was not read yet"))
+        self.turn: Live[RolloutTurn] = Live()
+        self.turn.publish(RolloutTurn(why_not="its ticket of the rollout was not read yet"))
         self._budget = budget
         self._fleet = fleet
         self._own = OwnTicket(leases, me, self._spread, clock=clock, random=random, sleep=sleep)
@@ -57,7 +57,7 @@ class Rollout:
     async def _tell(self, news: AsyncIterator[object]) -> None:
         async for _ in news:
             if self._own.latest.synced:
-                self.turn.publish(Turn(self._own.ticket, self._why_not()))
+                self.turn.publish(RolloutTurn(self._own.ticket, self._why_not()))
 
     def _why_not(self) -> str:
         if held_up := self._leader.news.value.held_up_by:

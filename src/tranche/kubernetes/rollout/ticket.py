@@ -41,7 +41,7 @@ class TicketState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class RolloutTicket:
     """One node's. `digest` tells the content of the layout it is for; `lease` is what it was read from.
 
     `passed_over`: it did not take the turn that it was granted, and its node was not heard of since.
@@ -68,13 +68,13 @@ def ticket_name(node: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{_PREFIX}{hashlib.sha256(node.encode()).hexdigest()}"
 
 
-def read_ticket(lease: Lease) -> Ticket | None:
+def read_ticket(lease: Lease) -> RolloutTicket | None:
     """The ticket that a lease is; None for one that says no node or no state that is known."""
     node, state = lease.annotations.get(_NODE, ""), lease.holder
     if not node or state not in set(TicketState):
         return None
     said = lease.annotations
-    return Ticket(
+    return RolloutTicket(
         node=node,
         state=TicketState(state),
         layout=said.get(_LAYOUT, ""),
@@ -86,7 +86,7 @@ def read_ticket(lease: Lease) -> Ticket | None:
     )
 
 
-def write_ticket(ticket: Ticket, *, node_uid: str) -> Lease:
+def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
     """The lease that says it, in the place of the one that it was read from. It goes with the node's object."""
     own: Mapping[str, str] = {
         _NODE: ticket.node,

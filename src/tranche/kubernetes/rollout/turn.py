@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tranche.kubernetes.rollout.ticket import Ticket, TicketState
+from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 
-class Standing(StrEnum):
+class Stage(StrEnum):
     """DONE: no change is wanted. WANTED: one is to begin or goes on. FAILED: it was tried, and will be tried again."""
 
     DONE = "done"
@@ -20,17 +20,17 @@ class Standing(StrEnum):
 class Wish:
     """How a node stands. `digest` tells the layout's content, "" where it is not known; `message` says what failed."""
 
-    standing: Standing
+    stage: Stage
     layout: str = ""
     digest: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RolloutTurn:
     """What a node may do. `why_not` is what it waits for when it may not."""
 
-    ticket: Ticket | None = None
+    ticket: RolloutTicket | None = None
     why_not: str = ""
 
     def allows(self, digest: str) -> bool:
@@ -49,34 +49,34 @@ class Move(StrEnum):
     REMOVE = "remove"
 
 
-def next_ticket(node: str, ticket: Ticket | None, wish: Wish) -> tuple[Move, Ticket | None]:
+def next_ticket(node: str, ticket: RolloutTicket | None, wish: Wish) -> tuple[Move, RolloutTicket | None]:
     """What to do with the own ticket for a wish, and the ticket to write.
 
     A failed node that gets another layout goes on with the place that it has; after somebody said go on, it queues anew.
     """
-    if wish.standing is Standing.DONE:
+    if wish.stage is Stage.DONE:
         return (Move.NONE if ticket is None else Move.REMOVE), None
-    if wish.standing is Standing.FAILED:
+    if wish.stage is Stage.FAILED:
         return _failed(ticket, wish)
     if ticket is None:
-        return Move.WRITE, Ticket(node, TicketState.WAITING, wish.layout, wish.digest)
+        return Move.WRITE, RolloutTicket(node, TicketState.WAITING, wish.layout, wish.digest)
     same = (ticket.layout, ticket.digest) == (wish.layout, wish.digest)
     if same and ticket.state is not TicketState.GRANTED:
         return Move.NONE, None
     if ticket.state is TicketState.FAILED and ticket.go_on:
         return Move.REMOVE, None
     state = TicketState.WAITING if ticket.state is TicketState.WAITING else TicketState.CHANGING
-    return Move.WRITE, Ticket(node, state, wish.layout, wish.digest, lease=ticket.lease)
+    return Move.WRITE, RolloutTicket(node, state, wish.layout, wish.digest, lease=ticket.lease)
 
 
-def _failed(ticket: Ticket | None, wish: Wish) -> tuple[Move, Ticket | None]:
+def _failed(ticket: RolloutTicket | None, wish: Wish) -> tuple[Move, RolloutTicket | None]:
     if ticket is None:
         return Move.NONE, None
     if ticket.state in (TicketState.WAITING, TicketState.GRANTED):
         return Move.REMOVE, None  # nothing was changed, so nobody is held up
     if ticket.state is TicketState.FAILED and ticket.message == wish.message:
         return Move.NONE, None
-    failed = Ticket(
+    failed = RolloutTicket(
         ticket.node, TicketState.FAILED, ticket.layout, wish.digest or ticket.digest, wish.message, lease=ticket.lease
     )
     return Move.WRITE, failed
