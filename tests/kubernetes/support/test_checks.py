@@ -15,6 +15,7 @@ from tranche.kubernetes.support.facts import (
     ClusterFacts,
     ConditionFacts,
     DaemonSetFacts,
+    NodeTurn,
     OtherProgram,
     PodFacts,
     SurveyedNode,
@@ -238,6 +239,10 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "with a binding", "admissionPolicy",
     ),
     "no policies": (lambda facts: replace(facts, policies=None), "policies", Status.WARN, "has no Validating", "1.30"),
+    "turns": (
+        agents_with(turns=(NodeTurn("a", "failed"), NodeTurn("b", "waiting"))), "turns", Status.FAIL,
+        "failed in its turn to change its layout; 1 other nodes wait", "annotate lease tranche-layout.a",
+    ),
     "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
 }  # fmt: skip
 
@@ -255,6 +260,11 @@ def test_a_fault_of_one_node_names_that_node_and_its_pod() -> None:
     assert (crash.nodes, crash.pods) == (("a",), ("tranche-system/agent-a",))
     (cordon,) = wrong(on_a(unschedulable=True)(HEALTHY))
     assert cordon.nodes == ("a",)
+
+
+def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
+    turns = (NodeTurn("a", "failed", go_on=True), NodeTurn("b", "waiting"))
+    assert wrong(agents_with(turns=turns)(HEALTHY)) == []
 
 
 def test_a_neighbour_is_no_conflict_where_the_agent_leaves_the_part_to_it_or_is_not_there() -> None:

@@ -16,6 +16,8 @@ from tranche.kubernetes.support.rights import REVIEWS
 from tranche.kubernetes.support.survey import survey
 
 FORBIDDEN = (403, {"message": "no"})
+ARGUMENTS = ["--in-use=drain", "--layouts=mine", "--max-unavailable=1"]
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/sys/leases"
 POLICIES = ("/validatingadmissionpolicies", "/validatingadmissionpolicybindings")
 
 
@@ -32,7 +34,7 @@ def daemon_set(namespace: str, name: str, image: str, *command: str, **spec: Any
 def cluster(server: FakeApiServer) -> None:
     """One node, an agent that is not ready, and NVIDIA's device plugin."""
     server.put("/api/v1/nodes/n1", {"status": {"capacity": {"nvidia.com/gpu": "1k", "cpu": "8"}}})
-    agent = daemon_set("sys", "agent", "tranche-agent:1", "tranche", "agent", args=["--in-use=drain", "--layouts=mine"])
+    agent = daemon_set("sys", "agent", "tranche-agent:1", "tranche", "agent", args=ARGUMENTS)
     plugin = daemon_set("kube-system", "nvidia-device-plugin-daemonset", "nvidia/k8s-device-plugin:1")
     server.refusals |= {
         ("GET", "/version"): (200, {"gitVersion": "v1.36.0"}),
@@ -42,6 +44,7 @@ def cluster(server: FakeApiServer) -> None:
             ("GET", path): (200, {"items": [ours("tranche-agent-own-node"), {"metadata": {"name": "x"}}]})
             for path in POLICIES
         },
+        ("GET", LEASES): (200, {"items": [ticket("n2", "waiting", 2), ticket("n1", "failed", 1)]}),
         ("GET", "/proxy/readyz"): (503, {"ready": False, "components": {"inventory": "no kubelet"}}),
     }
     pod = {
@@ -51,6 +54,14 @@ def cluster(server: FakeApiServer) -> None:
     for path, app in (("sys/pods/agent-1", "agent"), ("kube-system/pods/plugin-1", "nvidia-device-plugin-daemonset")):
         server.put(f"/api/v1/namespaces/{path}", {**pod, "metadata": {"labels": {"app": app}}})
     server.put("/api/v1/namespaces/sys/configmaps/mine", {"data": {"config.yaml": "version: v1\n"}})
+
+
+def ticket(node: str, state: str, second: int) -> dict[str, Any]:
+    meta = {"name": f"tranche-layout.{node}", "annotations": {"tranche.dev/node": node}}
+    return {
+        "metadata": {**meta, "creationTimestamp": f"2026-11-21T00:00:0{second}Z"},
+        "spec": {"holderIdentity": state},
+    }
 
 
 def ours(name: str) -> dict[str, Any]:
@@ -82,6 +93,7 @@ def test_it_finds_agents_neighbours_policies_and_what_agents_say() -> None:
     ]
     assert agents.lacking is not None
     assert {"create pods/eviction", "patch nodes/status", "watch configmaps mine in sys"} <= set(agents.lacking)
+    assert [(each.node, each.state) for each in agents.turns] == [("n1", "failed"), ("n2", "waiting")]
     ((other,), policies) = facts.others, facts.policies
     assert (other.product, other.nodes) == ("NVIDIA's device plugin", ("n1",))
     assert policies == facts.bindings == frozenset({"tranche-agent-own-node"})

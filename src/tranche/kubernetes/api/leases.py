@@ -84,18 +84,18 @@ class LeaseClient:
     async def get(self, name: str) -> Lease | None:
         """The lease now."""
         answer = await self._connection.ask(f"read lease {name}", "GET", f"{self._path}/{name}")
-        return None if answer.status == 404 else _decode(answer.accepted())
+        return None if answer.status == 404 else decode_lease(answer.accepted())
 
     async def create(self, lease: Lease) -> Lease | None:
         """Make it; None when another one has its name."""
         answer = await self._connection.ask(f"make lease {lease.name}", "POST", self._path, self._encode(lease))
-        return None if answer.status == 409 else _decode(answer.accepted())
+        return None if answer.status == 409 else decode_lease(answer.accepted())
 
     async def replace(self, lease: Lease, *, renew: bool = True) -> Lease | None:
         """Write it; None when another one has written it meanwhile, or it is gone."""
         path = f"{self._path}/{lease.name}"
         answer = await self._connection.ask(f"write lease {lease.name}", "PUT", path, self._encode(lease, renew=renew))
-        return None if answer.status in (404, 409) else _decode(answer.accepted())
+        return None if answer.status in (404, 409) else decode_lease(answer.accepted())
 
     async def delete(self, lease: Lease) -> bool:
         """Remove it in its `version`."""
@@ -117,7 +117,7 @@ class LeaseClient:
         return self._followed(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
 
     async def _followed(self, what: str, selector: Mapping[str, str]) -> AsyncGenerator[tuple[Lease, ...], None]:
-        source = Selection(self._connection, what, self._path, selector, _decode)
+        source = Selection(self._connection, what, self._path, selector, decode_lease)
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for leases in snapshots:
@@ -140,7 +140,8 @@ class LeaseClient:
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
 
 
-def _decode(raw: Json) -> Lease:
+def decode_lease(raw: Json) -> Lease:
+    """A `coordination.k8s.io/v1.Lease`."""
     meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
     owner = next((each for each in meta.get("ownerReferences") or () if each.get("kind") == "Node"), None)
     return Lease(

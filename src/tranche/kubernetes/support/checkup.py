@@ -11,6 +11,7 @@ from tranche.kubernetes.support.checks.layouts import check_layouts
 from tranche.kubernetes.support.checks.neighbours import check_neighbours
 from tranche.kubernetes.support.checks.nodes import check_nodes
 from tranche.kubernetes.support.checks.resources import check_resources
+from tranche.kubernetes.support.checks.turns import check_turns
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding, together
 from tranche.node.checkup import Status
@@ -28,6 +29,7 @@ def _all(facts: ClusterFacts, now: datetime, own_version: str) -> Iterator[Clust
     yield from check_agents(facts, own_version)
     yield from check_nodes(facts)
     yield from check_layouts(facts, now)
+    yield from check_turns(facts)
     yield from check_resources(facts)
     yield from check_neighbours(facts)
     yield from check_access(facts)

@@ -35,6 +35,7 @@ _OPTIONS = (
     "--health-port",
     "--metrics-port",
     "--max-unavailable",
+    "--daemon-set",
     "--refresh-seconds",
     "--log-format",
     "--with-reboot",
@@ -126,6 +127,7 @@ def _agents(agents: Agents) -> dict[str, Any]:
         "desired": agents.daemon_set.desired,
         "lackingRights": None if agents.lacking is None else list(agents.lacking),
         "pods": [_pod(each) for each in agents.pods],
+        "turns": [{"node": each.node, "state": each.state, "goOn": each.go_on} for each in agents.turns],
     }
 
 

@@ -103,6 +103,15 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTurn:
+    """A node's place among those that change their layout; `go_on` when somebody lets the others go on after its failure."""
+
+    node: str
+    state: str
+    go_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Agents:
     """An agent's DaemonSet with its pods. `lacking` are the rights that its account has not, None where nobody may ask."""
 
@@ -111,6 +120,7 @@ class Agents:
     lacking: tuple[str, ...] | None = ()
     layouts: str | None = None
     """The text of its ConfigMap of layouts; None where there is none."""
+    turns: tuple[NodeTurn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
     parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS} - agent.left_out
     rights = [*(Right(verb, "nodes") for verb in ("get", "list", "watch"))]
     rights += [Right("list", "pods"), Right("watch", "pods")]
+    if own := agent.option("--daemon-set", ""):
+        rights.append(Right("get", "daemonsets", namespace=agent.namespace, name=own, group="apps"))
     if {MIG_MANAGER, FEATURE_LABELS} & parts:
         rights.append(Right("patch", "nodes"))
     if {MIG_MANAGER, DEVICE_PLUGIN} & parts:
@@ -46,7 +48,6 @@ def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
             rights += [
                 Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in _LEASE_VERBS
             ]
-            rights.append(Right("get", "daemonsets", namespace=agent.namespace, name=agent.name, group="apps"))
         if agent.option("--in-use", "wait") == "drain":
             rights.append(Right("create", "pods", "eviction"))
     if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):

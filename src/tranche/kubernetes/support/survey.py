@@ -9,8 +9,18 @@ from dataclasses import replace
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesRejected, KubernetesUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.leases import decode_lease
+from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
 from tranche.kubernetes.support.decoding import decode_daemon_set, decode_node, decode_pod
-from tranche.kubernetes.support.facts import Agents, ClusterFacts, DaemonSetFacts, OtherProgram, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import (
+    Agents,
+    ClusterFacts,
+    DaemonSetFacts,
+    NodeTurn,
+    OtherProgram,
+    PodFacts,
+    SurveyedNode,
+)
 from tranche.kubernetes.support.programs import is_agent, known_product
 from tranche.kubernetes.support.reader import ClusterReader
 from tranche.kubernetes.support.rights import REVIEWS, needed_rights, review
@@ -66,7 +76,17 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts) -> Agents:
         pods=tuple(pods),
         lacking=await _lacking(reader, daemon_set),
         layouts=None if found is None else str((found.get("data") or {}).get(LAYOUTS_KEY, "")),
+        turns=await _turns(reader, daemon_set) if daemon_set.option("--max-unavailable", "") else (),
     )
+
+
+async def _turns(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[NodeTurn, ...]:
+    """The nodes that take turns, the one that asked first at the front."""
+    namespace = daemon_set.namespace
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    raw = await reader.objects(f"leases in {namespace}", path, labelSelector=f"{TICKET_LABEL}={TICKET}")
+    tickets = sorted(filter(None, (read_ticket(decode_lease(each)) for each in raw or ())), key=lambda each: each.order)
+    return tuple(NodeTurn(each.node, each.state.value, each.go_on) for each in tickets)
 
 
 async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: PodFacts) -> Mapping[str, str] | None:

@@ -23,6 +23,7 @@ _HINTS = {
     "LayoutUnknown": "correct the label, or add the layout to the ConfigMap of layouts",
     "LayoutImpossible": "the layout asks for more than this GPU has room for: tranche layout plan says why on the node",
     "WaitingForOperands": "pods that use the GPUs for the whole cluster have to end first; they are named in the message",
+    "WaitingForTurn": "rollout.maxUnavailable limits how many nodes change at once; the message says who is before it",
     "RebootForMigMode": "restart the node, or set migManager.withReboot=true",
 }
 
