@@ -173,11 +173,42 @@ def test_a_ledger_that_is_emptied_in_place_is_refused_in_seconds(
                 return f"{error} {error.hint}"
             return ""
 
-        assert "was emptied or cut short while other processes have it open" in in_child(look)
+        assert "emptied or cut short while other processes have it open" in in_child(look)
         assert path.with_name("ledger.db-wal").read_bytes() == log, "what others write there is theirs"
         with pytest.raises(LedgerCorrupt, match="emptied"), theirs.read():
             pass
         with pytest.raises(LedgerCorrupt, match="emptied"), theirs.write():
+            pass
+    finally:
+        theirs.close()
+
+
+def test_a_log_that_is_emptied_in_place_is_refused_by_everybody(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    theirs = Ledger(path)
+    try:
+        with theirs.write() as db:
+            register.add_allocation(db, allocation("a", WholeGpu("GPU-0")))
+        os.truncate(path.with_name("ledger.db-wal"), 0)
+
+        def look() -> str:
+            try:
+                with Ledger(path).read() as db:
+                    register.allocations(db)
+            except LedgerCorrupt as error:
+                return str(error)
+            return ""
+
+        def check() -> str:
+            try:
+                Ledger(path).check()
+            except LedgerCorrupt as error:
+                return str(error)
+            return ""
+
+        assert "its log was emptied" in in_child(look)
+        assert "its log was emptied" in in_child(check)
+        with pytest.raises(LedgerCorrupt, match="its log was emptied"), theirs.write():
             pass
     finally:
         theirs.close()

@@ -46,6 +46,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._file: tuple[int, ...] = _NOT_OPEN_YET
         self._size = 0
+        self._log_size = 0
         self._patience = _BUSY_SECONDS
         self.unwritable: LedgerUnavailable | None = None
         """Why a ledger that this user may write is read as a copy; None when it is not."""
@@ -243,18 +244,22 @@ class Ledger:
                 f"the ledger {self.path} was removed or replaced while it was open",
                 hint="run the command again: it makes a new one, and finds who holds what",
             )
-        # Nothing that Tranche does makes the file smaller.
-        if size < self._size:
+        # Nothing that Tranche or SQLite does makes either file smaller while it is open.
+        log = max(0, _identity(self.path.with_name(f"{self.path.name}-wal"))[2])
+        if size < self._size or log < self._log_size:
             raise _emptied(self.path)
-        self._size = size
+        self._size, self._log_size = size, log
 
     def check(self) -> None:
         """Read the whole file, every index and every table's columns; LedgerCorrupt when something does not hold."""
         with self.read() as db:
             findings = [row[0] for row in db.execute("PRAGMA integrity_check(5)")]
             lacking = schema.lacks(db)
+        if f"code={sqlite3.SQLITE_IOERR_SHORT_READ}" in findings[0]:
+            raise _emptied(self.path)
         if findings != ["ok"]:
-            raise LedgerCorrupt(f"the ledger {self.path} is damaged: {findings[0]}", hint=_MOVE_AWAY)
+            found = " ".join(findings[0].split())  # SQLite puts several findings into one
+            raise LedgerCorrupt(f"the ledger {self.path} is damaged: {found}", hint=_MOVE_AWAY)
         if lacking:
             raise LedgerCorrupt(f"the ledger {self.path} is damaged: it lacks {', '.join(lacking)}", hint=_MOVE_AWAY)
 
@@ -299,7 +304,7 @@ _MOVE_AWAY = (
 
 def _emptied(path: Path) -> LedgerCorrupt:
     return LedgerCorrupt(
-        f"the ledger {path} was emptied or cut short while other processes have it open",
+        f"the ledger {path} or its log was emptied or cut short while other processes have it open",
         hint=f"move {path}* away, and run the command again: it makes a new ledger, and finds who holds what",
     )
 
@@ -344,6 +349,8 @@ def _explained(path: Path) -> Iterator[None]:
                 f"the ledger {path} cannot be written: {text}",
                 hint="make the state folder writable for root",
             ) from error
+        if error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHORT_READ:
+            raise _emptied(path) from error
         if "malformed" in text or "no such table" in text or "no such column" in text:
             raise LedgerCorrupt(f"the ledger {path} is damaged: {text}", hint=_MOVE_AWAY) from error
         hint = "make room on its file system"
