@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,9 @@ def test_what_is_no_record_is_refused(two_a100: TestMachine, tmp_path: Path, tex
 def test_a_file_that_is_not_there_is_refused(two_a100: TestMachine, tmp_path: Path) -> None:
     two_a100.tranche("replay", str(tmp_path / "missing"), code=2)
     two_a100.tranche("replay", str(tmp_path), code=2)
+
+
+def test_a_pipe_that_nobody_reads_is_no_record(two_a100: TestMachine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = two_a100.tranche("run", "--gpus", "1", "--record", str(tmp_path / "pipe"), "--", "true", code=2)
+    assert "cannot record decisions in" in done.stderr

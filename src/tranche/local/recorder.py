@@ -26,7 +26,9 @@ class Recorder:
         self, path: Path, *, failed: Callable[[OSError], None], clock: Callable[[], float] = time.time
     ) -> None:
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # A pipe that nobody reads must not keep the command from its share.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             raise UsageError(f"cannot record decisions in {path}: {error.strerror}") from error
         self._failed = failed
