@@ -88,6 +88,13 @@ def test_a_textfile_is_replaced_at_once_and_others_may_read_it(cut_h100: TestMac
     assert [name for name in os.listdir(cut_h100.folder) if "prom" in name] == ["tranche.prom"]
 
 
+def test_without_prometheus_client_the_error_names_the_extra(cut_h100: TestMachine) -> None:
+    (cut_h100.folder / "prometheus_client.py").write_text("raise ModuleNotFoundError(name='prometheus_client')")
+    done = cut_h100.tranche("metrics", code=2, PYTHONPATH=str(cut_h100.folder))
+    assert "needs the Python package 'prometheus_client'" in done.stderr
+    assert "tranche[metrics]" in done.stderr
+
+
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(cut_h100: TestMachine) -> None:
     done = cut_h100.tranche("metrics", "--textfile", "/nowhere/tranche.prom", code=2)
     assert "there is no folder /nowhere" in done.stderr

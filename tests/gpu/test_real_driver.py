@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from tests.gpu.comparison import differences, probe_in_process
 from tranche.core.board import Board, GpuInstanceProfile, board_by_pci_id
 from tranche.core.state import GpuState, MigMode, NodeState
+from tranche.hardware.gpm import LEAST_SECONDS
 from tranche_simulator.machine import SimulatedMachine
 
 _COUNT = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
@@ -75,6 +78,28 @@ def test_the_catalogue_has_what_the_driver_reports(real: NodeState) -> None:
     for line in wrong:
         print(line)
     assert wrong == []
+
+
+@pytest.mark.gpu
+def test_the_gauges_of_a_real_driver_can_be_read(real: NodeState) -> None:
+    """Memory and power of each GPU that answers; and on Hopper and later, not cut, what it did between two looks."""
+    from tranche.hardware.nvml import NvmlDriver
+    from tranche.hardware.nvml_gauges import NvmlGauges
+
+    with closing(NvmlDriver()):
+        gauges = NvmlGauges(time.monotonic)
+        gauges.read(real)
+        time.sleep(2 * LEAST_SECONDS)
+        readings = {each.gpu_uuid: each for each in gauges.read(real)}
+    for gpu in real:
+        if not gpu.lost:
+            reading = readings[gpu.uuid]
+            print(reading)
+            assert reading.memory_total == gpu.memory
+            assert reading.memory_used is not None
+            assert reading.power is not None
+            if gpu.architecture in ("Hopper", "Blackwell") and not gpu.mig_enabled:
+                assert reading.activity.sm is not None
 
 
 def _board(gpu: GpuState) -> Board:
