@@ -74,6 +74,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
 
     layouts = MigSettings(
         config_map=values["layouts"],
+        default_layout=values["default_layout"],
         policy=InUsePolicy(values["in_use"]),
         with_reboot=values["with_reboot"],
         host_root=values["host_root"],
@@ -98,7 +99,12 @@ def _metrics(values: dict[str, Any]) -> MetricsSettings | None:
 
     if "metrics" in values["without"]:
         return None
-    return MetricsSettings(values["health_host"], values["metrics_port"], MetricNames(values["metrics_names"]))
+    return MetricsSettings(
+        values["health_host"],
+        values["metrics_port"],
+        MetricNames(values["metrics_names"]),
+        default_layout="" if "mig-manager" in values["without"] else values["default_layout"],
+    )
 
 
 def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:

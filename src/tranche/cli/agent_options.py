@@ -92,6 +92,13 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             help="The ConfigMap of layouts, key config.yaml; without it a node has the layouts of its own GPUs.",
         ),
         click.Option(
+            ["--default-layout"],
+            metavar="NAME",
+            envvar="TRANCHE_DEFAULT_LAYOUT",
+            default="",
+            help="The layout of a node whose label nvidia.com/mig.config names none; else such a node is left as it is.",
+        ),
+        click.Option(
             ["--in-use"],
             type=click.Choice(["wait", "refuse", "drain"]),
             envvar="TRANCHE_IN_USE",

@@ -78,6 +78,36 @@ def test_the_config_map_is_followed_as_it_is_edited(tmp_path: Path) -> None:
     on_node(tmp_path, test, A100)
 
 
+def test_a_node_whose_label_names_no_layout_gets_the_default_one(tmp_path: Path) -> None:
+    settings = MigSettings(default_layout="all-3g.20gb")
+
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(settings) as manager:
+            await until(lambda: node.shown == ("success", None))
+            assert node.slices(0) == ["3g.20gb", "3g.20gb"]
+            assert manager.mismatched() == 0
+            assert "nvidia.com/mig.config" not in node.labels
+            node.label(mig_config="all-balanced")
+            await node.shows("success")
+            assert "3g.20gb" in node.slices(0)
+            assert "1g.5gb" in node.slices(0)
+            node.label(mig_config=None)
+            await until(lambda: node.slices(0) == ["3g.20gb", "3g.20gb"])
+
+    on_node(tmp_path, test, A100)
+
+
+def test_a_default_layout_asks_nothing_of_a_node_without_a_gpu_to_cut(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(default_layout="all-1g.5gb")) as manager:
+            await until(lambda: manager.ready().ready)
+            assert node.shown == (None, None)
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("failed", "MigNotSupported")
+
+    on_node(tmp_path, test, machine_type="g4dn.xlarge")
+
+
 def test_mig_on_a_t4_is_a_failure_that_says_why(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         async with node.managed():

@@ -190,6 +190,9 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- if ne .Values.migManager.config.name "tranche-layouts" }}
 - --layouts={{ .Values.migManager.config.name }}
 {{- end }}
+{{- with .Values.migManager.config.default }}
+- --default-layout={{ . }}
+{{- end }}
 {{- if ne .Values.migManager.inUse "wait" }}
 - --in-use={{ .Values.migManager.inUse }}
 {{- end }}

@@ -21,7 +21,7 @@ from tranche.hardware.nvml_gauges import NvmlGauges
 from tranche.kubernetes.agent.http_server import HttpAnswer, HttpServer
 from tranche.kubernetes.agent.look_aside import LookAside
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, wanted_layout
+from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
 from tranche.kubernetes.services import NodeServices
 from tranche.metrics.exposition import negotiated
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
@@ -35,12 +35,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where metrics are served, and under which names; for how many seconds at most a scrape waits for driver and ledger."""
+    """Where metrics are served, and under which names; for how many seconds at most a scrape waits for driver and ledger.
+
+    `default_layout` is that of a node whose label names none.
+    """
 
     host: str
     port: int
     names: MetricNames = MetricNames.TRANCHE
     patience: float = 1.0
+    default_layout: str = ""
 
 
 class MetricsServer:
@@ -139,8 +143,11 @@ class MetricsServer:
 
     def _layout(self) -> LayoutFacts | None:
         node = self._services.node.value if self._services.node.synced else None
-        name = "" if node is None else wanted_layout(node)
-        if node is None or not name:
+        inventory = self._services.inventory.latest
+        if node is None or not inventory.synced:
+            return None
+        name = wanted_layout(asking(node, self._settings.default_layout, inventory.value.view.node))
+        if not name:
             return None
         state, reason = node.labels.get(STATE_LABEL, ""), node.labels.get(REASON_LABEL, "")
         return LayoutFacts(name, state, reason, self._mismatched())

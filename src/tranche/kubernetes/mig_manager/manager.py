@@ -48,7 +48,7 @@ from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
-from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, wanted_layout
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, asking, wanted_layout
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.session import boot_id
@@ -70,12 +70,14 @@ _log = logging.getLogger(__name__)
 class MigSettings:
     """How a node's layouts are managed.
 
-    `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `with_reboot` allows a restart
+    `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `default_layout` is that of a node
+    whose label names none; "" leaves such a node as it is. `with_reboot` allows a restart
     of the machine for a MIG mode that does not change otherwise; `host_root` is where the host's root is mounted for that.
     `operator_namespaces` are those, beside the agent's own, whose pods are believed to be NVIDIA's manager and operands.
     """
 
     config_map: str = ""
+    default_layout: str = ""
     policy: InUsePolicy = InUsePolicy.WAIT
     with_reboot: bool = False
     host_root: Path = field(default=Path("/host"))
@@ -127,10 +129,12 @@ class MigManager:
     def mismatched(self) -> int | None:
         """How many GPUs are not cut as the wanted layout says, by the last look; None when that cannot be told."""
         node, inventory = self._services.node, self._services.inventory.latest
-        name = wanted_layout(node.value) if node.synced and node.value is not None else ""
-        if not name or not self._source.synced or not inventory.synced:
+        if not node.synced or node.value is None or not self._source.synced or not inventory.synced:
             return None
         state = inventory.value.view.node
+        name = wanted_layout(asking(node.value, self._settings.default_layout, state))
+        if not name:
+            return None
         try:
             return len(find_mismatches(state, self._source.value.select(name, state)))
         except TrancheError:
@@ -213,7 +217,7 @@ class MigManager:
         decision = decide(situation)
         if self._rollout is not None and decision.wish is not None:
             self._rollout.wish(decision.wish)
-        await self._report(node, decision)
+        await self._report(situation.node, decision)
         if decision.writes_node:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
         if not_condemned is not None and decision.work is not Work.CUT:
@@ -239,6 +243,7 @@ class MigManager:
         if (system := partitioned_by_system(node, view)) is not None:
             rivals.append(system)
         ended = None
+        node = asking(node, self._settings.default_layout, view.node)
         if unseen is None and not wanted_layout(node):
             ended = await asyncio.to_thread(self._services.host.boot_ended, self._boot())
         present = {pod.ref for pod in pods}

@@ -8,9 +8,10 @@ the node's condition in a sentence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition, Severity
 
 LAYOUT_LABEL = "nvidia.com/mig.config"
@@ -87,6 +88,13 @@ NO_LAYOUT = NodeCondition(
 def wanted_layout(node: KubeNode) -> str:
     """The name in the layout label; "" when nothing is asked."""
     return node.labels.get(LAYOUT_LABEL, "")
+
+
+def asking(node: KubeNode, default: str, machine: NodeState) -> KubeNode:
+    """The node as if its label named the default layout, where it names none and the machine has a GPU to cut."""
+    if not default or wanted_layout(node) or not any(gpu.mig_capable for gpu in machine):
+        return node
+    return replace(node, labels={**node.labels, LAYOUT_LABEL: default})
 
 
 def needed(wanted: Mapping[str, str | None], present: Mapping[str, str]) -> dict[str, str | None]:
