@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 
 import pytest
+from release.monitoring import promtool
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine
@@ -86,6 +88,17 @@ def test_a_textfile_is_replaced_at_once_and_others_may_read_it(cut_h100: TestMac
     assert path.stat().st_ino != before
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [name for name in os.listdir(cut_h100.folder) if "prom" in name] == ["tranche.prom"]
+
+
+@pytest.mark.prometheus
+def test_promtool_has_nothing_to_say_about_the_names(cut_h100: TestMachine) -> None:
+    path = cut_h100.folder / "tranche.prom"
+    cut_h100.tranche("metrics", "--textfile", str(path))
+    with path.open() as text:
+        done = subprocess.run(
+            [str(promtool()), "check", "metrics"], stdin=text, capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_without_prometheus_client_the_error_names_the_extra(cut_h100: TestMachine) -> None:

@@ -53,6 +53,21 @@ def test_while_one_look_hangs_no_other_begins_and_the_last_sight_stays() -> None
     asyncio.run(run())
 
 
+def test_the_end_of_a_look_can_be_waited_for() -> None:
+    async def run() -> None:
+        released = threading.Event()
+        look: LookAside[bool] = LookAside("test-look", clock=Clock())
+        look.join()
+        await look.latest(released.wait, 0.0)
+        waiting = threading.Thread(target=look.join)
+        waiting.start()
+        assert waiting.is_alive()
+        released.set()
+        await until(lambda: not waiting.is_alive())
+
+    asyncio.run(run())
+
+
 def test_nothing_was_seen_before_the_first_look_has_ended() -> None:
     async def run() -> None:
         released = threading.Event()

@@ -34,6 +34,7 @@ class LookAside(Generic[Seen]):
         self._last: Sight[Seen] | None = None
         self._looking: asyncio.Event | None = None
         self._failure = ""
+        self._thread: threading.Thread | None = None
 
     async def latest(self, look: Callable[[], Seen], patience: float) -> Sight[Seen] | None:
         """The newest sight, after a look if it ends within that many seconds; None when nothing was ever seen.
@@ -42,13 +43,19 @@ class LookAside(Generic[Seen]):
         """
         if self._looking is None:
             self._looking = asyncio.Event()
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._look, args=(look, asyncio.get_running_loop()), name=self._name, daemon=True
-            ).start()
+            )
+            self._thread.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._looking.wait()
         return self._last
+
+    def join(self) -> None:
+        """Wait for the end of the look that is under way, if one is; from any thread, and maybe for ever."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _look(self, look: Callable[[], Seen], loop: asyncio.AbstractEventLoop) -> None:
         begun = self._clock()

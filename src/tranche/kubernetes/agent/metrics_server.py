@@ -101,6 +101,11 @@ class MetricsServer:
             self._server = None
             server.stop()
 
+    def join(self) -> None:
+        """Wait for the end of what it asks of the driver and the ledger; from any thread, and maybe for ever."""
+        self._readings.join()
+        self._ledger.join()
+
     def _note(self, event: GpuEvent) -> None:
         if event.kind is GpuEventKind.XID:
             place = (event.gpu_uuid, event.xid)

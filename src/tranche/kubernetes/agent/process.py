@@ -144,8 +144,10 @@ async def _serve(
         plugin_config,
         *built,
     ]
+    metrics = None
     if options.metrics is not None:
-        components.append(metrics_server(services, options.metrics, built, lambda: node_agent.readiness()))
+        metrics = metrics_server(services, options.metrics, built, lambda: node_agent.readiness())
+        components.append(metrics)
     node_agent = NodeAgent(components, clock=time.monotonic)
 
     def readiness() -> Mapping[str, Readiness]:
@@ -170,7 +172,7 @@ async def _serve(
         if await leaving:
             _log.info("leaving for good", extra={"daemon_set": options.daemon_set})
             take_files_along(options.cdi_folder)
-        _end_threads(threads, 1 if state_folder.lost.is_set() else 0)
+        _end_threads(threads, metrics, 1 if state_folder.lost.is_set() else 0)
     await connection.close()
     if state_folder.lost.is_set():
         raise LedgerUnavailable(
@@ -199,8 +201,15 @@ async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_a
     await node_agent.run()
 
 
-def _end_threads(threads: ThreadPoolExecutor, code: int) -> None:
-    waiting = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+def _end_threads(threads: ThreadPoolExecutor, metrics: MetricsServer | None, code: int) -> None:
+    """Nothing may be in the middle of a call when the driver is closed: that could wait for the call's end, which never comes."""
+
+    def wait() -> None:
+        threads.shutdown(cancel_futures=True)
+        if metrics is not None:
+            metrics.join()
+
+    waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     waiting.join(_THREADS_END_SECONDS)
     if waiting.is_alive():
