@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import TRANCHE, TestMachine, machine_in, needs_root
+from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, wait_until
+from tranche.node.session import process_start_time
 
 Break = Callable[[TestMachine], None]
 RUN = ("run", "--mig-profile", "1g.6gb", "-q", "--", "true")
@@ -190,6 +192,37 @@ def test_doctor_passes_where_run_does(machine: TestMachine, how: str) -> None:
 )
 def test_doctor_fails_on_file_systems_on_which_run_does(machine: TestMachine, mount: str) -> None:
     check(machine, within=mount.format(state=machine.state_dir) + " 2>/dev/null")
+
+
+@needs_root
+@pytest.mark.parametrize("files", [2, 4, 6, 8, 9, 11, 13, 15])
+def test_wherever_a_file_system_takes_no_more_files_it_is_said(machine: TestMachine, files: int) -> None:
+    within = f"mount -t tmpfs -o nr_inodes={files} tmpfs {machine.state_dir}"
+    code, _, error = fails(machine, "run", "--mig-profile", "1g.6gb", "-q", "--no-wait", "--", "true", within=within)
+    assert code == 60
+    assert "make room on its file system" in error
+
+
+@needs_root
+def test_what_cannot_be_removed_is_left_over_and_does_no_harm(machine: TestMachine) -> None:
+    work, waiter = machine.hold("--gpus", "1"), machine.wait_in_queue("--gpus", "1")
+    folders = [machine.state_dir / "locks" / name for name in ("waiters", "allocations", "sessions")]
+    if subprocess.run(["chattr", "+i", *folders], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this file system has no immutable files")
+    try:
+        for process in (work.process, waiter):
+            process.kill()
+            process.wait()
+        os.kill(work.pid, signal.SIGKILL)
+        wait_until(lambda: process_start_time(work.pid) == 0)
+        listed = machine.json("ps")
+        assert (listed["allocations"], listed["waiters"]) == ([], [])
+        said = machine.tranche(*RUN, code=22).stderr
+        assert "lsattr" in said
+        assert "sudo" not in said
+    finally:
+        subprocess.run(["chattr", "-i", *folders], check=True)
+    machine.tranche(*RUN)
 
 
 @needs_root

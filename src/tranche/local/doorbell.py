@@ -13,14 +13,20 @@ import struct
 import termios
 from pathlib import Path
 
+from tranche.node.state_file import cannot_write, drop_state_file
+
 
 class Doorbell:
     """The waiter's end; the pipe exists from creation until close()."""
 
     def __init__(self, path: Path) -> None:
+        """LedgerUnavailable when the pipe cannot be made."""
         self._path = path
-        path.unlink(missing_ok=True)
-        os.mkfifo(path, 0o600)
+        try:
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+        except OSError as error:
+            raise cannot_write(str(path), error) from error
         # Open for writing too: a pipe without writers reports end of file for ever.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -35,7 +41,7 @@ class Doorbell:
 
     def close(self) -> None:
         """Remove the pipe."""
-        self._path.unlink(missing_ok=True)
+        drop_state_file(self._path)
         os.close(self._descriptor)
 
 

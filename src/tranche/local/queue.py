@@ -77,7 +77,11 @@ class Queue:
         begun = self._monotonic()
         with self._host.ledger.waiting(patience.with_others(0.0)):
             ticket = self._host.enqueue(request, command=command, pid=pid)
-        bell = Doorbell(self._host.places.doorbell(ticket.id))
+        try:
+            bell = Doorbell(self._host.places.doorbell(ticket.id))
+        except BaseException:
+            self._host.leave(ticket)
+            raise
         try:
             return self._wait(request, ticket, bell, patience, begun, waiting, progress)
         except BaseException as error:

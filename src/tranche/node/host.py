@@ -46,6 +46,7 @@ from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
+from tranche.node.state_file import drop_state_file
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -375,7 +376,7 @@ class Host:
                 )
             chronicle.released(db, self._clock(), allocation_id, why)
         self._boundary()
-        self.places.allocation(allocation_id).unlink(missing_ok=True)
+        drop_state_file(self.places.allocation(allocation_id))
 
     def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
         """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives.

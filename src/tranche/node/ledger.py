@@ -21,7 +21,7 @@ from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 from tranche.node.stalled import continuing_who_holds
-from tranche.node.state_file import refuse_no_file
+from tranche.node.state_file import no_files_left, no_permission, refuse_no_file
 
 _BUSY_SECONDS = 60.0
 _MAKING_SECONDS = 5.0
@@ -59,7 +59,7 @@ class Ledger:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except PermissionError as error:
-                raise _no_permission(path) from error
+                raise no_permission(f"the ledger {path}") from error
             except OSError as error:
                 raise LedgerUnavailable(f"cannot make the state folder {path.parent}: {error.strerror}") from error
             _refuse_strange(path)
@@ -161,7 +161,7 @@ class Ledger:
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction that may write: all of it is kept, or nothing when the block raises."""
         if self.read_only:
-            raise _no_permission(self.path)
+            raise no_permission(f"the ledger {self.path}")
         with self._lock, _explained(self.path):
             # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
@@ -295,7 +295,6 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, found.st_size
 
 
-_ASK_WITH_SUDO = "run the command with sudo"
 _MOVE_AWAY = (
     "end the workloads that tranche started, move the file away, and run the command again: instances are found on the "
     "GPUs and adopted"
@@ -325,10 +324,6 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def _no_permission(path: Path) -> PermissionDenied:
-    return PermissionDenied(f"no permission to write the ledger {path}", hint=_ASK_WITH_SUDO)
-
-
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours; a broken rule of the schema stays what it is, a defect of the caller."""
@@ -342,12 +337,14 @@ def _explained(path: Path) -> Iterator[None]:
         text = str(error)
         if "readonly" in text or "unable to open" in text:
             if not os.access(path.parent, os.X_OK):
-                raise _no_permission(path) from error
+                raise no_permission(f"the ledger {path}") from error
             if path.is_dir():
                 raise LedgerUnavailable(f"the ledger {path} is a folder, not a file") from error
             raise LedgerUnavailable(
                 f"the ledger {path} cannot be written: {text}",
-                hint="make the state folder writable for root",
+                hint="make room on its file system: it takes no more files"
+                if no_files_left(path.parent)
+                else "make the state folder writable for root",
             ) from error
         if error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise _emptied(path) from error

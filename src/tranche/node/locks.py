@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tranche.core.errors import LedgerUnavailable, PermissionDenied
+from tranche.core.errors import LedgerUnavailable
 from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.stalled import continuing_who_holds
-from tranche.node.state_file import open_state_file
+from tranche.node.state_file import cannot_write, drop_state_file, no_permission, open_state_file
 
 
 class StillHeld(TimeoutError):
@@ -86,7 +86,7 @@ class FileLock:
         if self._descriptor is None:
             return
         if remove:
-            self.path.unlink(missing_ok=True)
+            drop_state_file(self.path)
         os.close(self._descriptor)
         self._descriptor = None
 
@@ -158,7 +158,7 @@ def remove_if_free(path: Path) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
+        drop_state_file(path)
     except BlockingIOError:
         return False
     finally:
@@ -195,6 +195,6 @@ def open_lock_file(path: Path) -> int:
             os.fchmod(descriptor, 0o600)
         return descriptor
     except PermissionError as error:
-        raise PermissionDenied(f"no permission to write {path}", hint="run the command with sudo") from error
+        raise no_permission(str(path)) from error
     except OSError as error:
-        raise LedgerUnavailable(f"cannot write {path}: {error.strerror}") from error
+        raise cannot_write(str(path), error) from error

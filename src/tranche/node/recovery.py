@@ -19,6 +19,7 @@ from tranche.node.leftovers import anything_left, dead_allocations, dead_waiters
 from tranche.node.locks import is_held, remove_if_free
 from tranche.node.processes import Process
 from tranche.node.session import Places
+from tranche.node.state_file import drop_state_file
 from tranche.planning.undo import StepStatus
 
 
@@ -64,13 +65,13 @@ class Recovery:
         # Sessions begin under the decision lock, so none is between making its file and locking it.
         for path in self._places.sessions():
             if not is_held(path):
-                path.unlink(missing_ok=True)
+                drop_state_file(path)
 
     def _clear_places_of_waiters(self) -> None:
         """Remove the files of waiters that have gone, also of those that were killed before they had a row, or after."""
         for waiter_id in self._places.waiters():
             if remove_if_free(self._places.waiter(waiter_id)):
-                self._places.doorbell(waiter_id).unlink(missing_ok=True)
+                drop_state_file(self._places.doorbell(waiter_id))
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
@@ -106,7 +107,7 @@ class Recovery:
                 if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
                     chronicle.kept(db, self._clock(), allocation_id, keeper)
         if gone:
-            self._places.allocation(allocation_id).unlink(missing_ok=True)
+            drop_state_file(self._places.allocation(allocation_id))
         return remains
 
     def _settle(self, plan: journal.PlanRecord) -> None:
@@ -122,5 +123,5 @@ class Recovery:
             register.remove_allocation(db, plan.allocation_id)
             chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
         if plan.allocation_id:
-            self._places.allocation(plan.allocation_id).unlink(missing_ok=True)
+            drop_state_file(self._places.allocation(plan.allocation_id))
         self._recovered(plan.purpose)

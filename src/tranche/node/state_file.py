@@ -5,14 +5,17 @@ Opening a pipe waits for its other end, and reading a device may never end. Whoe
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
-from tranche.core.errors import LedgerUnavailable
+from tranche.core.errors import LedgerUnavailable, PermissionDenied
 
 _LIMIT = 2**16
 """In bytes: a path or a name is shorter."""
+_MAKE_ROOM = "make room on its file system"
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFREG: "a file",
@@ -62,3 +65,30 @@ def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
     if len(content) > limit:
         raise LedgerUnavailable(f"{path} is longer than {limit} bytes", hint="remove it, and run the command again")
     return content
+
+
+def drop_state_file(path: Path) -> None:
+    """Remove a file that means nothing any more, where that is possible: one that is left over does no harm."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def cannot_write(what: str, error: OSError) -> LedgerUnavailable:
+    """The error for what cannot be written or made, other than for want of permission."""
+    hint = _MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return LedgerUnavailable(f"cannot write {what}: {error.strerror}", hint=hint)
+
+
+def no_files_left(folder: Path) -> bool:
+    """Whether the folder's file system has no room for one more file."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_files > 0 and found.f_ffree == 0
+
+
+def no_permission(what: str) -> PermissionDenied:
+    """The error for what this user may not write; root may write everything but what is immutable."""
+    hint = "look whether it is immutable: lsattr" if os.geteuid() == 0 else "run the command with sudo"
+    return PermissionDenied(f"no permission to write {what}", hint=hint)
