@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TRANCHE, Completed, TestMachine, needs_root, wait_until
+from tests.node.machines import node_of
+from tests.node.processes import in_child
+from tranche.core.errors import TrancheError, WaitTimeout
+from tranche.core.request import Request, WholeGpus
 from tranche.node.locks import FileLock
 from tranche.node.patience import Patience
 from tranche.node.session import Places, process_start_time
@@ -94,6 +99,22 @@ def test_readers_show_what_cannot_be_cleared_while_somebody_decides(two_a100: Te
             assert share in done.stdout
             assert f"could not be cleared: pid {os.getpid()} (" in done.stderr
     assert share not in two_a100.tranche("ps").stdout
+
+
+def test_who_looks_again_and_again_does_not_stand_in_line_each_time(tmp_path: Path) -> None:
+    def look() -> int:
+        with node_of(tmp_path, "A30-24GB").host() as host:
+            host.enqueue(Request(WholeGpus(1)), command="", pid=0).lock.release()
+            with FileLock(host.places.decision_lock) as lock:
+                past = host.places.decision_lock.stat().st_mtime - 60
+                os.utime(lock.descriptor, (past, past))
+                told: list[TrancheError] = []
+                for _ in range(20):
+                    host.look(told.append)
+                assert {type(each) for each in told} == {WaitTimeout}
+                return threading.active_count()
+
+    assert in_child(look) == 1
 
 
 def on_a_full_disk(machine: TestMachine, *arguments: str) -> Completed:

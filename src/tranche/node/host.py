@@ -33,7 +33,7 @@ from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.adoption import shares_of_processes
-from tranche.node.deciding import take_turn
+from tranche.node.deciding import slow_decision, take_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
 from tranche.node.holders import Holders, add_or_refuse
@@ -142,11 +142,15 @@ class Host:
 
         WaitTimeout when others still decide after `seconds`, where there is something to clear.
         """
-        may_clear = not self.ledger.read_only and self.driver.scope is not Scope.PARTS
-        if may_clear and (self._recovery.needed() or self._adoption_due()):
+        if self._something_to_clear():
             with self._deciding(seconds):
                 return self._current_view()
         return self._gather()[0]
+
+    def _something_to_clear(self) -> bool:
+        """Whether there is, and this process may clear it."""
+        may = not self.ledger.read_only and self.driver.scope is not Scope.PARTS
+        return may and (self._recovery.needed() or self._adoption_due())
 
     def look(self, unsettled: Callable[[TrancheError], None]) -> NodeView:
         """The machine as it is now, for somebody who only looks.
@@ -154,6 +158,9 @@ class Host:
         What dead processes left and cannot be cleared now stays, because the disk is full say; `unsettled` is told why.
         """
         try:
+            # Who looks again and again must not stand in line each time.
+            if (slow := slow_decision(self.places)) is not None and self._something_to_clear():
+                raise WaitTimeout(str(slow), hint=slow.hint)
             view = self.view(seconds=_LOOK_SECONDS)
         except (LedgerUnavailable, PermissionDenied, WaitTimeout) as error:
             view = self._gather()[0]
