@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from release.progress import telling
+
 from cluster.download import download_kit
 from cluster.errors import ClusterError
 from cluster.go_build import build_kits
@@ -68,7 +70,8 @@ def ensure_binaries(say: Say) -> Binaries:
 
 def _downloaded(kit: Kit, target: Path, say: Say) -> bool:
     try:
-        download_kit(kit, target)
+        with telling(f"downloading {kit.name} {kit.version}", say):
+            download_kit(kit, target)
     except (OSError, ClusterError) as error:
         say(f"{kit.name} {kit.version} cannot be downloaded ({error})")
         return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from release.progress import go_summary, run_with_progress
 
 from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.kits import CONTAINERD, GO_MODULE, KUBERNETES, Kit
@@ -28,21 +29,23 @@ def build_kits(kits: Sequence[Kit], target: Path, say: Callable[[str], None]) ->
             "the cluster's programs are neither installed nor downloadable, and there is no Go to build them with",
             hint="install Go, or name a folder that has them in TRANCHE_CLUSTER_BIN",
         )
-    say(f"building {', '.join(f'{kit.name} {kit.version}' for kit in kits)}: once, and it takes a while")
+    names = ", ".join(f"{kit.name} {kit.version}" for kit in kits)
+    say(f"building {names}: once, and it takes a while")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         packages = [package for kit in kits for package in kit.programs.values()]
-        command = [go, "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", _linker_flags()]
+        # -v names each package when it is compiled: the lines that tell how far it is.
+        command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", _linker_flags()]
         environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}
-        built = subprocess.run(
+        built = run_with_progress(
             ["nice", "-n", "19", *command, "-o", f"{folder}/", *packages],
-            cwd=GO_MODULE,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            f"building {names}",
+            say,
+            summary=go_summary,
+            environment=environment,
+            folder=GO_MODULE,
         )
         if built.returncode != 0:
-            raise ClusterError(f"go build failed:\n{built.stderr[-2000:]}")
+            raise ClusterError(f"go build failed:\n{built.stdout[-2000:]}")
         for kit in kits:
             for name, package in kit.programs.items():
                 os.replace(Path(folder) / _output_name(package), target / name)

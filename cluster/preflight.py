@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from release.debian_packages import install_packages
+from release.errors import ReleaseError
 
 from cluster.cgroups import hierarchies, is_unified
 from cluster.errors import UnsuitableMachine
@@ -55,20 +57,10 @@ def install_missing(say: Callable[[str], None]) -> None:
     Raises:
         UnsuitableMachine: this is another distribution, or a package cannot be installed.
     """
-    packages = _missing_packages()
-    if not packages:
-        return
-    apt = shutil.which("apt-get")
-    if apt is None:
-        raise UnsuitableMachine(f"a cluster needs {', '.join(packages)}", hint="install them with your package manager")
-    say(f"installing {', '.join(packages)}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
-        done = subprocess.run(
-            [apt, "--quiet", *arguments], env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise UnsuitableMachine(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-1000:]}")
+    try:
+        install_packages(_missing_packages(), "a cluster", say)
+    except ReleaseError as error:
+        raise UnsuitableMachine(str(error), hint=error.hint) from error
     if still_missing := _missing_packages():
         raise UnsuitableMachine(
             f"{', '.join(still_missing)} are installed, but what a cluster needs of them is not there"

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from release.errors import ReleaseError
+from release.progress import go_summary, run_with_progress
 from tranche_simulator.build import cache_directory
 
 GO_MODULE = Path(__file__).parent / "go"
@@ -59,21 +60,20 @@ def _build(target: Path) -> None:
     go = shutil.which("go")
     if go is None:
         raise ReleaseError("there is neither a Helm on PATH nor a Go to build one with", hint="install Helm or Go")
-    print("building Helm: once, and it takes a few minutes", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         made = Path(folder) / "helm"
-        command = [go, "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", _linker_flags()]
-        built = subprocess.run(
+        command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", _linker_flags()]
+        built = run_with_progress(
             ["nice", "-n", "10", *command, "-o", str(made), f"{_PACKAGE}/cmd/helm"],
-            cwd=GO_MODULE,
-            env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""},
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            "building Helm, once",
+            lambda line: print(line, file=sys.stderr, flush=True),
+            summary=go_summary,
+            environment=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""},
+            folder=GO_MODULE,
         )
         if built.returncode != 0:
-            raise ReleaseError(f"go build of Helm failed:\n{built.stderr[-2000:]}")
+            raise ReleaseError(f"go build of Helm failed:\n{built.stdout[-2000:]}")
         os.replace(made, target)
 
 

@@ -5,12 +5,35 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 Say = Callable[[str], None]
 
 PERIOD_SECONDS = 5.0
+
+
+@contextmanager
+def telling(
+    doing: str, say: Say, summary: Callable[[], str] = lambda: "", *, period: float = PERIOD_SECONDS
+) -> Iterator[None]:
+    """For the length of the block, say every `period` seconds what is done, for how long by now, and how far it is."""
+    began = time.monotonic()
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(period):
+            said = summary().strip()
+            say(f"{doing}: {time.monotonic() - began:.0f} s" + (f", {said}" if said else ""))
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def run_with_progress(
@@ -23,31 +46,34 @@ def run_with_progress(
     folder: Path | None = None,
     period: float = PERIOD_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; every `period` seconds, say what is done, for how long, and a summary of what it has printed.
+    """Run a command to its end, and tell of it: the summary is that of the lines which it has printed.
 
     What comes back has the exit code, and all that it printed as `stdout`. OSError when it cannot be started.
     """
-    began = time.monotonic()
     lines: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        cwd=folder,
-    ) as process:
+    with (
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            cwd=folder,
+        ) as process,
+        telling(doing, say, lambda: summary(tuple(lines)), period=period),
+    ):
         assert process.stdout is not None
-        reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
-        reader.start()
-        while True:
-            try:
-                process.wait(period)
-                break
-            except subprocess.TimeoutExpired:
-                said = summary(lines).strip()
-                say(f"{doing}: {time.monotonic() - began:.0f} s" + (f", {said}" if said else ""))
-        reader.join()
+        for line in process.stdout:
+            lines.append(line)
     return subprocess.CompletedProcess(list(command), process.returncode, "".join(lines), "")
+
+
+def go_summary(lines: Sequence[str]) -> str:
+    """How far `go build -v` is: it prints a line for each module that it fetches, and for each package that it compiles."""
+    fetched = sum(line.startswith("go: downloading ") for line in lines)
+    compiled = len(lines) - fetched
+    if not compiled:
+        return f"{fetched} modules fetched" if fetched else "looking for the modules"
+    return f"{compiled} packages compiled, {lines[-1].strip()} last"

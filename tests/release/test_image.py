@@ -19,7 +19,7 @@ from release.errors import ReleaseError
 from release.image import BYTES_MAX, MadeImage, full_name, made_image, make_image
 from release.image_sources import ROOT, digest, source_files, version
 from release.oci_archive import OciArchive
-from release.progress import run_with_progress
+from release.progress import go_summary, run_with_progress
 from release.sbom import bill_of_materials
 
 _PIN = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
@@ -212,6 +212,14 @@ def test_a_long_command_is_told_of_while_it_runs_and_its_output_comes_back(tmp_p
 
     assert (done.returncode, sorted(done.stdout.split())) == (3, ["one", "two"])
     assert said[0].startswith("waiting: 0 s")
+
+
+def test_how_far_a_build_of_go_is_follows_what_it_prints() -> None:
+    printed = ["go: downloading example.org/a v1.0.0\n", "go: downloading example.org/b v1.0.0\n"]
+
+    assert go_summary([]) == "looking for the modules"
+    assert go_summary(printed) == "2 modules fetched"
+    assert go_summary([*printed, "internal/cpu\n", "example.org/a\n"]) == "2 packages compiled, example.org/a last"
 
 
 def _pins(lock: Path) -> dict[str, str]:
