@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from cluster.errors import UnsuitableMachine
+from cluster.errors import ClusterError, UnsuitableMachine
 
 _LOOPBACK = "lo"
 
@@ -31,10 +31,16 @@ def routes_and_addresses() -> str:
     return "".join(_ip(*words) for words in (("route",), ("-4", "address")))
 
 
-def add_address(address: str) -> None:
-    """Put an address on loopback, unless it is there. Its scope keeps it from being taken for an address of the machine."""
-    if not has_address(address):
-        _ip("address", "add", f"{address}/32", "dev", _LOOPBACK, "scope", "host")
+def add_address(address: str) -> bool:
+    """Put an address on loopback; False when it is there already. Of several processes that try at once, one is told True.
+
+    Its scope keeps it from being taken for an address of the machine.
+    """
+    words = ["ip", "address", "add", f"{address}/32", "dev", _LOOPBACK, "scope", "host"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and not has_address(address):
+        raise ClusterError(f"{address} cannot be put on loopback: {done.stderr.strip()}")
+    return done.returncode == 0
 
 
 def remove_address(address: str) -> None:

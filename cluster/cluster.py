@@ -67,6 +67,10 @@ class Cluster:
             prepare_host()
             folder.mkdir()
             record.save(folder)
+            # Clusters below another root know nothing of this one's slot but its address.
+            while not add_address(record.service_address):
+                record = _claimed(record)
+                record.save(folder)
         cluster = cls(folder, record, binaries)
         cluster.start(say)
         return cluster
