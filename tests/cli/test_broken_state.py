@@ -194,6 +194,19 @@ def test_doctor_fails_on_file_systems_on_which_run_does(machine: TestMachine, mo
     check(machine, within=mount.format(state=machine.state_dir) + " 2>/dev/null")
 
 
+@pytest.mark.parametrize("by", ["file", "pipe", "loop"])
+def test_doctor_finds_that_the_machines_own_place_is_no_folder(machine: TestMachine, by: str) -> None:
+    home = machine.machine.directory / "tranche"
+    replace(home, by)
+    code, out, _ = fails(machine, "doctor", "-o", "json")
+    (wrong,) = [each for each in json.loads(out)["findings"] if each["status"] == "fail"]
+    assert code == 1
+    assert wrong["check"] == "state-folder"
+    assert str(home) in wrong["message"]
+    assert wrong["hint"]
+    assert fails(machine, "ps")[0] == 60
+
+
 @needs_root
 @pytest.mark.parametrize("files", [2, 4, 6, 8, 9, 11, 13, 15])
 def test_wherever_a_file_system_takes_no_more_files_it_is_said(machine: TestMachine, files: int) -> None:

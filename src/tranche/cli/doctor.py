@@ -65,22 +65,26 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
 
 def machine_findings(settings: Settings) -> list[Finding]:
     """Everything that was found on this machine."""
-    places = register_places(settings, reading=True)
+    places: Places | None = None
     found: list[Finding] = []
-    ledger = check_ledger(places)
+    try:
+        places = register_places(settings, reading=True)
+        state = [check_state_folder(places), check_ledger(places)]
+    except TrancheError as error:
+        state = [failed("state-folder", error)]
     node: NodeState | None = None
     try:
         with open_driver(settings) as driver:
             node = driver.observe()
             found += check_node(node)
-            if ledger.status is Status.PASS and os.path.exists(places.ledger):
+            if places is not None and state[-1].status is Status.PASS and os.path.exists(places.ledger):
                 found += _leftovers(driver, node, places)
             found.append(check_reset_command(driver.reset_command, node))
     except TrancheError as error:
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")
     found.append(check_permission(Path(simulated) if simulated else None))
-    return [*found, check_state_folder(places), ledger]
+    return [*found, *state]
 
 
 def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]:

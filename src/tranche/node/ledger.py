@@ -83,6 +83,8 @@ class Ledger:
             with FileLock(self.path.with_name(f"{self.path.name}.creating")):
                 self._bring_up_to_date()
         self._connection.execute("PRAGMA synchronous = NORMAL")
+        # The log never becomes smaller while somebody has it open, however SQLite was built: that shows who cut it short.
+        self._connection.execute("PRAGMA journal_size_limit = -1")
         self._connection.execute("PRAGMA foreign_keys = ON")
 
     def _copied(self) -> sqlite3.Connection:

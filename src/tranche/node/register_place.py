@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
 from tranche.node.session import Places
-from tranche.node.state_file import read_state_file
+from tranche.node.state_file import read_state_file, what_it_is
 
 POINTER = "register-is-in"
 """The file that says where the register is, when it is not beside it."""
@@ -32,7 +32,13 @@ def register_folder(home: Path) -> Path | None:
             hint="ask with sudo, or have an administrator let others read that folder",
         ) from error
     except OSError as error:
-        raise LedgerUnavailable(f"cannot read where this machine's register is from {home / POINTER}") from error
+        if os.path.lexists(home) and not home.is_dir():
+            raise LedgerUnavailable(
+                f"{home} {what_it_is(home)}, not a folder", hint="remove it, and run the command again"
+            ) from error
+        raise LedgerUnavailable(
+            f"cannot read where this machine's register is from {home / POINTER}: {error.strerror}"
+        ) from error
     return folder if folder.is_dir() else None
 
 
