@@ -75,16 +75,18 @@ GPU_SM_ACTIVE = MetricFamily(
     _GAUGE,
     "How busy the multiprocessors of a GPU that is not cut were since the last scrape.",
     _USE,
-    f"the GPU is in MIG mode, or {_GPM.removeprefix('the GPU is ')}",
+    f"the GPU is in MIG mode; {_GPM}",
 )
 GPU_POWER = MetricFamily(
     "tranche_gpu_power_watts", _GAUGE, "What the whole GPU draws. No slice has a figure of its own.", _GPU, _NO_GAUGE
 )
-GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", _GAUGE, "What it may draw.", _GPU, _NO_GAUGE)
+GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", _GAUGE, "The most that it may draw.", _GPU, _NO_GAUGE)
 GPU_ENERGY = MetricFamily(
     "tranche_gpu_energy_joules", _COUNTER, "What the whole GPU has used since its driver was loaded.", _GPU, _NO_GAUGE
 )
-GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", _GAUGE, "Of the GPU's die.", _GPU, _NO_GAUGE)
+GPU_TEMPERATURE = MetricFamily(
+    "tranche_gpu_temperature_celsius", _GAUGE, "The temperature of its die.", _GPU, _NO_GAUGE
+)
 
 SLICE_STATE = MetricFamily(
     "tranche_slice_state",
