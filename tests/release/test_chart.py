@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from release.chart import CHART, KubeObject, cases, render
 from release.chart_check import problems
 from release.dashboards import dashboard_files
 from release.errors import ReleaseError
+from release.helm import helm
 from release.kubernetes_schemas import VERSIONS
 from release.monitoring import MONITORING
 
@@ -205,3 +208,15 @@ def test_several_releases_get_names_of_their_own() -> None:
     assert names("tranche") & names("second") == {"default-mig-parted-config"}
     assert {"second-tranche-agent"} <= names("second")
     assert {"mine"} <= names("second", fullnameOverride="mine")
+
+
+def test_a_packaged_chart_makes_the_same_objects(tmp_path: Path) -> None:
+    """The rules and dashboards that the checkout links to are in the package, and the cases are not."""
+    subprocess.run([helm(), "package", CHART, f"--destination={tmp_path}"], check=True, capture_output=True)
+    (package,) = tmp_path.iterdir()
+    with tarfile.open(package) as archive:
+        names = archive.getnames()
+    assert "tranche/monitoring/rules.yaml" in names
+    assert not [name for name in names if name.startswith("tranche/ci")]
+    for file in cases().values():
+        assert render(files=(file,), chart=package) == render(files=(file,))
