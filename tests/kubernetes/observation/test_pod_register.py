@@ -173,13 +173,26 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
     play(tmp_path, scenario)
 
 
-def test_a_second_container_of_the_pod_may_have_its_first_ones_device(tmp_path: Path) -> None:
+def test_a_container_of_the_pod_may_have_the_device_of_its_init_container(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.register.hand_over(ONE, (scene.slot(0),))  # an init container's, which the kubelet does not list
+        await scene.register.hand_over(ONE, (scene.slot(0),))
+        scene.run_pod("a", 0)
+        assert await scene.held() == {scene.slot(0): "pod ns/a"}
+
+    play(tmp_path, scenario)
+
+
+def test_a_kubelet_that_gives_away_what_it_lists_with_a_pod_is_refused(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.register.hand_over(ONE, (scene.slot(0),))
         scene.run_pod("a", 0)
-        await scene.register.look()
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        with pytest.raises(GpuBusy, match="the kubelet lists it with pod ns/a"):
+            await scene.register.hand_over(ONE, (scene.slot(0),))  # 40 ms later, before anybody has looked
         assert await scene.held() == {scene.slot(0): "pod ns/a"}
+        await scene.register.hand_over(ONE, (scene.slot(1),))
+        scene.kubelet.holders.pop(scene.uuid(0))
+        await scene.register.hand_over(ONE, (scene.slot(0),))
 
     play(tmp_path, scenario)
 

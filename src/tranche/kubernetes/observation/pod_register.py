@@ -74,6 +74,10 @@ class PodRegister:
 
         The errors of the driver, the ledger and the kubelet as they are: nothing is settled then.
         """
+        view, _ = await self._look()
+        return view
+
+    async def _look(self) -> tuple[NodeView, KubeletWord]:
         word = await self._kubelet.read()
         view = await asyncio.to_thread(self._host.view)
         unlisted = forgotten(view.allocations, devices(view.node), word)
@@ -82,23 +86,24 @@ class PodRegister:
         if found.undecided or word.run != self._complete_run:
             found = self._settle(view, word, await self._ask_api_server(), living)
         if found.empty:
-            return view
+            return view, word
         allocations = await asyncio.to_thread(
             self._host.holders.settle, found.removed, found.keepers or {}, found.added
         )
-        return replace(view, allocations=allocations)
+        return replace(view, allocations=allocations), word
 
     async def hand_over(self, resource: str, grants: tuple[Grant, ...]) -> str:
         """Record that a container of some pod is given these, before it is told; the allocation's id.
 
         GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
-        anew has taken it back from the pod before, which may not be settled yet.
+        anew has taken it back from the pod before, which may not be settled yet; it lists the device no more then.
         """
         keeper = PodKeeper(resource, kubelet=self._kubelet.run())
         try:
             return await asyncio.to_thread(self._host.holders.add, keeper, nearest_request(grants), grants)
         except GpuBusy:
-            view = await self.look()
+            view, word = await self._look()
+        _refuse_given_twice(word, view, grants)
         superseded = [
             each.id
             for each in view.allocations
@@ -145,7 +150,23 @@ class PodRegister:
 def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
     """Whether the kubelet that asks gave the devices to that keeper itself, and now gives them anew.
 
-    It does so to a second container of one pod, and after an admission that failed. A kubelet never gives to one pod what it
-    knows that another has; but it forgets a pod that is deleted by force before its containers have ended.
+    It does so after an init container of one pod, which it does not list, and after an admission that failed. It forgets a pod
+    that is deleted by force before its containers have ended.
     """
     return not keeper.lingers and keeper.resource == asking.resource and keeper.kubelet == asking.kubelet
+
+
+def _refuse_given_twice(word: KubeletWord, view: NodeView, grants: Sequence[Grant]) -> None:
+    """GpuBusy when the kubelet gives away what it lists with a pod.
+
+    Kubernetes 1.36 does so: while a device plugin answers, whoever asks for the list makes the kubelet forget the device that
+    is on its way, if a pod has ended meanwhile, and the next pod gets it too (UpdateAllocatedDevices in its device manager).
+    """
+    by_uuid = devices(view.node)
+    for each in word.listed:
+        for uuid in each.device_ids:
+            if uuid in by_uuid and any(overlap(by_uuid[uuid], grant) for grant in grants):
+                raise GpuBusy(
+                    f"somebody else now holds device {uuid}: the kubelet lists it with pod {each.namespace}/{each.name}",
+                    hint="this pod's successor is given another device",
+                )
