@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -165,7 +166,8 @@ def add_unit(wants: Path, name: str, order: str) -> None:
     (wants / name).symlink_to(f"../{name}")
 
 
-def test_a_unit_that_would_close_a_circle_is_not_left_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_files", [False, True])
+def test_a_unit_that_would_close_a_circle_is_not_left_there(tmp_path: Path, by_files: bool) -> None:
     if reason := why_no_container():
         pytest.skip(reason)
     root = tmp_path / "image"
@@ -174,12 +176,13 @@ def test_a_unit_that_would_close_a_circle_is_not_left_there(tmp_path: Path) -> N
     add_unit(wants, "nodeadm-run.service", "After=cloud-final.service")
     add_unit(wants, "nvidia-kmod-load.service", "Before=nvidia-persistenced.service")
     add_unit(wants, "nvidia-persistenced.service", "")
+    path = "/nowhere" if by_files else os.environ["PATH"]
     with machine_in(tmp_path, "A100-40GB") as machine:
-        assert "is written and enabled" in machine.tranche(*install).stderr
+        assert "is written and enabled" in machine.tranche(*install, PATH=path).stderr
         machine.tranche("boot", "remove", "--root", str(root))
         (wants / "nvidia-kmod-load.service").unlink()
         add_unit(wants, "nvidia-kmod-load.service", "Before=nvidia-persistenced.service\nAfter=nodeadm-run.service")
-        refused = machine.tranche(*install, code=2).stderr
+        refused = machine.tranche(*install, code=2, PATH=path).stderr
     assert "would close a circle" in refused
     assert "nodeadm-run.service" in refused
     assert not list(root.rglob("tranche-boot.service"))

@@ -105,8 +105,6 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
             f"the unit would close a circle in the order of the other units, and is removed again: {circle}",
             hint="this machine starts the driver after what uses it; see docs/guides/boot.md",
         )
-    if circle is None:
-        warn("whether the unit fits into the order of the other units is not checked: there is no systemd-analyze here")
     if changed:
         _tell_systemd(root, "daemon-reload")
     say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
