@@ -29,10 +29,11 @@ class HelmRelease:
         """The name that the chart gives its objects."""
         return f"{self.name}-tranche-agent"
 
-    def install(self, **values: object) -> None:
-        """Install it, and wait until its agents are ready."""
-        self._helm("install", self.name, str(CHART), "--values=-", stdin=self._with(values))
+    def install(self, **values: object) -> str:
+        """Install it, and wait until its agents are ready; what Helm tells the administrator."""
+        said = self._helm("install", self.name, str(CHART), "--values=-", stdin=self._with(values))
         self.wait_until_ready()
+        return said
 
     def upgrade(self, **values: object) -> None:
         """Upgrade it.
@@ -59,8 +60,9 @@ class HelmRelease:
     def _with(self, values: Mapping[str, object]) -> str:
         return yaml.safe_dump({**self.values, **values})
 
-    def _helm(self, *arguments: str, stdin: str = "") -> None:
+    def _helm(self, *arguments: str, stdin: str = "") -> str:
         reached = (f"--kubeconfig={self.cluster.kubeconfig}", f"--namespace={self.namespace}")
         done = subprocess.run([helm(), *arguments, *reached], input=stdin, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ClusterError(f"helm {arguments[0]}: {done.stderr.strip()}")
+        return done.stdout
