@@ -24,7 +24,11 @@ _WAITER_COLUMNS = ("#", "WAITING", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, output: str) -> None:
-    """List the allocations, oldest first, and the requests that wait, in the order in which they are served."""
+    """List the allocations, oldest first, and the requests that wait, in the order in which they are served.
+
+    A pid followed by +2 stands for two more processes that the command left running; one followed by ? for a process
+    that may have come of the command, which only root can tell.
+    """
     with open_host(settings, reading=True) as host:
         view = look_at(host)
         queue = host.waiters()
