@@ -221,6 +221,21 @@ def test_an_allocation_blocks_like_a_process() -> None:
     assert plan_layout(view, layout("1g.10gb", "2g.20gb")).blockers == ()
 
 
+def test_a_slice_that_is_held_and_gone_is_no_part_of_a_layout_unless_it_is_about_to_be_made() -> None:
+    """A restart of the machine takes every slice, and the register still says who holds them."""
+    gpu = gpu_on(A100)
+    grant = Slice(gpu.uuid, parse_profile("7g.40gb"), Placement(0, 8))
+    for phase, blocked in ((Phase.ACTIVE, 1), (Phase.PREPARING, 0)):
+        allocation = Allocation("a-7", Request(MigSlice(grant.profile)), (grant,), phase, 0.0, "train.py")
+        decision = plan_layout(view_of(gpu, allocations=[allocation]), layout("7g.40gb"))
+        assert decision.plan.empty
+        assert len(decision.blockers) == blocked
+    with pytest.raises(GpuBusy, match=r"7g.40gb at 0:8 of GPU 0 is not there, and is held by allocation a-7"):
+        plan_layout(
+            view_of(gpu, allocations=[replace(allocation, phase=Phase.ACTIVE)]), layout("7g.40gb")
+        ).refuse_if_blocked()
+
+
 def test_a_gpu_that_is_granted_whole_is_not_cut() -> None:
     gpu = gpu_on(H100, mode=MigMode.DISABLED)
     allocation = Allocation("a-1", Request(WholeGpus(1)), (WholeGpu(gpu.uuid),), Phase.ACTIVE, 0.0)

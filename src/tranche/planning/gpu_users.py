@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import Allocation, NodeView
+from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
 from tranche.core.keeper import PodKeeper
@@ -51,7 +51,18 @@ class User:
         users += map(holder_text, self.allocations)
         if self.changing:
             users.append("another change of layout")
+        if self.gone:
+            return f"{self.place} is not there, and is held by {', '.join(users)}"
         return f"{self.place} is in use by {', '.join(users)}"
+
+    @property
+    def gone(self) -> bool:
+        """Whether the slice was there and is not any more, as after a restart of the machine."""
+        return (
+            self.instance is None
+            and self.occupant is not None
+            and any(a.phase is Phase.ACTIVE for a in self.allocations)
+        )
 
 
 def holder_text(allocation: Allocation) -> str:
@@ -73,6 +84,11 @@ class GpuUsers:
     def slice_users(self) -> tuple[User, ...]:
         """The users of instances, existing or promised."""
         return tuple(user for user in self.users if user.occupant is not None)
+
+    @property
+    def without_slice(self) -> tuple[User, ...]:
+        """The users whose slice is gone: their place is not cut, whatever they were promised."""
+        return tuple(user for user in self.slice_users if user.gone)
 
     @property
     def whole_gpu_users(self) -> tuple[User, ...]:

@@ -164,7 +164,7 @@ def _change(view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool,
     cut = recut(users.emptied if change.mode_steps else users, wanted)
     if cut is None:
         return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *users_in_the_way(users, wanted)))
-    blocked = () if cut.unchanged else users.holders_of_all
+    blocked = users.without_slice if cut.unchanged else users.holders_of_all
     return GpuChange(gpu, change.mode_steps, cut, blocked)
 
 
