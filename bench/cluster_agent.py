@@ -1,4 +1,7 @@
-"""The agent on a node in 56 slices: how soon it is registered, how fast it answers Allocate, how much memory it has."""
+"""The agent on a node in 56 slices: how soon it is registered, how fast it answers Allocate, how much memory it has.
+
+It is a process of the node, not a pod: the figures are the agent's own, without the kubelet's share of a pod's start.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import grpc
-from cluster.agents import RunningAgent, agent_on
+from cluster.agent_process import AgentProcess, agent_process_on
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
@@ -36,12 +39,12 @@ _IMPORTS = (
 def run(report: Report, cluster: Cluster, node: Node) -> None:
     """Measure on a node whose GPUs are not cut; they are in 56 slices afterwards."""
     node.run(_TRANCHE, "layout", "apply", "-c", _LAYOUT)
-    with agent_on(cluster, node, "--mig-strategy=mixed") as agent:
+    with agent_process_on(cluster, node, "--mig-strategy=mixed") as agent:
         _starts(report, node, agent)
         before = _memory(agent)
         _allocations(report, node)
         after = _memory(agent)
-    with agent_on(cluster, node, *_WITHOUT_PARTS) as bare:
+    with agent_process_on(cluster, node, *_WITHOUT_PARTS) as bare:
         baseline = _memory(bare)
     report.section(
         "Resident memory of the agent",
@@ -53,7 +56,7 @@ def run(report: Report, cluster: Cluster, node: Node) -> None:
     report.verdict(f"at most {MEMORY_GOAL_BYTES // 1_000_000} MB", after[1] <= MEMORY_GOAL_BYTES)
 
 
-def _starts(report: Report, node: Node, agent: RunningAgent) -> None:
+def _starts(report: Report, node: Node, agent: AgentProcess) -> None:
     report.section(
         "From the agent's start to its registration",
         f"{STARTS} starts, in seconds. Baseline: a new Python on the node that imports what the agent imports, and ends.",
@@ -119,12 +122,12 @@ def _seconds_of_process(node: Node, command: Sequence[str]) -> float:
     return perf_counter() - begun
 
 
-def _listens(agent: RunningAgent) -> bool:
+def _listens(agent: AgentProcess) -> bool:
     """Whether the agent has said that the kubelet listens to the slices."""
     return any('"kubelet listens"' in line and f'"{_RESOURCE}"' in line for line in agent.log.splitlines())
 
 
-def _ready(agent: RunningAgent) -> bool:
+def _ready(agent: AgentProcess) -> bool:
     return agent.health()[0] == 200
 
 
@@ -134,7 +137,7 @@ def _milliseconds(call: Callable[[Any], object], request: object) -> float:
     return 1000 * (perf_counter() - begun)
 
 
-def _memory(agent: RunningAgent) -> tuple[int, int]:
+def _memory(agent: AgentProcess) -> tuple[int, int]:
     """Bytes of resident memory now, and at most since the start."""
     status = Path(f"/proc/{agent.pid}/status").read_text()
     now, most = (re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE) for field in ("VmRSS", "VmHWM"))

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import click
 import yaml
-from release.image import made_image
+from release.errors import ReleaseError
+from release.helm import helm
+from release.image import made_image, make_image
 
 from cluster import control_plane
 from cluster import node as node_module
@@ -130,10 +132,15 @@ def end(name: str, node: str, word: str) -> None:
 
 @command.command()
 def prepare() -> None:
-    """Install, download or build what a cluster needs, once; print the programs' folders."""
+    """Install, download or build what a cluster and the agent on it need, once; print the programs' folders."""
     binaries = prepare_machine(_say)
-    for folder in sorted({str(path.parent) for path in binaries.paths.values()}):
+    folders = {path.parent for path in binaries.paths.values()} | set(_helm_folders())
+    for folder in sorted(folders):
         click.echo(folder)
+    try:
+        make_image(_say)
+    except ReleaseError as error:
+        _say(f"there is no image of the agent: {error}")
 
 
 def _node(text: str) -> tuple[str, str]:
@@ -144,9 +151,19 @@ def _node(text: str) -> tuple[str, str]:
 
 
 def _shell_line(cluster: Cluster) -> str:
-    """What a shell needs to find the cluster and its kubectl."""
-    folder = shlex.quote(str(Path(cluster.binaries["kubectl"]).parent))
-    return f'export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))} PATH={folder}:"$PATH"'
+    """What a shell needs to find the cluster, its kubectl, and Helm."""
+    folders = [Path(cluster.binaries["kubectl"]).parent, *_helm_folders()]
+    path = ":".join(shlex.quote(str(folder)) for folder in folders)
+    return f'export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))} PATH={path}:"$PATH"'
+
+
+def _helm_folders() -> list[Path]:
+    """Where Helm is, which is built now unless it is there; nowhere, and a line that says so, where it cannot be had."""
+    try:
+        return [helm().parent]
+    except ReleaseError as error:
+        _say(f"there is no Helm for the agent's chart: {error}")
+        return []
 
 
 def _state(pid: int | None) -> str:

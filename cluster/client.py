@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, NotFound
 from cluster.pki import Pki
 
 _TIMEOUT_SECONDS = 20.0
@@ -37,6 +37,13 @@ class ApiClient:
     def merge(self, path: str, patch: dict[str, Any]) -> dict[str, Any]:
         """Merge a patch into the object at a path; null removes. Errors as for `get`."""
         return self.request("PATCH", path, patch, content_type="application/merge-patch+json")
+
+    def delete(self, path: str) -> None:
+        """Delete the object at a path; nothing happens when there is none. Errors as for `get`."""
+        try:
+            self.request("DELETE", path)
+        except NotFound:
+            return
 
     def text(self, path: str) -> str:
         """What is at a path that gives no object, such as a pod's log. Errors as for `get`."""
@@ -67,7 +74,8 @@ class ApiClient:
         finally:
             connection.close()
         if answer.status >= 300:
-            raise ClusterError(f"{method} {path}: {answer.status} {_message(content)}")
+            kind = NotFound if answer.status == 404 else ClusterError
+            raise kind(f"{method} {path}: {answer.status} {_message(content)}")
         return content
 
 

@@ -14,3 +14,7 @@ class ClusterError(Exception):
 
 class UnsuitableMachine(ClusterError):
     """No cluster can run on this machine as it is: not Linux, not root, or something is missing that cannot be got."""
+
+
+class NotFound(ClusterError):
+    """The API server has no such object."""

@@ -26,7 +26,7 @@ def write_images(folder: Path) -> list[Path]:
         ClusterError: no C compiler, or no statically linked busybox.
     """
     archives = []
-    for name, image in {"pause": _pause(), "busybox": _busybox()}.items():
+    for name, image in {"pause": _pause(), "busybox": busybox(BUSYBOX)}.items():
         archive = folder / f"{name}.tar"
         archive.write_bytes(image.archive())
         archives.append(archive)
@@ -52,15 +52,19 @@ def _compiled_pause() -> bytes:
     return program.read_bytes()
 
 
-def _busybox() -> Image:
-    busybox = shutil.which("busybox")
-    if busybox is None:
+def busybox(name: str, note: str = "") -> Image:
+    """An image of busybox under this name. With a note in it, it is another image than the one that every node has.
+
+    A kubelet that has pulled an image wants to see for each other name of it that one may have it.
+    """
+    program = shutil.which("busybox")
+    if program is None:
         raise ClusterError("there is no busybox to make an image of", hint="install busybox-static")
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
     return Image(
-        BUSYBOX,
-        files={"/bin/busybox": Path(busybox).read_bytes()},
-        texts={"/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "/etc/group": "root:x:0:\n"},
+        name,
+        files={"/bin/busybox": Path(program).read_bytes()},
+        texts={"/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "/etc/group": "root:x:0:\n", "/etc/issue": note},
         links={f"/bin/{applet}": "busybox" for applet in applets if applet != "busybox"},
         folders=["/tmp", "/root", "/proc", "/sys", "/dev", "/var/run"],
         command=["/bin/sh"],

@@ -36,6 +36,11 @@ class NodePaths:
         return self.kubelet / "pod-resources" / "kubelet.sock"
 
     @property
+    def pod_logs(self) -> Path:
+        """The node's /var/log/pods."""
+        return self.folder / "log-pods"
+
+    @property
     def cdi(self) -> Path:
         """The node's /run/cdi."""
         return self.folder / "run-cdi"
@@ -66,7 +71,7 @@ class NodePaths:
             "/var/lib/kubelet": self.kubelet,
             "/var/lib/cni": self.folder / "cni-cache",
             "/var/lib/tranche": self.folder / "var-lib-tranche",
-            "/var/log/pods": self.folder / "log-pods",
+            "/var/log/pods": self.pod_logs,
             "/var/log/containers": self.folder / "log-containers",
             "/run/containerd": self.folder / "run-containerd",
             "/run/cdi": self.cdi,

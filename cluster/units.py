@@ -105,19 +105,24 @@ class Unit:
 
     def _end(self, number: signal.Signals, seconds: float) -> bool:
         pid = self.pid
-        if pid is None:
-            return True
-        # A pidfd tells of the end of the last thread: only then is a port free for the next process.
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return True
-        try:
-            os.kill(pid, number)
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            return bool(poll.poll(seconds * 1000))
-        except ProcessLookupError:
-            return True
-        finally:
-            os.close(descriptor)
+        return pid is None or end_process(pid, number, seconds)
+
+
+def end_process(pid: int, number: signal.Signals, seconds: float) -> bool:
+    """Send a process a signal; whether it has ended within that time.
+
+    A pidfd tells of the end of the last thread: only then is a port free for the next process.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        os.kill(pid, number)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(descriptor)

@@ -46,7 +46,7 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def cluster(suitable_machine: None) -> Iterator[Cluster]:
+def cluster(suitable_machine: None, agent_image: MadeImage) -> Iterator[Cluster]:
     """A cluster without nodes, but for those that other fixtures have added."""
     running = os.environ.get("TRANCHE_TEST_CLUSTER")
     if running:
@@ -62,7 +62,7 @@ def cluster(suitable_machine: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def agent_image() -> MadeImage:
-    """The agent's image, built if it is not in the cache."""
+    """The agent's image, built if it is not in the cache; without it no agent runs, and the tests of the cluster are skipped."""
     try:
         return make_image(_say)
     except ReleaseError as error:

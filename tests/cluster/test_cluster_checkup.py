@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.agent_rights import forget_rights
+from cluster.agents import remove_agents
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
@@ -53,20 +55,22 @@ def chart(cluster: Cluster, p4d: Node, g4dn: Node) -> Iterator[list[KubeObject]]
             "namespace": {"create": True},
             "image": {"repository": "localhost/nobody-has-this", "tag": "1", "pullPolicy": "Never"},
             "nodeSelector": {"kubernetes.io/hostname": p4d.name},
-            "affinity": {"nodeAffinity": None},
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": None}},
         }
     )
     cluster.apply(*objects)
     try:
         yield objects
     finally:
-        cluster.kubectl("delete", "daemonset", "--namespace", NAMESPACE, "tranche-agent", "--ignore-not-found")
+        remove_agents(cluster)
         for item in objects:
             if item["kind"].startswith("ValidatingAdmissionPolicy") or item["kind"].startswith("ClusterRole"):
                 cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
+        forget_rights(cluster)
 
 
-def test_a_cluster_without_an_agent_is_told_how_to_get_one(admin: Path, p4d: Node) -> None:
+def test_a_cluster_without_an_agent_is_told_how_to_get_one(cluster: Cluster, admin: Path, p4d: Node) -> None:
+    remove_agents(cluster)
     findings = doctor(admin, 1)
     assert texts(findings, "agents", "fail") == ["no DaemonSet of the cluster runs `tranche agent`"]
     assert texts(findings, "api-server", "pass")
@@ -80,7 +84,8 @@ def test_what_is_wrong_is_found_where_it_is(
 
     def waits() -> bool:
         statuses = [pod["status"].get("containerStatuses") for pod in (cluster.api.get(pods) or {}).get("items", ())]
-        return any(status and "waiting" in status[0]["state"] for status in statuses)
+        reasons = [status[0]["state"].get("waiting", {}).get("reason") for status in statuses if status]
+        return "ErrImageNeverPull" in reasons
 
     wait_for("the agent's pod cannot start", waits, explain=lambda: str(cluster.api.get(daemon_set)))
     cluster.apply(_plugin(p4d))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
+from cluster.images import busybox
 from cluster.node import Node
 from cluster.registry import registry_of
 from cluster.units import Unit
@@ -80,15 +82,16 @@ def test_nodes_say_which_instances_they_are(cluster: Cluster, p4d: Node, g4dn: N
 
 
 def test_an_image_is_pulled_from_a_registry_on_loopback_and_one_that_is_not_there_is_named(
-    cluster: Cluster, g4dn: Node, namespace: str
+    cluster: Cluster, g4dn: Node, namespace: str, tmp_path: Path
 ) -> None:
-    busybox = cluster.folder / "images" / "busybox.tar"
+    image = tmp_path / "image.tar"
+    image.write_bytes(busybox("tools/busybox:1", note=namespace).archive())
     with registry_of(cluster) as registry:
         there, missing = pod("there", namespace, node=g4dn.name), pod("missing", namespace, node=g4dn.name)
-        name = registry.push(busybox, "tools/busybox", "1")
+        name = registry.push(image, "tools/busybox", "1")
         nothing = f"{name}-of-another-name"
-        for each, image in ((there, name), (missing, nothing)):
-            each["spec"]["containers"][0] |= {"image": image, "imagePullPolicy": "Always"}
+        for each, named in ((there, name), (missing, nothing)):
+            each["spec"]["containers"][0] |= {"image": named, "imagePullPolicy": "Always"}
         cluster.apply(there, missing)
 
         wait_for("the pod runs", lambda: phase(cluster, namespace, "there") == "Running")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster.agents import RunningAgent, agent_on, install_rights
+from cluster.agents import AgentPod, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
@@ -27,7 +27,7 @@ LOOK = "nvidia-smi -L; trap exit TERM; while :; do sleep 1; done"
 
 
 @contextmanager
-def plugin_on(cluster: Cluster, node: Node, *options: str) -> Iterator[RunningAgent]:
+def plugin_on(cluster: Cluster, node: Node, *options: str) -> Iterator[AgentPod]:
     """The device plugin on a node whose GPUs are not cut; they are new afterwards."""
     try:
         with agent_on(cluster, node, *ALONE, *options) as agent:
@@ -175,9 +175,8 @@ def test_an_agent_that_is_killed_comes_back_to_the_same_node(cluster: Cluster, p
         cut(p4d, "all-3g.20gb")
         wait_for_counts(cluster, p4d, mig_3g_20gb=16)
         before = run_pod(cluster, namespace, "steady", p4d, mig_3g_20gb=1)
-        agent.unit.kill()
-        again = agent.start_again()
-        again.wait_until_ready()
+        agent.end()
+        agent.restarted().wait_until_ready()
         wait_for_counts(cluster, p4d, mig_3g_20gb=16)
         other = run_pod(cluster, namespace, "other", p4d, mig_3g_20gb=1)
         assert other.splitlines()[1] != before.splitlines()[1]

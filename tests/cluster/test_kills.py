@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster.agents import RunningAgent, agent_on
+from cluster.agents import AgentPod, agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import label, labels, node_object, wait_for_slices, wait_for_state
@@ -44,7 +44,7 @@ def test_every_layout_and_every_pod_comes_through_kills_at_random_instants(
             for number in range(KILLS // 2):
                 layout, resource, offered = LAYOUTS[number % len(LAYOUTS)]
                 label(cluster, p4d, layout)
-                _kill(cluster, p4d, agent, victims.pop(), after=rng.uniform(0, 1.5))
+                agent = _kill(cluster, p4d, agent, victims.pop(), after=rng.uniform(0, 1.5))
                 wait_for_state(cluster, p4d, "success")
                 wait_for_slices(cluster, p4d, **offered)
                 cluster.apply(
@@ -52,7 +52,7 @@ def test_every_layout_and_every_pod_comes_through_kills_at_random_instants(
                         "work", namespace, PODS, script=f"echo $NVIDIA_VISIBLE_DEVICES; {FOREVER}", limits={resource: 1}
                     )
                 )
-                _kill(cluster, p4d, agent, victims.pop(), after=rng.uniform(0, 3))
+                agent = _kill(cluster, p4d, agent, victims.pop(), after=rng.uniform(0, 3))
                 _wait_for_pods(cluster, namespace, {"Running": PODS})
                 _check_nothing_is_shared(cluster, namespace)
                 assert labels(cluster, p4d)[OPERAND] == "true"
@@ -67,20 +67,21 @@ def test_every_layout_and_every_pod_comes_through_kills_at_random_instants(
         p4d.renew_machine()
 
 
-def _kill(cluster: Cluster, node: Node, agent: RunningAgent, victim: str, *, after: float) -> None:
-    """SIGKILL it at that instant, and start it again."""
+def _kill(cluster: Cluster, node: Node, agent: AgentPod, victim: str, *, after: float) -> AgentPod:
+    """SIGKILL it at that instant, and have it run again; the agent that runs then."""
     print(f"kill {victim} after {after:.2f} s")
     time.sleep(after)
     if victim == "agent":
-        agent.unit.kill()
-        agent.start_again()
-    elif victim == "kube-apiserver":
+        agent.end()
+        return agent.restarted()
+    if victim == "kube-apiserver":
         cluster.kill9(victim)
         cluster.start_component(victim)
         wait_for("the API server answers", lambda: bool(cluster.api.get("/api/v1/nodes")["items"]))
     else:
         node.kill9(victim)
         node.start_component(victim)
+    return agent
 
 
 def _wait_for_pods(cluster: Cluster, namespace: str, expected: dict[str, int]) -> None:

@@ -6,7 +6,7 @@ import re
 import urllib.request
 
 import pytest
-from cluster.agents import RunningAgent
+from cluster.agents import AgentPod
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.cluster
 SHOW = "echo $NVIDIA_VISIBLE_DEVICES; trap exit TERM; while :; do sleep 1; done"
 
 
-def scraped(agent: RunningAgent) -> Series:
+def scraped(agent: AgentPod) -> Series:
     found = re.search(r'"metrics_port": (\d+)', agent.log)
     assert found is not None, agent.log
-    with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{agent.address}:{found[1]}/metrics", timeout=10) as answer:
         return series(answer.read().decode())
 
 
-def holders(agent: RunningAgent) -> dict[str, tuple[str, str]]:
+def holders(agent: AgentPod) -> dict[str, tuple[str, str]]:
     """Namespace and pod of each slice that is held."""
     states = scraped(agent)["tranche_slice_state"]
     return {each["mig_uuid"]: (each["namespace"], each["pod"]) for each, _ in states if each["state"] == "held"}

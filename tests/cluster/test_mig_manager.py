@@ -1,4 +1,7 @@
-"""Layouts on a real cluster: labels in, slices and pods out; nothing that runs is disturbed; what fails says why and heals."""
+"""Layouts on a real cluster: labels in, slices and pods out; nothing that runs is disturbed; what fails says why and heals.
+
+One test has a second agent beside the pod's: that one is a process, since a DaemonSet makes one pod for a node.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.agents import RunningAgent, agent_on, rights_to_drain
+from cluster.agent_process import agent_command
+from cluster.agents import AgentPod, agent_on
 from cluster.cluster import Cluster
 from cluster.cuts import time_label
 from cluster.node import Node
@@ -42,7 +46,7 @@ mig-configs:
 
 
 @contextmanager
-def managed(cluster: Cluster, node: Node, *options: str) -> Iterator[RunningAgent]:
+def managed(cluster: Cluster, node: Node, *options: str) -> Iterator[AgentPod]:
     """The agent on the node; afterwards the node has no layout, and its machine is as new."""
     try:
         with agent_on(cluster, node, "--mig-strategy=mixed", *options) as agent:
@@ -169,7 +173,7 @@ def test_a_slice_in_use_is_waited_for_and_blocks_only_itself(cluster: Cluster, p
 
 
 def test_drain_evicts_within_the_disruption_budget_and_uncordons(cluster: Cluster, p4d: Node, namespace: str) -> None:
-    with rights_to_drain(cluster), managed(cluster, p4d, "--in-use=drain"):
+    with managed(cluster, p4d, "--in-use=drain"):
         label(cluster, p4d, "all-1g.5gb")
         wait_for_slices(cluster, p4d, mig_1g_5gb=56)
         cluster.apply(deployment("work", namespace, 2, limits={"nvidia.com/mig-1g.5gb": 1}))
@@ -215,11 +219,10 @@ def test_what_cannot_be_is_failed_with_its_reason_and_heals_without_a_restart(cl
 def test_a_second_manager_is_noticed_and_nothing_is_cut_until_it_is_gone(
     cluster: Cluster, p4d: Node, tmp_path: Path
 ) -> None:
-    with managed(cluster, p4d) as agent:
+    with managed(cluster, p4d):
         calls = p4d.machine.total_change_calls()
-        words = list(agent.command)
-        words[1:1] = ["--state-dir", str(tmp_path)]
-        other = p4d.start_program("agent-2", [*words, "--without=device-plugin", "--without=feature-labels"])
+        program, *words = agent_command(cluster, p4d, "--without=device-plugin", "--without=feature-labels")
+        other = p4d.start_program("agent-2", [program, "--state-dir", str(tmp_path), *words])
         try:
             wait_for("both are there", lambda: len(_claims(cluster, p4d)) == 2)
             label(cluster, p4d, "all-1g.5gb")

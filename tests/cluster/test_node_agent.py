@@ -1,4 +1,4 @@
-"""The agent's process on a real node: rights, readiness, restarts of everything around it, its end, its memory."""
+"""The agent's pod on a real node: rights, readiness, restarts of everything around it, its end, its memory."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_it_lives_through_a_killed_api_server_and_follows_it_again(cluster: Clus
 
 def test_it_starts_without_an_api_server_and_becomes_ready_when_there_is_one(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as first:
-        first.unit.stop()
         cluster.kill9("kube-apiserver")
-        # What the rights' tokens need is there already: only the agent starts in the dark.
-        agent = first.start_again()
+        # The kubelet knows the pod: only the agent starts in the dark.
+        first.end()
+        agent = first.restarted()
         agent.wait_until_not_ready("node-watch", "not read from the API server yet")
         cluster.start_component("kube-apiserver")
         agent.wait_until_ready()
@@ -137,10 +137,11 @@ def test_it_starts_without_an_api_server_and_becomes_ready_when_there_is_one(clu
 
 
 def test_killed_and_started_again_it_is_ready_again(cluster: Cluster, p4d: Node) -> None:
-    with agent_on(cluster, p4d, *BARE) as first:
+    with agent_on(cluster, p4d, *BARE) as agent:
         for _ in range(3):
-            first.unit.kill()
-            first.start_again().wait_until_ready()
+            agent.end()
+            agent = agent.restarted()
+            agent.wait_until_ready()
 
 
 def test_sigterm_ends_it_at_once_even_while_the_driver_hangs(cluster: Cluster, p4d: Node) -> None:
@@ -148,15 +149,13 @@ def test_sigterm_ends_it_at_once_even_while_the_driver_hangs(cluster: Cluster, p
     with machine_renewed(p4d), agent_on(cluster, p4d, *BARE) as agent:
         p4d.machine.inject_latency("nvmlDeviceGetCount_v2", 300.0)
         agent.wait_until_not_ready("inventory", "the GPUs were last read")
-        agent.unit.send(signal.SIGTERM)
-        wait_for("the agent ends", lambda: agent.unit.pid is None, timeout=30, explain=lambda: agent.log)
+        agent.end(signal.SIGTERM)
         assert "ending in the middle of a call" in agent.log
 
 
 def test_sigterm_ends_it_in_peace(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as agent:
-        agent.unit.send(signal.SIGTERM)
-        wait_for("the agent ends", lambda: agent.unit.pid is None, timeout=30, explain=lambda: agent.log)
+        agent.end(signal.SIGTERM)
         assert "ending in the middle" not in agent.log
         assert "Traceback" not in agent.log
 

@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster.agents import agent_on
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
 from cluster.errors import ClusterError
 from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
+from cluster.node_layouts import label, wait_for_slices
 from cluster.waiting import wait_for
-from cluster.workloads import phase, pod
+from cluster.workloads import phase, phases, pod
+from release.image import MadeImage
 
 from tests.cluster.machine_state import MachineState
 
@@ -52,6 +55,23 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
         assert {name: read_sysctl(name) for name in SYSCTLS} == parameters
         _assert_left_as(before)
     assert not remove_cluster(_OWN_NAME)
+
+
+def test_two_nodes_with_agents_at_work_leave_nothing(own_root: Path, agent_image: MadeImage) -> None:
+    before = MachineState.now(_OWN_NAME)
+    made = Cluster.create(_OWN_NAME, {"n1": "a30-server", "n2": "g4dn.xlarge"}, time_scale=0.1, say=print)
+    with ExitStack() as agents:
+        for node in made.nodes:
+            agents.enter_context(agent_on(made, node, "--mig-strategy=mixed"))
+        label(made, made.node("n1"), "all-1g.6gb")
+        wait_for_slices(made, made.node("n1"), mig_1g_6gb=4 * len(made.node("n1").machine.gpus()))
+        limits = {"nvidia.com/mig-1g.6gb": 1}
+        made.apply(pod("one", "default", limits=limits), pod("two", "default", limits={"nvidia.com/gpu": 1}))
+        wait_for("the pods run", lambda: phases(made, "default") == {"Running": 2})
+
+        assert remove_cluster(_OWN_NAME)
+
+    _assert_left_as(before)
 
 
 @pytest.mark.parametrize("last_seen", ["cluster.json", "kubeconfig", "control/etcd.pid", "nodes/n1/units/kubelet.pid"])

@@ -74,8 +74,8 @@ class Contest:
         self.check()
 
     def check(self) -> None:
-        """Nothing that must never be was seen; what has ended by itself is started as a DaemonSet does."""
-        if self.outages.revive_agent():
+        """Nothing that must never be was seen."""
+        if self.outages.agent_ended_by_itself():
             self.revivals += 1
             self.say("the agent had ended by itself")
         assert not self.witness.breaches, "\n".join(self.witness.breaches[:20])
@@ -190,8 +190,8 @@ class Contest:
 
     def _restart_agent(self) -> str | None:
         option = self.rng.choice(strategies.AGENT_OPTIONS)
-        kept = [each for each in self.outages.agent.command if each not in strategies.AGENT_OPTIONS]
-        self.outages.restart_agent((*kept, option))
+        kept = [each for each in self.outages.agent.options if each not in strategies.AGENT_OPTIONS]
+        self.outages.restart_agent(*kept, option)
         return option
 
     def _start_run(self) -> str | None:
@@ -298,7 +298,7 @@ class Contest:
 
     def _mixed(self, now: Mapping[str, str]) -> bool:
         """Whether the strategy is the mixed one, by the agent's option, else by the node's label, else by the ConfigMap."""
-        option = next(each for each in self.outages.agent.command if each in strategies.AGENT_OPTIONS)
+        option = next(each for each in self.outages.agent.options if each in strategies.AGENT_OPTIONS)
         if option != strategies.BY_CONFIG_MAP:
             return option.endswith("=mixed")
         return now.get(strategies.LABEL, self.default_strategy) == "mixed"
