@@ -47,7 +47,7 @@ bench: $(STAMP)  ## figures beside baselines of the same run
 	$(BIN)/python -m bench
 
 bench-cluster: $(STAMP) ## figures of a Kubernetes node; a cluster is made and removed
-	$(BIN)/python -m bench cluster
+	$(BIN)/python -m bench cluster cluster_jobs
 
 image: $(STAMP)  ## the agent's image as an OCI archive, also where there is no registry
 	$(BIN)/python -m release image

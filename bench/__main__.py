@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import acceptance, cluster, cold_start, cutting, fleet, placement
+from bench import acceptance, cluster, cluster_jobs, cold_start, cutting, fleet, placement
 from bench.report import Report
 
 BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
@@ -19,10 +19,11 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "acceptance": acceptance.run,
     "cold_start": cold_start.run,
     "cluster": cluster.run,
+    "cluster_jobs": cluster_jobs.run,
     "fleet": fleet.run,
 }
 # Run only when named: they need root, and change the machine while they run.
-_ONLY_BY_NAME = ("cluster", "fleet")
+_ONLY_BY_NAME = ("cluster", "cluster_jobs", "fleet")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ MACHINE = "p4d.24xlarge"
 def run(report: Report) -> None:
     """Measure everything on one cluster; where none can run, say so and exit with 1."""
     try:
-        with _cluster() as cluster:
+        with bench_cluster() as cluster:
             (node,) = cluster.nodes
             cluster_layouts.run(report, cluster, node)
             cluster_agent.run(report, cluster, node)
@@ -31,7 +31,8 @@ def run(report: Report) -> None:
 
 
 @contextmanager
-def _cluster() -> Iterator[Cluster]:
+def bench_cluster() -> Iterator[Cluster]:
+    """A cluster with one node, the p4d.24xlarge, whose GPUs take as long as on hardware; gone when the block ends."""
     remove_leftovers()
     name = f"bench-{this_process()[0]}"
     try:

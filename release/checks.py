@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from release import chart_check, infrastructure, monitoring
+from release import chart_check, examples_check, infrastructure, monitoring
 
 Check = Callable[[], list[str]]
 
 CHECKS: Mapping[str, Check] = {
     "chart": chart_check.problems,
+    "examples": examples_check.problems,
     "infrastructure": infrastructure.problems,
     "monitoring": monitoring.problems,
 }
