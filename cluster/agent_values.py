@@ -15,6 +15,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "--plugin-config-map": ("config", "name"),
     "--layouts": ("migManager", "config", "name"),
     "--in-use": ("migManager", "inUse"),
+    "--max-unavailable": ("rollout", "maxUnavailable"),
 }
 _PARTS = {"device-plugin": "devicePlugin", "mig-manager": "migManager", "feature-labels": "featureLabels"}
 
