@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from cluster.agent_rights import forget_rights
 from cluster.agents import remove_agents
-from cluster.cluster import Cluster
+from cluster.cluster import Cluster, remove_cluster, this_process
 from cluster.node import Node
 from cluster.waiting import wait_for
 from release.chart import NAMESPACE, KubeObject, render
+from release.image import MadeImage
 
 pytestmark = pytest.mark.cluster
 
@@ -40,6 +41,29 @@ def doctor(kubeconfig: Path, code: int) -> Findings:
 
 def texts(findings: Findings, check: str, status: str) -> list[str]:
     return [each["message"] for each in findings if (each["check"], each["status"]) == (check, status)]
+
+
+@pytest.fixture(scope="module")
+def cluster(suitable_machine: None, agent_image: MadeImage) -> Iterator[Cluster]:
+    """A cluster of its own: the checkup looks at every node, and other tests leave labels and counts on theirs."""
+    name = f"checkup-{os.getpid()}"
+    nodes = {"p4d": "p4d.24xlarge", "g4dn": "g4dn.xlarge"}
+    try:
+        yield Cluster.create(name, nodes, owner=this_process(), say=lambda line: print(line, file=sys.stderr))
+    finally:
+        remove_cluster(name)
+
+
+@pytest.fixture(scope="module")
+def p4d(cluster: Cluster) -> Node:
+    """A node with eight A100 40 GB."""
+    return cluster.node("p4d")
+
+
+@pytest.fixture(scope="module")
+def g4dn(cluster: Cluster) -> Node:
+    """A node with a T4."""
+    return cluster.node("g4dn")
 
 
 @pytest.fixture
