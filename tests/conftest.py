@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +43,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """Heed every signal: a shell starts what runs in its background with SIGINT ignored, and all children inherit that."""
-    # When a test forks, what gRPC does in the child, which has none of its threads, may abort the child.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     for number in signal.valid_signals() - set(_IGNORED_BY_PYTHON):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
