@@ -68,7 +68,8 @@ def test_a_node_is_switched_over_and_back_by_the_commands_of_the_guide(
     cluster: Cluster, nvidias_node: Node, agent_image: MadeImage, tmp_path: Path
 ) -> None:
     node = nvidias_node
-    node.import_image(agent_image.archive, agent_image.name, agent_image.digest)
+    for each in cluster.nodes:  # the uninstallation's job runs on any of them
+        each.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     repository, _, tag = agent_image.name.rpartition(":")
     image = {"repository": repository, "tag": tag}
     values = {**simulated_machines(cluster.folder), "image": image, "migStrategy": "single"}
