@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
@@ -284,6 +284,17 @@ HAPPENINGS = st.lists(st.sampled_from(["restart", "refuse", "accept", "lose a so
 
 
 @settings(max_examples=60)
+@example(  # its socket is lost while the kubelet refuses, and then nobody wants the resource any more
+    happenings=[
+        {SLICE: ["a"], GPU: ["a", "b", "c"], "nvidia.com/mig-2g.10gb": []},
+        "refuse",
+        {"nvidia.com/mig-2g.10gb": ["c", "d", "a"], SLICE: ["a"], GPU: ["a", "d"]},
+        "lose a socket",
+        {},
+        {SLICE: [], "nvidia.com/mig-2g.10gb": ["b", "c", "a"]},
+    ],
+    last={GPU: []},
+)
 @given(happenings=HAPPENINGS, last=LISTS)
 def test_whatever_happens_the_kubelet_ends_up_knowing_what_is_wanted(
     happenings: list[str | dict[str, list[str]]], last: dict[str, list[str]]

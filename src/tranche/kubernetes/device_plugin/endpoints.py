@@ -108,7 +108,7 @@ class Endpoints:
         place.endpoint.update(())
         if place.unwanted_since is None:
             place.unwanted_since = now
-        told = place.endpoint.delivered or not place.endpoint.watched
+        told = place.endpoint.delivered or not (place.endpoint.watched or self._left_behind(place))
         if not told or now - place.unwanted_since < LINGER_SECONDS:
             return
         if not (place.endpoint.watched and self.another_serves(resource)):
@@ -131,6 +131,12 @@ class Endpoints:
             self._kubelet = found
             for place in self._places.values():
                 await place.endpoint.stop()
+                place.endpoint.forgotten()
+
+    def _left_behind(self, place: _Place) -> bool:
+        """Whether a kubelet that listens no more may still count devices, which nobody else will tell it of."""
+        endpoint = place.endpoint
+        return endpoint.remembered and not endpoint.watched and not self.another_serves(endpoint.resource)
 
     async def _announce(self, place: _Place, now: float) -> None:
         """Register with a kubelet that does not listen: it was not told yet, or another plugin took the resource over."""
@@ -142,8 +148,8 @@ class Endpoints:
                 place.begin_anew()
             return
         place.watched_since = None
-        # A kubelet that was just told calls back by itself; one that never knew of the resource need not learn of its end.
-        if now < place.not_before or place.unwanted_since is not None:
+        # A kubelet that was just told calls back by itself; one that counts none of the resource need not learn of its end.
+        if now < place.not_before or (place.unwanted_since is not None and not self._left_behind(place)):
             return
         place.not_before = now + place.pause
         place.pause = min(2 * place.pause, _LAST_PAUSE)

@@ -52,6 +52,7 @@ class Endpoint:
         self._devices: Live[tuple[ListedDevice, ...]] = Live()
         self._server: Any = None
         self._delivered: tuple[ListedDevice, ...] | None = None
+        self._sent: tuple[ListedDevice, ...] = ()  # outlives the connection, as the kubelet's knowledge does
         self._watchers = 0
 
     @property
@@ -73,6 +74,15 @@ class Endpoint:
     def delivered(self) -> bool:
         """Whether a kubelet listens and has been sent the present list."""
         return self.watched and self._delivered == self.devices
+
+    @property
+    def remembered(self) -> bool:
+        """Whether the kubelet may count devices of it, listening or not."""
+        return bool(self._sent)
+
+    def forgotten(self) -> None:
+        """Take note that the kubelet is another, which knows nothing of it."""
+        self._sent = ()
 
     def update(self, devices: Sequence[ListedDevice]) -> None:
         """Tell the kubelet of the devices, if they are others than before."""
@@ -140,8 +150,9 @@ class Endpoint:
         _log.info("kubelet listens", extra={"resource": self.resource})
         try:
             async for devices in self._devices.changes():
+                self._sent = devices or self._sent
                 yield pb.ListAndWatchResponse(devices=[_device(each) for each in devices])
-                self._delivered = devices
+                self._delivered = self._sent = devices
         finally:
             self._watchers -= 1
 
