@@ -120,6 +120,21 @@ def test_what_is_handed_over_is_held_before_the_kubelet_lists_it(tmp_path: Path)
     play(tmp_path, scenario)
 
 
+def test_the_kubelet_is_not_asked_for_its_list_while_it_gives_a_device_away(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        order: list[str] = []
+        scene.kubelet.asked = lambda: order.append("asked")
+        hand_over = asyncio.create_task(scene.register.hand_over(ONE, (scene.slot(0),)))
+        await asyncio.sleep(0)
+        look = asyncio.create_task(scene.register.look())
+        await hand_over
+        order.append("answered")
+        await look
+        assert order == ["answered", "asked"]
+
+    play(tmp_path, scenario)
+
+
 def test_an_admission_that_failed_is_forgotten_after_a_while(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.register.hand_over(ONE, (scene.slot(0),))

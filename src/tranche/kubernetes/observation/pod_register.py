@@ -18,6 +18,7 @@ from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
+from tranche.kubernetes.observation.admissions import Admissions
 from tranche.kubernetes.observation.pod_settlement import (
     PodSettlement,
     PodWords,
@@ -65,15 +66,17 @@ class PodRegister:
         self._pods = pods
         self._clock = clock
         self._living = living
+        self._admissions = Admissions()
         self._runs: dict[str, float] = {}
         self._complete_run = ""
         self._seen: dict[str, float] = {}
 
     async def look(self) -> NodeView:
-        """The node with all who hold something of it, settled by what is said now.
+        """The node with all who hold something of it, settled by what is said now, once no hand-over is under way.
 
         The errors of the driver, the ledger and the kubelet as they are: nothing is settled then.
         """
+        await self._admissions.over()
         view, _ = await self._look()
         return view
 
@@ -98,6 +101,10 @@ class PodRegister:
         GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
         anew has taken it back from the pod before, which may not be settled yet; it lists the device no more then.
         """
+        with self._admissions.one():
+            return await self._hand_over(resource, grants)
+
+    async def _hand_over(self, resource: str, grants: tuple[Grant, ...]) -> str:
         keeper = PodKeeper(resource, kubelet=self._kubelet.run())
         try:
             return await asyncio.to_thread(self._host.holders.add, keeper, nearest_request(grants), grants)
