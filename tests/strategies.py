@@ -18,6 +18,7 @@ from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey, MigMode, NodeState
 
 PLACEABLE_BOARDS = tuple(board for board in catalogue() if board.memory_slices and board.memory)
@@ -168,8 +169,10 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
 
     def share(device: WholeGpu | Slice, memory: int) -> None:
         parts = draw(st.integers(1, 3))
+        limits = isinstance(device, WholeGpu)  # the driver's limits for control groups are not for slices
+        sharing = draw(st.sampled_from(Sharing if limits else [Sharing.MPS, Sharing.TIME_SLICING]))
         for _ in range(parts):
-            allocate(Part(device, memory // parts), GpuMemory(memory // parts), draw(st.sampled_from(Phase)))
+            allocate(Part(device, memory // parts, sharing), GpuMemory(memory // parts), draw(st.sampled_from(Phase)))
 
     for index in range(draw(st.integers(1, max_gpus))):
         if mixed and draw(st.integers(0, 9)) == 0:

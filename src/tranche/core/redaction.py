@@ -53,8 +53,9 @@ SLOT = fields("gpuUUID", "profile", placement=PLACEMENT)
 PROCESS = fields("pid", "memoryBytes", name=program)
 REQUEST = fields("gpus", "gpu", "gpuMemoryBytes", "migProfile", "isolation", "gpuModel")
 GRANT = fields(
-    "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent",
+    "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent", "memoryLimitBytes", "unlimited",
     placement=PLACEMENT, computeInstance=fields("name", "start", "size"),
+    walls=fields("memory", "compute", "faults", "bandwidth"),
 )  # fmt: skip
 KEEPER = fields("kind", "pid", "started", "resource", "namespace", "name", "container", "uid", "kubelet", "lingers")
 STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
