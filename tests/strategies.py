@@ -17,7 +17,7 @@ from tranche.core.board import Board, GpuInstanceProfile, catalogue
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
-from tranche.core.request import Demand, GpuMemory, GpuShare, MigSlice, Request, WholeGpus
+from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey, MigMode, NodeState
 
@@ -272,10 +272,24 @@ def demands() -> st.SearchStrategy[Demand]:
     )
 
 
-def requests() -> st.SearchStrategy[Request]:
-    """Any request, now and then for a model."""
-    models = st.sampled_from(["", "", "", "a100", "NVIDIA", "A30", "T4"])
-    return st.builds(lambda demand, model: Request(demand, gpu_model=model), demands(), models)
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Any request, now and then for a model, for several shares, or with a ceiling or a limit."""
+    demand = draw(demands())
+    model = draw(st.sampled_from(["", "", "", "a100", "NVIDIA", "A30", "T4"]))
+    isolation = draw(st.sampled_from([*Isolation, Isolation.SOFT, Isolation.SOFT]))
+    request = Request(demand, isolation, model)
+    if isinstance(demand, WholeGpus):
+        return request
+    request = replace(request, count=draw(st.sampled_from([1, 1, 1, 2, 3])))
+    if isinstance(demand, MigSlice) or isolation is Isolation.HARD:
+        return request
+    condition = draw(st.integers(0, 9))
+    if condition == 0:
+        return replace(request, compute=draw(st.integers(1, 100)))
+    if condition == 1 and isinstance(demand, GpuMemory):
+        return replace(request, limit=demand.amount + draw(st.integers(1, 190_000)) * MIB)
+    return request
 
 
 @st.composite

@@ -51,7 +51,10 @@ def fields(*names: str, **shapes: Shape) -> Mapping[str, Shape]:
 PLACEMENT = fields("start", "size")
 SLOT = fields("gpuUUID", "profile", placement=PLACEMENT)
 PROCESS = fields("pid", "memoryBytes", name=program)
-REQUEST = fields("gpus", "gpu", "gpuMemoryBytes", "migProfile", "isolation", "gpuModel")
+REQUEST = fields(
+    "gpus", "gpu", "gpuMemoryBytes", "migProfile", "count", "computePercent", "gpuMemoryLimitBytes", "isolation",
+    "gpuModel",
+)  # fmt: skip
 GRANT = fields(
     "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent", "memoryLimitBytes", "unlimited",
     placement=PLACEMENT, computeInstance=fields("name", "start", "size"),

@@ -17,7 +17,10 @@ from tranche.core.walls import Walls
 
 
 def request_to_dict(request: Request) -> dict[str, Any]:
-    """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel."""
+    """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel.
+
+    Conditions that were not asked for are left out: count, computePercent and gpuMemoryLimitBytes.
+    """
     demand: dict[str, Any]
     match request.demand:
         case WholeGpus(count):
@@ -28,7 +31,13 @@ def request_to_dict(request: Request) -> dict[str, Any]:
             demand = {"gpuMemoryBytes": amount}
         case MigSlice(profile):
             demand = {"migProfile": str(profile)}
-    return {**demand, "isolation": str(request.isolation), "gpuModel": request.gpu_model}
+    conditions = {
+        "count": request.count if request.count != 1 else None,
+        "computePercent": request.compute,
+        "gpuMemoryLimitBytes": request.limit,
+    }
+    asked = {name: value for name, value in conditions.items() if value is not None}
+    return {**demand, **asked, "isolation": str(request.isolation), "gpuModel": request.gpu_model}
 
 
 def request_from_dict(data: Mapping[str, Any]) -> Request:
@@ -42,7 +51,14 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
         demand = GpuMemory(data["gpuMemoryBytes"])
     else:
         demand = MigSlice(parse_profile(data["migProfile"]))
-    return Request(demand, Isolation(data["isolation"]), data["gpuModel"])
+    return Request(
+        demand,
+        Isolation(data["isolation"]),
+        data["gpuModel"],
+        data.get("count", 1),
+        data.get("computePercent"),
+        data.get("gpuMemoryLimitBytes"),
+    )
 
 
 def grant_to_dict(grant: Grant) -> dict[str, Any]:
