@@ -48,7 +48,7 @@ def cross_build(processor: str, folder: Path, python: Path) -> None:
 def problems(folder: Path, processor: str) -> Iterator[str]:
     """What is wrong with a build for that processor, a line each."""
     built = layout(folder)
-    for path in (built.library, built.control, built.nvidia_smi, built.job):
+    for path in (built.library, built.control, *built.programs):
         content = path.read_bytes()
         (machine,) = struct.unpack_from("<H", content, 18) if content[:4] == b"\x7fELF" else (None,)
         if machine != PROCESSORS[processor]:

@@ -10,6 +10,8 @@ from pathlib import Path
 NATIVE = Path(__file__).parent / "native"
 NVML_SONAME = "libnvidia-ml.so.1"
 CONTROL_SONAME = "libtranche-sim.so"
+PROGRAM_FOLDERS = ("nvidia_smi", "mps_control", "mps_server", "job")
+"""Folders of the sources of the programs, in the order of `BuiltSimulator.programs`."""
 COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
 
@@ -30,15 +32,22 @@ class BuiltSimulator:
     """The compiled simulator.
 
     `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
-    under another soname, for a process that must not meet the simulator when it loads NVML. `nvidia_smi` and `job`, a program
-    that uses the GPUs that it is given, are self-contained.
+    under another soname, for a process that must not meet the simulator when it loads NVML. `nvidia_smi`, the two programs of
+    MPS and `job`, a program that uses the GPUs that it is given, are self-contained.
     """
 
     library: Path
     control: Path
     nvidia_smi: Path
+    mps_control: Path
+    mps_server: Path
     job: Path
     directory: Path
+
+    @property
+    def programs(self) -> tuple[Path, ...]:
+        """The self-contained ones."""
+        return (self.nvidia_smi, self.mps_control, self.mps_server, self.job)
 
 
 def layout(directory: Path) -> BuiltSimulator:
@@ -47,6 +56,8 @@ def layout(directory: Path) -> BuiltSimulator:
         library=directory / "lib" / NVML_SONAME,
         control=directory / "control" / CONTROL_SONAME,
         nvidia_smi=directory / "bin" / "nvidia-smi",
+        mps_control=directory / "bin" / "nvidia-cuda-mps-control",
+        mps_server=directory / "bin" / "nvidia-cuda-mps-server",
         job=directory / "job" / "gpu-job",
         directory=directory,
     )
