@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 NATIVE = Path(__file__).parent / "native"
 NVML_SONAME = "libnvidia-ml.so.1"
@@ -15,8 +15,7 @@ PROGRAM_FOLDERS = ("nvidia_smi", "mps_control", "mps_server", "job")
 COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
 
-@dataclass(frozen=True, slots=True)
-class Toolchain:
+class Toolchain(NamedTuple):
     """The command of the compiler that makes the shared libraries, and of the one that makes the programs.
 
     They differ where the programs are linked with a C library of their own.
@@ -27,8 +26,7 @@ class Toolchain:
     link_flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltSimulator:
+class BuiltSimulator(NamedTuple):
     """The compiled simulator.
 
     `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
