@@ -48,13 +48,14 @@ def cross_build(processor: str, folder: Path, python: Path) -> None:
 def problems(folder: Path, processor: str) -> Iterator[str]:
     """What is wrong with a build for that processor, a line each."""
     built = layout(folder)
-    for path in (built.library, built.control, *built.programs):
+    libraries = (built.library, built.control, built.cuda)
+    for path in (*libraries, built.nvidia_smi, built.job):
         content = path.read_bytes()
         (machine,) = struct.unpack_from("<H", content, 18) if content[:4] == b"\x7fELF" else (None,)
         if machine != PROCESSORS[processor]:
             yield f"{path.name} is not for {processor}"
         asked = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", content)]
-        if path in (built.library, built.control):
+        if path in libraries:
             if max(asked, default=(0, 0)) > GLIBC:
                 yield f"{path.name} wants glibc {'.'.join(map(str, max(asked)))}"
         elif asked:

@@ -1,4 +1,4 @@
-"""Compiles the simulator's sources: two shared libraries of the same code, nvidia-smi, the programs of MPS, and a job."""
+"""Compiles the simulator's sources: NVML twice, CUDA's driver, nvidia-smi, and a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tranche_simulator import board_tables
 from tranche_simulator.errors import SimulatorError
-from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE, PROGRAM_FOLDERS, Toolchain, compiler, layout
+from tranche_simulator.recipe import COMPILE_FLAGS, CUDA_SONAME, NATIVE, Toolchain, compiler, layout
 
 STUB_TEXT = """#include "session.h"
 
@@ -97,13 +97,16 @@ def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None
         output.parent.mkdir()
         flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{output.name}", *tools.link_flags]
         run_compiler([*flags, "-o", str(output), *common], command=tools.libraries)
+    own = _compile(sorted((NATIVE / "cuda").glob("*.c")), generated / "cuda", tools.libraries)
+    exported = NATIVE / "cuda" / "symbols.map"  # not NVML's symbols, which are in it too
+    flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{CUDA_SONAME}", f"-Wl,--version-script={exported}"]
+    run_compiler([*flags, *tools.link_flags, "-o", str(built.cuda), *own, *common], command=tools.libraries)
     if tools.programs != tools.libraries:
         common = _compile([*sorted(NATIVE.glob("*.c")), tables, stubs], generated / "common", tools.programs)
-    mps = _compile(sorted((NATIVE / "mps").glob("*.c")), generated / "mps", tools.programs)
-    for output, folder_name in zip(built.programs, PROGRAM_FOLDERS, strict=True):
-        output.parent.mkdir(exist_ok=True)
-        own = _compile(sorted((NATIVE / folder_name).glob("*.c")), generated / output.name, tools.programs)
-        _link_program(output, [*own, *mps, *common], tools)
+    for output, sources in ((built.nvidia_smi, NATIVE / "nvidia_smi"), (built.job, NATIVE / "job")):
+        output.parent.mkdir()
+        own = _compile(sorted(sources.glob("*.c")), generated / output.name, tools.programs)
+        _link_program(output, [*own, *common], tools)
     shutil.rmtree(generated)
 
 

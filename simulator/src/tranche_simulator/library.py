@@ -101,6 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "trancheSimDescribeGpu": (c_void_p, c_uint, POINTER(GpuDescriptionStruct)),
     "trancheSimListClients": (c_void_p, POINTER(ClientStruct), POINTER(c_uint)),
     "trancheSimSetTimeScale": (c_void_p, c_double),
+    "trancheSimSetContextMemory": (c_void_p, c_ulonglong),
     "trancheSimReboot": (c_void_p,),
     "trancheSimUpdateCapabilityFiles": (c_void_p,),
     "trancheSimResetGpu": (c_void_p, c_uint),

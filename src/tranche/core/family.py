@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from tranche_simulator.catalogue import families
 
 
-class Family(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Family:
     """Boards of one architecture, and the rules that hold for all of them.
 
     `nvml_architecture` is NVML's NVML_DEVICE_ARCH_* value; `capabilities` are (major, least minor, greatest minor) of its compute

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import GpuInstanceProfile
@@ -13,7 +13,8 @@ from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.planning.tenancy import tenancy
 
 
-class SliceRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SliceRow:
     """A GPU instance, or a slot that is promised and has none.
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no

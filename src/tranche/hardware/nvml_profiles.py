@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 
@@ -18,7 +19,8 @@ _REMOVED = {13: "me", 14: "me"}
 _PROFILE_ENUMS = range(18)
 
 
-class GpuProfiles(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuProfiles:
     """The profiles of a GPU, the length of its placement grid, and whether `driver` or `catalogue` said so."""
 
     profiles: tuple[GpuInstanceProfile, ...]

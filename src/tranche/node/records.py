@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -39,7 +38,8 @@ class OpenPlan:
     allocation_id: str
 
 
-class Waiter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Waiter:
     """A request that waits for room; lower positions came first. `created` is seconds since the epoch."""
 
     position: int

@@ -137,15 +137,23 @@ static int forget_own(const machine *m, unsigned int slot) {
     return lock;
 }
 
+/* What a client is to the device. */
+struct burden {
+    uint64_t memory_bytes;
+    uint32_t utilization;
+    uint32_t mps_server;
+};
+
 static void fill(struct client_record *record, const machine *m, const struct device_place *place, uint32_t pid,
-                 const char *name, uint64_t memory_bytes, uint32_t utilization) {
+                 const char *name, const struct burden *burden) {
     record->boot = atomic_load(&m->state->boots);
     record->pid = pid;
     record->gpu = place->gpu;
     record->gpu_instance = place->gi;
     record->compute_instance = place->ci;
-    record->memory_bytes = memory_bytes;
-    record->utilization = utilization;
+    atomic_store(&record->memory_bytes, burden->memory_bytes);
+    record->utilization = burden->utilization;
+    record->mps_server = burden->mps_server;
     snprintf(record->name, sizeof record->name, "%s", name);
 }
 
@@ -179,7 +187,7 @@ static nvmlReturn_t take_slot(machine *m, uint32_t kind, unsigned int *taken, in
 }
 
 static nvmlReturn_t add_client(machine *m, uint32_t kind, const struct device_place *place, uint32_t pid,
-                               const char *name, uint64_t memory_bytes, uint32_t utilization, unsigned int *taken) {
+                               const char *name, const struct burden *burden, unsigned int *taken) {
     int tables;
     nvmlReturn_t result = state_lock(m, LOCK_TABLES, &tables);
     if (result != NVML_SUCCESS) {
@@ -193,7 +201,7 @@ static nvmlReturn_t add_client(machine *m, uint32_t kind, const struct device_pl
         result = NVML_ERROR_INSUFFICIENT_RESOURCES;
     }
     if (result == NVML_SUCCESS) {
-        fill(&m->state->clients[slot], m, place, pid, name, memory_bytes, utilization);
+        fill(&m->state->clients[slot], m, place, pid, name, burden);
         if (atomic_load(&m->state->clients_in_use) <= slot) {
             atomic_store(&m->state->clients_in_use, slot + 1);
         }
@@ -206,29 +214,30 @@ static nvmlReturn_t add_client(machine *m, uint32_t kind, const struct device_pl
     return result;
 }
 
-static uint64_t memory_left(const machine *m, const struct device_place *place, const struct gpu_state *state) {
-    const struct board *board = m->boards[place->gpu];
-    struct usage used;
-    usage_of(m, place->gpu, place->gi, NO_INSTANCE, &used); /* compute instances share their GPU instance's memory */
-    uint64_t total = board->memory_mib - board->reserved_mib;
-    if (place->is_mig) {
-        total = board->gis[state->gis[place->gi].profile].memory_mib;
-    }
-    total <<= 20;
-    return used.memory_bytes < total ? total - used.memory_bytes : 0;
-}
-
 static const char *own_name(char *name, size_t size) {
     snprintf(name, size, "%s", program_invocation_short_name);
     return name;
 }
 
-nvmlReturn_t trancheSimAttach(trancheSimMachine_t m, const char *uuid, unsigned long long memoryBytes,
-                              unsigned int utilizationPercent, unsigned int *client) {
-    struct device_place place;
-    if (m == NULL || uuid == NULL || client == NULL) {
-        return NVML_ERROR_INVALID_ARGUMENT;
+/* The caller holds the GPU's lock. */
+static nvmlReturn_t attach_to(machine *m, const struct device_place *place, const struct burden *burden,
+                              unsigned int *client) {
+    int memory;
+    nvmlReturn_t result = state_lock(m, LOCK_MEMORY + place->gpu, &memory);
+    if (result != NVML_SUCCESS) {
+        return result;
     }
+    char name[64];
+    result = burden->memory_bytes > memory_left(m, place->gpu, place->gi)
+                 ? NVML_ERROR_MEMORY
+                 : add_client(m, CLIENT_LIVE, place, (uint32_t)getpid(), own_name(name, sizeof name), burden, client);
+    state_unlock(memory);
+    return result;
+}
+
+nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, uint32_t utilization, uint32_t mps_server,
+                           unsigned int *client) {
+    struct device_place place;
     if (!find_by_uuid(m, uuid, &place)) {
         return NVML_ERROR_NOT_FOUND;
     }
@@ -239,21 +248,26 @@ nvmlReturn_t trancheSimAttach(trancheSimMachine_t m, const char *uuid, unsigned 
     }
     struct gpu_state state;
     gpu_read(m, place.gpu, &state);
+    struct burden burden = {.memory_bytes = memory_bytes, .utilization = utilization, .mps_server = mps_server};
     if (!find_by_uuid(m, uuid, &place)) {
         result = NVML_ERROR_NOT_FOUND; /* destroyed while this call waited for the GPU */
     } else if (atomic_load(&m->state->gpus[place.gpu].lost) != 0) {
         result = NVML_ERROR_GPU_IS_LOST;
     } else if (!place.is_mig && state.mig_current != NVML_DEVICE_MIG_DISABLE) {
         result = NVML_ERROR_INVALID_STATE;
-    } else if (memoryBytes > memory_left(m, &place, &state)) {
-        result = NVML_ERROR_MEMORY;
     } else {
-        char name[64];
-        result = add_client(m, CLIENT_LIVE, &place, (uint32_t)getpid(), own_name(name, sizeof name), memoryBytes,
-                            utilizationPercent, client);
+        result = attach_to(m, &place, &burden, client);
     }
     state_unlock(lock);
     return result;
+}
+
+nvmlReturn_t trancheSimAttach(trancheSimMachine_t m, const char *uuid, unsigned long long memoryBytes,
+                              unsigned int utilizationPercent, unsigned int *client) {
+    if (m == NULL || uuid == NULL || client == NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    return client_attach(m, uuid, memoryBytes, utilizationPercent, 0, client);
 }
 
 nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
@@ -282,8 +296,9 @@ nvmlReturn_t trancheSimInjectBusy(trancheSimMachine_t m, const char *uuid, unsig
     if (result != NVML_SUCCESS) {
         return result;
     }
+    struct burden burden = {.memory_bytes = memoryBytes, .utilization = 100};
     result = find_by_uuid(m, uuid, &place)
-                 ? add_client(m, CLIENT_PHANTOM, &place, pid, name != NULL ? name : "phantom", memoryBytes, 100, NULL)
+                 ? add_client(m, CLIENT_PHANTOM, &place, pid, name != NULL ? name : "phantom", &burden, NULL)
                  : NVML_ERROR_NOT_FOUND;
     state_unlock(lock);
     return result;

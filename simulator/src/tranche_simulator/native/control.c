@@ -79,3 +79,11 @@ nvmlReturn_t trancheSimSetTimeScale(trancheSimMachine_t m, double timeScale) {
     atomic_store(&m->state->time_scale, bits);
     return NVML_SUCCESS;
 }
+
+nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t m, unsigned long long bytes) {
+    if (m == NULL || !m->writable) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    atomic_store(&m->state->context_bytes, bytes);
+    return NVML_SUCCESS;
+}

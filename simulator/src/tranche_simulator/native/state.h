@@ -15,7 +15,7 @@
 #include "tranche_sim.h"
 
 #define STATE_MAGIC "TRNCHSIM"
-#define STATE_LAYOUT 2u
+#define STATE_LAYOUT 3u
 #define STATE_MAX_CIS 8u
 #define STATE_MAX_CLIENTS 1024u
 #define STATE_MAX_FAULTS 64u
@@ -87,8 +87,9 @@ struct client_record {
     uint32_t gpu;
     uint32_t gpu_instance;
     uint32_t compute_instance;
-    uint64_t memory_bytes;
+    _Atomic uint64_t memory_bytes;
     uint32_t utilization;
+    uint32_t mps_server; /* pid of the MPS server through which it reaches the GPU; 0: none */
     char name[64];
 };
 
@@ -112,6 +113,7 @@ struct machine_state {
     uint32_t owner_uid;
     uint64_t seed;
     _Atomic uint64_t time_scale; /* the bits of a double */
+    _Atomic uint64_t context_bytes; /* what every CUDA context takes; 0: by the number of its multiprocessors */
     _Atomic uint64_t boots;
     _Atomic uint64_t changes[STATE_MAX_COUNTERS];
     _Atomic uint64_t changed_at; /* nanoseconds of CLOCK_MONOTONIC at the last commit; 0: none yet */
@@ -139,7 +141,12 @@ nvmlReturn_t machine_open(const char *path, machine **opened);
 void machine_close(machine *m);
 
 /* state_lock.c: a lock held by this call alone; released by state_unlock or by the death of the process. */
-enum lock_place { LOCK_GPU = 0, LOCK_TABLES = 64, LOCK_CLIENT = 128 };
+enum lock_place {
+    LOCK_GPU = 0,     /* what a call changes about a GPU; held for as long as the change takes */
+    LOCK_MEMORY = 32, /* who has how much of a GPU's memory; taken after LOCK_GPU where both are */
+    LOCK_TABLES = 64,
+    LOCK_CLIENT = 128
+};
 nvmlReturn_t state_lock(const machine *m, unsigned int place, int *lock);
 void state_unlock(int lock);
 /* Opens the state and locks `place`, or fails at once (IN_USE) when somebody else holds it. */
@@ -177,7 +184,6 @@ void count_change(machine *m, enum change_call call);
 /* timing.c: sleeps the simulated duration, scaled. */
 void simulate_mode_change(const machine *m);
 void simulate_reset(const machine *m);
-void simulate_mps_start(const machine *m, unsigned int devices);
 void simulate_gi_create(const machine *m, const struct board *board, unsigned int slices);
 void simulate_gi_destroy(const machine *m, const struct board *board, unsigned int slices);
 void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices);

@@ -88,6 +88,8 @@ NVML_API nvmlReturn_t trancheSimDescribeGpu(trancheSimMachine_t machine, unsigne
 NVML_API nvmlReturn_t trancheSimListClients(trancheSimMachine_t machine, trancheSimClient_t *clients,
                                             unsigned int *count);
 NVML_API nvmlReturn_t trancheSimSetTimeScale(trancheSimMachine_t machine, double timeScale);
+/* Device memory that each CUDA context takes from now on; 0: by the number of multiprocessors that it may use. */
+NVML_API nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t machine, unsigned long long bytes);
 
 /* Instances and clients are gone; pending MIG mode applied; MIG mode kept on Ampere only. Atomic for all GPUs. */
 NVML_API nvmlReturn_t trancheSimReboot(trancheSimMachine_t machine);

@@ -1,0 +1,107 @@
+/* cuGetProcAddress: programs of today ask it for every function by name and by the CUDA version that they were compiled for. */
+#include <stdbool.h>
+#include <string.h>
+
+#include "entry_points.h"
+
+/* The functions by the name that programs ask for, the CUDA version since which the name stands for it, and its symbol. */
+#define ENTRY_POINTS(ENTRY)                                                     \
+    ENTRY(cuInit, 2000, cuInit)                                                 \
+    ENTRY(cuDriverGetVersion, 2020, cuDriverGetVersion)                         \
+    ENTRY(cuGetErrorName, 6000, cuGetErrorName)                                 \
+    ENTRY(cuGetErrorString, 6000, cuGetErrorString)                             \
+    ENTRY(cuGetProcAddress, 11030, cuGetProcAddress)                            \
+    ENTRY(cuGetProcAddress, 12000, cuGetProcAddress_v2)                         \
+    ENTRY(cuDeviceGetCount, 2000, cuDeviceGetCount)                             \
+    ENTRY(cuDeviceGet, 2000, cuDeviceGet)                                       \
+    ENTRY(cuDeviceGetName, 2000, cuDeviceGetName)                               \
+    ENTRY(cuDeviceGetUuid, 9020, cuDeviceGetUuid)                               \
+    ENTRY(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2)                           \
+    ENTRY(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2)                          \
+    ENTRY(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute)                     \
+    ENTRY(cuDeviceComputeCapability, 2000, cuDeviceComputeCapability)           \
+    ENTRY(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId)                       \
+    ENTRY(cuDeviceGetByPCIBusId, 4010, cuDeviceGetByPCIBusId)                   \
+    ENTRY(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer)                   \
+    ENTRY(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)             \
+    ENTRY(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)       \
+    ENTRY(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)           \
+    ENTRY(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState)         \
+    ENTRY(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2)     \
+    ENTRY(cuCtxCreate, 3020, cuCtxCreate_v2)                                    \
+    ENTRY(cuCtxCreate, 11040, cuCtxCreate_v3)                                   \
+    ENTRY(cuCtxCreate, 12050, cuCtxCreate_v4)                                   \
+    ENTRY(cuCtxDestroy, 4000, cuCtxDestroy_v2)                                  \
+    ENTRY(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                               \
+    ENTRY(cuCtxSetCurrent, 4000, cuCtxSetCurrent)                               \
+    ENTRY(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                          \
+    ENTRY(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                            \
+    ENTRY(cuCtxGetDevice, 2000, cuCtxGetDevice)                                 \
+    ENTRY(cuCtxGetDevice, 13000, cuCtxGetDevice_v2)                             \
+    ENTRY(cuCtxGetFlags, 7000, cuCtxGetFlags)                                   \
+    ENTRY(cuCtxGetId, 12000, cuCtxGetId)                                        \
+    ENTRY(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion)                         \
+    ENTRY(cuCtxSynchronize, 2000, cuCtxSynchronize)                             \
+    ENTRY(cuCtxSynchronize, 13000, cuCtxSynchronize_v2)                         \
+    ENTRY(cuMemGetInfo, 3020, cuMemGetInfo_v2)                                  \
+    ENTRY(cuMemAlloc, 3020, cuMemAlloc_v2)                                      \
+    ENTRY(cuMemAllocPitch, 3020, cuMemAllocPitch_v2)                            \
+    ENTRY(cuMemAllocManaged, 6000, cuMemAllocManaged)                           \
+    ENTRY(cuMemFree, 3020, cuMemFree_v2)                                        \
+    ENTRY(cuMemAllocHost, 3020, cuMemAllocHost_v2)                              \
+    ENTRY(cuMemHostAlloc, 2020, cuMemHostAlloc)                                 \
+    ENTRY(cuMemFreeHost, 2000, cuMemFreeHost)                                   \
+    ENTRY(cuMemHostRegister, 6050, cuMemHostRegister_v2)                        \
+    ENTRY(cuMemHostUnregister, 4000, cuMemHostUnregister)                       \
+    ENTRY(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2)        \
+    ENTRY(cuMemHostGetFlags, 2030, cuMemHostGetFlags)                           \
+    ENTRY(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2)                  \
+    ENTRY(cuPointerGetAttribute, 4000, cuPointerGetAttribute)                   \
+    ENTRY(cuPointerGetAttributes, 7000, cuPointerGetAttributes)                 \
+    ENTRY(cuMemcpy, 4000, cuMemcpy)                                             \
+    ENTRY(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2)                                  \
+    ENTRY(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2)                                  \
+    ENTRY(cuMemcpyDtoD, 3020, cuMemcpyDtoD_v2)                                  \
+    ENTRY(cuMemcpyPeer, 4000, cuMemcpyPeer)                                     \
+    ENTRY(cuMemsetD8, 3020, cuMemsetD8_v2)                                      \
+    ENTRY(cuMemsetD16, 3020, cuMemsetD16_v2)                                    \
+    ENTRY(cuMemsetD32, 3020, cuMemsetD32_v2)                                    \
+    ENTRY(cuMemsetD2D8, 3020, cuMemsetD2D8_v2)                                  \
+    ENTRY(cuMemsetD2D16, 3020, cuMemsetD2D16_v2)                                \
+    ENTRY(cuMemsetD2D32, 3020, cuMemsetD2D32_v2)
+
+#define DECLARE(name, since, symbol) CUDA_API void symbol(void);
+ENTRY_POINTS(DECLARE)
+
+typedef void (*entry_point)(void);
+
+#define ROW(name, since, symbol) {#name, since, symbol},
+static const struct {
+    const char *name;
+    int since;
+    entry_point function;
+} entries[] = {ENTRY_POINTS(ROW)};
+
+static const int DRIVER_VERSION = 13000;
+
+/* The newest function of that name which a program of that CUDA version knows. */
+CUresult entry_point_named(const char *name, void **function, int version, int *status) {
+    entry_point newest = NULL;
+    int since = -1;
+    bool known = false;
+    for (unsigned int i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        if (strcmp(entries[i].name, name) != 0 || entries[i].since > DRIVER_VERSION) {
+            continue;
+        }
+        known = true;
+        if (entries[i].since <= version && entries[i].since > since) {
+            newest = entries[i].function;
+            since = entries[i].since;
+        }
+    }
+    memcpy(function, &newest, sizeof newest);
+    *status = newest != NULL ? CU_GET_PROC_ADDRESS_FOUND
+              : known        ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                             : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return newest != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,150 @@
+#include "cuda_abi.h"
+
+/* Every code of CUDA 13 with its name and what the driver says of it. Where no published text was at hand, the
+ * name in words. */
+static const struct {
+    int code;
+    const char *name;
+    const char *text;
+} errors[] = {
+    {0, "CUDA_SUCCESS", "no error"},
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {5, "CUDA_ERROR_PROFILER_DISABLED", "profiler disabled while using external profiling tool"},
+    {6, "CUDA_ERROR_PROFILER_NOT_INITIALIZED", "profiler not initialized"},
+    {7, "CUDA_ERROR_PROFILER_ALREADY_STARTED", "profiler already started"},
+    {8, "CUDA_ERROR_PROFILER_ALREADY_STOPPED", "profiler already stopped"},
+    {34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
+    {36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", "API call is not supported in the installed CUDA driver"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+    {47, "CUDA_ERROR_MULTICAST_RESOURCE_FULL", "multicast resource full"},
+    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {102, "CUDA_ERROR_DEVICE_NOT_LICENSED", "device not licensed"},
+    {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {202, "CUDA_ERROR_CONTEXT_ALREADY_CURRENT", "context already current"},
+    {205, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
+    {206, "CUDA_ERROR_UNMAP_FAILED", "unmapping of buffer object failed"},
+    {207, "CUDA_ERROR_ARRAY_IS_MAPPED", "array is mapped"},
+    {208, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
+    {210, "CUDA_ERROR_ALREADY_ACQUIRED", "already acquired"},
+    {211, "CUDA_ERROR_NOT_MAPPED", "resource not mapped"},
+    {212, "CUDA_ERROR_NOT_MAPPED_AS_ARRAY", "not mapped as array"},
+    {213, "CUDA_ERROR_NOT_MAPPED_AS_POINTER", "not mapped as pointer"},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+    {215, "CUDA_ERROR_UNSUPPORTED_LIMIT", "limit is not supported on this architecture"},
+    {216, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE", "exclusive-thread device already in use by a different thread"},
+    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices"},
+    {218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {219, "CUDA_ERROR_INVALID_GRAPHICS_CONTEXT", "invalid graphics context"},
+    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "uncorrectable NVLink error detected during the execution"},
+    {221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found"},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."},
+    {223, "CUDA_ERROR_JIT_COMPILATION_DISABLED", "jit compilation disabled"},
+    {224, "CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY", "unsupported exec affinity"},
+    {225, "CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC", "unsupported devside sync"},
+    {226, "CUDA_ERROR_CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error"},
+    {227, "CUDA_ERROR_INSUFFICIENT_LOADER_VERSION", "insufficient loader version"},
+    {300, "CUDA_ERROR_INVALID_SOURCE", "device kernel image is invalid"},
+    {301, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
+    {302, "CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", "shared object symbol not found"},
+    {303, "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", "shared object initialization failed"},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {401, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {402, "CUDA_ERROR_LOSSY_QUERY", "lossy query"},
+    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {600, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
+    {703, "CUDA_ERROR_LAUNCH_INCOMPATIBLE_TEXTURING", "launch incompatible texturing"},
+    {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
+    {705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
+    {708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", "cannot set while device is active in this process"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {710, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
+    {711, "CUDA_ERROR_TOO_MANY_PEERS", "too many peers"},
+    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"},
+    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error"},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on global/shared address space"},
+    {718, "CUDA_ERROR_INVALID_PC", "invalid program counter"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch"},
+    {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK", "tensor memory leak"},
+    {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+    {804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW"},
+    {805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server"},
+    {806, "CUDA_ERROR_MPS_RPC_FAILURE", "the remote procedural call between the MPS server and the MPS client failed"},
+    {807, "CUDA_ERROR_MPS_SERVER_NOT_READY", "MPS server is not ready to accept new MPS client requests"},
+    {808, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "the hardware resources required to create MPS client have been exhausted"},
+    {809, "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", 
+     "the hardware resources required to support device connections have been exhausted"},
+    {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "the MPS client has been terminated by the server"},
+    {811, "CUDA_ERROR_CDP_NOT_SUPPORTED", "CUDA dynamic parallelism is not supported under MPS"},
+    {812, "CUDA_ERROR_CDP_VERSION_MISMATCH", "cdp version mismatch"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "stream capture merge"},
+    {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "stream capture unmatched"},
+    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "stream capture unjoined"},
+    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "stream capture isolation"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "stream capture implicit"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT", "captured event"},
+    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "stream capture wrong thread"},
+    {909, "CUDA_ERROR_TIMEOUT", "wait operation timed out"},
+    {910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "the graph update broke a constraint of instantiated graphs"},
+    {911, "CUDA_ERROR_EXTERNAL_DEVICE", "external device"},
+    {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster misconfiguration"},
+    {913, "CUDA_ERROR_FUNCTION_NOT_LOADED", "function not loaded"},
+    {914, "CUDA_ERROR_INVALID_RESOURCE_TYPE", "invalid resource type"},
+    {915, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", "invalid resource configuration"},
+    {916, "CUDA_ERROR_KEY_ROTATION", "key rotation"},
+    {917, "CUDA_ERROR_STREAM_DETACHED", "stream detached"},
+    {918, "CUDA_ERROR_GRAPH_RECAPTURE_FAILURE", "graph recapture failure"},
+    {919, "CUDA_ERROR_FABRIC_NOT_READY", "fabric not ready"},
+    {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+static int index_of(CUresult code) {
+    for (unsigned int i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        if (errors[i].code == (int)code) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+CUDA_API CUresult cuGetErrorName(CUresult code, const char **name) {
+    int index = index_of(code);
+    if (name == NULL || index < 0) {
+        if (name != NULL) {
+            *name = NULL;
+        }
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *name = errors[index].name;
+    return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuGetErrorString(CUresult code, const char **text) {
+    int index = index_of(code);
+    if (text == NULL || index < 0) {
+        if (text != NULL) {
+            *text = NULL;
+        }
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *text = errors[index].text;
+    return CUDA_SUCCESS;
+}

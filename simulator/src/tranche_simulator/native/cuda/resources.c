@@ -1,0 +1,5 @@
+#include "resources.h"
+
+#include "allocations.h"
+
+void resources_free(CUcontext context) { allocations_free(context); }
