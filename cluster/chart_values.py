@@ -12,10 +12,11 @@ from tranche_simulator.build import BUILD_VARIABLE
 def simulated_machines(cluster: Path) -> dict[str, Any]:
     """Values for the cluster in this folder: agents run where a machine is, each with the machine of its node.
 
-    What the NVIDIA container runtime does on hardware, these mounts do: library, nvidia-smi, and the machine's state instead of
+    What the NVIDIA container runtime does on hardware, these mounts do: library, programs, and the machine's state instead of
     device nodes. The folders lie in the pod where they lie on the host, because the agent names them to the container runtime.
     """
     built = ensure_built()
+    programs = (built.nvidia_smi, built.mps_control, built.mps_server)
     machines = cluster / "machines"
     folders = {"simulated-machines": machines, "simulator": built.directory}
     has_machine = {"key": "node.kubernetes.io/instance-type", "operator": "Exists"}
@@ -32,7 +33,10 @@ def simulated_machines(cluster: Path) -> dict[str, Any]:
         ],
         "extraVolumes": [
             *({"name": name, "hostPath": {"path": str(path), "type": "Directory"}} for name, path in folders.items()),
-            {"name": "nvidia-smi", "hostPath": {"path": str(built.nvidia_smi), "type": "File"}},
+            *({"name": each.name, "hostPath": {"path": str(each), "type": "File"}} for each in programs),
         ],
-        "extraVolumeMounts": [*mounts, {"name": "nvidia-smi", "mountPath": "/usr/bin/nvidia-smi", "readOnly": True}],
+        "extraVolumeMounts": [
+            *mounts,
+            *({"name": each.name, "mountPath": f"/usr/bin/{each.name}", "readOnly": True} for each in programs),
+        ],
     }

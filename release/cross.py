@@ -49,7 +49,7 @@ def problems(folder: Path, processor: str) -> Iterator[str]:
     """What is wrong with a build for that processor, a line each."""
     built = layout(folder)
     libraries = (built.library, built.control, built.cuda)
-    for path in (*libraries, built.nvidia_smi, built.job):
+    for path in (*libraries, *built.programs):
         content = path.read_bytes()
         (machine,) = struct.unpack_from("<H", content, 18) if content[:4] == b"\x7fELF" else (None,)
         if machine != PROCESSORS[processor]:

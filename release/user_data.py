@@ -72,18 +72,34 @@ def objections_to_commands(text: str) -> Iterator[str]:
     if bash is not None:
         done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, check=False)
         yield from (f"bash: {line}" for line in done.stderr.splitlines())
-    if f"tranche=={version()}\n" not in text and f"tranche=={version()} " not in text:
-        yield f"it does not install tranche=={version()}"
+    yield from _objections_to_installation([line.split() for line in text.replace("\\\n", " ").splitlines()])
     if f"tranche boot install && systemctl start --no-block {UNIT}" not in text:
         yield "it does not start the unit, without waiting, when that is installed"
 
 
 def _objections_to_steps(commands: list[list[str]]) -> Iterator[str]:
     """What is wrong with commands that cloud-init runs one after the other, also after one that failed."""
-    if not any(f"tranche=={version()}" in command for command in commands):
-        yield f"it does not install tranche=={version()}"
+    yield from _objections_to_installation(commands)
     if commands[-2:] != [["/opt/tranche/bin/tranche", "boot", "install"], ["systemctl", "start", "--no-block", UNIT]]:
         yield "it does not install the unit and start it, without waiting, in the end"
+
+
+def _objections_to_installation(commands: list[list[str]]) -> Iterator[str]:
+    """What is wrong with how pip is called: by a name alone, it takes what an index has under that name, whoever put it there."""
+    installed = [
+        word
+        for words in commands
+        if words[1:2] == ["install"] and words[0].endswith("/pip")
+        for word in words[2:]
+        if not word.startswith("-")
+    ]
+    for wheel in (
+        f"tranche_simulator-{version()}-py3-none-manylinux_2_17_x86_64.whl",
+        f"tranche-{version()}-py3-none-any.whl",
+    ):
+        if not any(word.endswith(f"/{wheel}") for word in installed):
+            yield f"it does not install {wheel}"
+    yield from (f"it installs {word} by a name alone" for word in installed if "/" not in word)
 
 
 def _objections_to_part(part: MimePart) -> Iterator[str]:

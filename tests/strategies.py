@@ -17,7 +17,8 @@ from tranche.core.board import Board, GpuInstanceProfile, catalogue
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
-from tranche.core.request import Demand, GpuMemory, GpuShare, MigSlice, Request, WholeGpus
+from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey, MigMode, NodeState
 
 PLACEABLE_BOARDS = tuple(board for board in catalogue() if board.memory_slices and board.memory)
@@ -168,8 +169,10 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
 
     def share(device: WholeGpu | Slice, memory: int) -> None:
         parts = draw(st.integers(1, 3))
+        limits = isinstance(device, WholeGpu)  # the driver's limits for control groups are not for slices
+        sharing = draw(st.sampled_from(Sharing if limits else [Sharing.MPS, Sharing.TIME_SLICING]))
         for _ in range(parts):
-            allocate(Part(device, memory // parts), GpuMemory(memory // parts), draw(st.sampled_from(Phase)))
+            allocate(Part(device, memory // parts, sharing), GpuMemory(memory // parts), draw(st.sampled_from(Phase)))
 
     for index in range(draw(st.integers(1, max_gpus))):
         if mixed and draw(st.integers(0, 9)) == 0:
@@ -269,10 +272,24 @@ def demands() -> st.SearchStrategy[Demand]:
     )
 
 
-def requests() -> st.SearchStrategy[Request]:
-    """Any request, now and then for a model."""
-    models = st.sampled_from(["", "", "", "a100", "NVIDIA", "A30", "T4"])
-    return st.builds(lambda demand, model: Request(demand, gpu_model=model), demands(), models)
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Any request, now and then for a model, for several shares, or with a ceiling or a limit."""
+    demand = draw(demands())
+    model = draw(st.sampled_from(["", "", "", "a100", "NVIDIA", "A30", "T4"]))
+    isolation = draw(st.sampled_from([*Isolation, Isolation.SOFT, Isolation.SOFT]))
+    request = Request(demand, isolation, model)
+    if isinstance(demand, WholeGpus):
+        return request
+    request = replace(request, count=draw(st.sampled_from([1, 1, 1, 2, 3])))
+    if isinstance(demand, MigSlice) or isolation is Isolation.HARD:
+        return request
+    condition = draw(st.integers(0, 9))
+    if condition == 0:
+        return replace(request, compute=draw(st.integers(1, 100)))
+    if condition == 1 and isinstance(demand, GpuMemory):
+        return replace(request, limit=demand.amount + draw(st.integers(1, 190_000)) * MIB)
+    return request
 
 
 @st.composite

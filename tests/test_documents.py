@@ -69,6 +69,21 @@ def test_make_targets_that_a_page_names_exist(page: Path) -> None:
     assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets
 
 
+def test_nobody_is_told_to_install_by_a_name_that_is_not_ours() -> None:
+    """In the public index somebody else's package is called tranche: a wheel is named by its file, with / before it."""
+    name = r"(?<![-/_.\w])tranche(?:[-_]simulator)?"
+    by_name = re.compile(rf"{name}(?:==|~=|>=|\[[a-z,]+\])|\b(?:pipx?|uv)\b.*\binstall\b.*{name}(?![-_.\w])")
+    folders = ("deploy", "docs", "src")
+    files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.is_file()]
+    found = []
+    for path in (*files, *REPOSITORY.glob("*.md")):
+        if path.suffix in (".pyc", ".png", ".svg"):
+            continue
+        lines = path.read_text().splitlines()
+        found += [f"{path.relative_to(REPOSITORY)}: {line.strip()}" for line in lines if by_name.search(line)]
+    assert found == []
+
+
 def picture_under(heading: str) -> str:
     section = (REPOSITORY / "docs/architecture.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     (picture,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine)
     document = machine.json("ps")
     assert document["kind"] == "AllocationList"
     (allocation,) = document["allocations"]
-    assert allocation["request"] == {"gpus": 1, "isolation": "hard", "gpuModel": ""}
+    assert allocation["request"] == {"gpus": 1, "isolation": "soft", "gpuModel": ""}
     assert allocation["phase"] == "active"
     assert allocation["pid"] == first.pid
     assert allocation["command"].startswith("sh -c")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 
 from tests.strategies import node_views
-from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.errors import LedgerCorrupt
+from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
+from tranche.core.quantity import GIB
 from tranche.core.request import Isolation, Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey, NodeState
-from tranche.core.wire import grant_to_dict
+from tranche.core.wire import grant_from_dict, grant_to_dict
 
 SLICE = Slice("GPU-1", parse_profile("2g.10gb"), Placement(4, 2))
 WHOLE = WholeGpu("GPU-2")
@@ -33,11 +38,36 @@ def test_grants_as_json() -> None:
         "gpuUUID": "GPU-1",
         "mechanism": "mig",
         "isolation": "hard",
+        "walls": {"memory": "own", "compute": "own", "faults": "own", "bandwidth": "own"},
         "profile": "2g.10gb",
         "placement": {"start": 4, "size": 2},
     }
     whole = json.loads(json.dumps(grant_to_dict(WHOLE)))
     assert (whole["profile"], whole["placement"], whole["mechanism"]) == (None, None, "whole")
+
+
+def test_a_part_as_json_has_the_word_of_its_mechanism_and_every_wall() -> None:
+    assert json.loads(json.dumps(grant_to_dict(Part(WHOLE, 3 * GIB, Sharing.MPS, compute=30)))) == {
+        "gpuUUID": "GPU-2",
+        "mechanism": "mps",
+        "isolation": "soft",
+        "walls": {"memory": "driver", "compute": "ceiling", "faults": "shared", "bandwidth": "shared"},
+        "profile": None,
+        "placement": None,
+        "memoryBytes": 3 * GIB,
+        "computePercent": 30,
+    }
+
+
+def test_a_mechanism_of_another_version_is_refused() -> None:
+    data = grant_to_dict(Part(WHOLE, 3 * GIB, Sharing.MPS))
+    with pytest.raises(LedgerCorrupt, match="'preload'"):
+        grant_from_dict({**data, "mechanism": "preload"})
+
+
+def test_the_administrators_word_is_auto_where_there_is_none() -> None:
+    view = NodeView(NodeState(()), uses={"GPU-1": GpuUse.OFF})
+    assert (view.use_of("GPU-1"), view.use_of("GPU-2")) == (GpuUse.OFF, GpuUse.AUTO)
 
 
 @given(node_views())

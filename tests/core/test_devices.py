@@ -9,6 +9,7 @@ from tranche.core.allocation import ComputeSlice, NodeView, Part, Slice, WholeGp
 from tranche.core.devices import device_uuid, devices
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, NodeState
 
 (A100,) = (board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -42,8 +43,8 @@ def test_a_compute_instance_beside_others_is_a_device_of_its_own() -> None:
     )
     assert devices(NodeState((gpu,)))["MIG-y"] == ComputeSlice(inside, names[1], 1, 2)
     assert device_uuid(ComputeSlice(inside, names[0], 0, 1), gpu) == "MIG-x"
-    assert device_uuid(Part(inside, 1), gpu) == "", "no device spans the instance"
-    assert device_uuid(Part(WholeGpu("GPU-a"), 1), gpu) == "GPU-a"
+    assert device_uuid(Part(inside, 1, Sharing.MPS), gpu) == "", "no device spans the instance"
+    assert device_uuid(Part(WholeGpu("GPU-a"), 1, Sharing.MPS), gpu) == "GPU-a"
 
 
 def test_every_device_is_found_again_by_its_grant() -> None:

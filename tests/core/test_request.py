@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import demands
+from tests.strategies import demands, requests
 from tranche.core.errors import UsageError
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus, parse_request
 from tranche.core.wire import request_from_dict, request_to_dict
 
-REQUESTS = st.builds(
+REQUESTS = requests() | st.builds(
     Request,
     demands() | st.builds(GpuMemory, st.integers(1, 10**13)),
-    st.sampled_from([Isolation.HARD, Isolation.ANY]),
+    st.sampled_from(Isolation),
     st.sampled_from(["", "A100", "NVIDIA H100 80GB HBM3"]),
 )
 
@@ -73,10 +73,58 @@ def test_a_count_of_gpus_is_a_positive_whole_number(text: str) -> None:
     assert "--gpu 0.5" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["soft", "none", "HARD", ""])
-def test_only_hard_and_any_isolation_can_be_asked_for(text: str) -> None:
-    with pytest.raises(UsageError, match="'hard' or 'any'"):
+def test_memory_that_the_driver_enforces_is_the_least_unless_something_else_is_said() -> None:
+    assert parse_request(gpus="1").isolation is Isolation.SOFT
+    assert [parse_request(gpus="1", isolation=each).isolation for each in Isolation] == list(Isolation)
+
+
+@pytest.mark.parametrize("text", ["firm", "HARD", ""])
+def test_other_words_for_isolation_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="'hard', 'soft', 'none' or 'any'"):
         parse_request(gpus="1", isolation=text)
+
+
+def test_a_share_may_have_a_ceiling_a_limit_and_several_of_its_kind() -> None:
+    assert parse_request(gpu="0.5", count="2") == Request(GpuShare(Fraction(1, 2)), count=2)
+    assert parse_request(gpu="20%", compute="30%") == Request(GpuShare(Fraction(1, 5)), compute=30)
+    assert parse_request(gpu_memory="4G", gpu_memory_limit="8G").limit == 8 * 10**9
+    assert parse_request(mig_profile="1g.5gb", count="3").count == 3
+
+
+def test_a_limit_that_is_the_amount_itself_is_none() -> None:
+    assert parse_request(gpu_memory="4G", gpu_memory_limit="4000M") == parse_request(gpu_memory="4G")
+
+
+@pytest.mark.parametrize("text", ["0", "101", "-1", "1.5", "half", "", "%", "9" * 5000])
+def test_a_ceiling_is_a_whole_number_of_percent(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a ceiling of compute") as caught:
+        parse_request(gpu="0.5", compute=text)
+    assert "from 1 to 100" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", ""])
+def test_a_number_of_shares_is_positive(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a number of shares"):
+        parse_request(gpu="0.5", count=text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": "2", "count": "2"}, "--count goes with a share"),
+        ({"gpus": "1", "compute": "30"}, "does not go with --gpus 1"),
+        ({"mig_profile": "1g.5gb", "compute": "30"}, "does not go with --mig-profile 1g.5gb"),
+        ({"gpu": "0.5", "gpu_memory_limit": "8G"}, "--gpu-memory-limit goes with --gpu-memory"),
+        ({"gpu_memory": "8G", "gpu_memory_limit": "4G"}, "4G is less than --gpu-memory 8G"),
+        ({"gpu_memory": "4G", "gpu_memory_limit": "8G", "compute": "30"}, "do not go together"),
+        ({"gpu_memory": "4G", "gpu_memory_limit": "8G", "isolation": "hard"}, "--gpu-memory-limit does not go with"),
+        ({"gpu": "0.5", "compute": "30", "isolation": "hard"}, "--compute does not go with --isolation hard"),
+    ],
+)
+def test_conditions_that_no_share_has_together_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_request(**options)
+    assert caught.value.hint
 
 
 def test_a_slice_inside_a_gpu_instance_is_a_matter_of_layouts() -> None:

@@ -23,6 +23,7 @@ from tranche.core.grid import Occupant, Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.node.host import Held, Host
 from tranche.node.locks import FileLock
@@ -183,7 +184,9 @@ class _Life:
         """Give the device to a pod alone, or parts of it to several pods."""
         memory = memory_of(device, gpu)
         count = self._rng.randint(1, 3)
-        grants: list[Grant] = [device] if count == 1 or memory == 0 else [Part(device, memory // count)] * count
+        grants: list[Grant] = (
+            [device] if count == 1 or memory == 0 else [Part(device, memory // count, Sharing.MPS)] * count
+        )
         for number, grant in enumerate(grants):
             keeper = PodKeeper("nvidia.com/gpu", "ns", f"pod-{number}", "main", f"uid-{number}", "run")
             name = self._host.holders.add(keeper, nearest_request((grant,)), (grant,), memory={device: memory})

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
-from tranche.core.keeper import Life, ProcessKeeper
+from tranche.core.evidence import Life
+from tranche.core.keeper import ProcessKeeper
 from tranche.node.keeping import Remains
 from tranche.node.processes import MARK, Process, Traces, digest_of, find_traces, may_have_inherited, process_at
 from tranche.node.session import process_start_time

@@ -18,6 +18,7 @@ from tranche.core.board import Board
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import placements
 from tranche.core.profile import parse_profile
+from tranche.core.sharing import Sharing
 from tranche.node import register, schema
 from tranche.node.holders import add_or_refuse
 from tranche.node.ledger import Ledger
@@ -53,7 +54,7 @@ def any_grant(rng: random.Random, board: Board) -> tuple[Grant, int]:
     if kind < 0.4:
         return device, memory
     if kind < 0.8 or isinstance(device, WholeGpu):
-        return Part(device, rng.randint(1, memory), rng.choice([None, 10, 60])), memory
+        return Part(device, rng.randint(1, memory), Sharing.MPS, rng.choice([None, 10, 60])), memory
     return ComputeSlice(device, parse_profile("1c.3g.20gb"), rng.randint(0, 2), 1), memory
 
 

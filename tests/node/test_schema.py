@@ -15,6 +15,7 @@ from tranche.core.grid import Placement
 from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey
 from tranche.node import chronicle, records, register, schema
 from tranche.node.ledger import Ledger
@@ -33,6 +34,10 @@ def allocation(name: str, *grants: Grant, keeper: Keeper = NOT_KNOWN_YET) -> All
 
 def compute(start: int, size: int = 1, inside: Slice = LEFT) -> ComputeSlice:
     return ComputeSlice(inside, parse_profile(f"{size}c.3g.20gb"), start, size)
+
+
+def part(device: WholeGpu | Slice, memory: int, compute: int | None = None) -> Part:
+    return Part(device, memory, Sharing.MPS, compute)
 
 
 def database() -> sqlite3.Connection:
@@ -63,24 +68,24 @@ def take(db: sqlite3.Connection, name: str, *grants: Grant) -> bool:
         (GPU, LEFT, False),
         (LEFT, GPU, False),
         (GPU, GPU, False),
-        (Part(GPU, 10), GPU, False),
-        (GPU, Part(GPU, 10), False),
-        (Part(GPU, 10), LEFT, False),
-        (LEFT, Part(GPU, 10), False),
-        (Part(GPU, 10), Part(LEFT, 10), False),
-        (Part(GPU, 20), Part(GPU, 20), True),
-        (Part(GPU, 20), Part(GPU, 21), False),
-        (Part(GPU, 1, 60), Part(GPU, 1, 40), True),
-        (Part(GPU, 1, 60), Part(GPU, 1, 41), False),
-        (Part(LEFT, 20), Part(RIGHT, 20), True),
-        (Part(LEFT, 20), LEFT, False),
-        (LEFT, Part(LEFT, 20), False),
+        (part(GPU, 10), GPU, False),
+        (GPU, part(GPU, 10), False),
+        (part(GPU, 10), LEFT, False),
+        (LEFT, part(GPU, 10), False),
+        (part(GPU, 10), part(LEFT, 10), False),
+        (part(GPU, 20), part(GPU, 20), True),
+        (part(GPU, 20), part(GPU, 21), False),
+        (part(GPU, 1, 60), part(GPU, 1, 40), True),
+        (part(GPU, 1, 60), part(GPU, 1, 41), False),
+        (part(LEFT, 20), part(RIGHT, 20), True),
+        (part(LEFT, 20), LEFT, False),
+        (LEFT, part(LEFT, 20), False),
         (compute(0), compute(1), True),
         (compute(0, 2), compute(1), False),
         (compute(0), LEFT, False),
         (LEFT, compute(0), False),
-        (compute(0), Part(LEFT, 1), False),
-        (Part(LEFT, 1), compute(0), False),
+        (compute(0), part(LEFT, 1), False),
+        (part(LEFT, 1), compute(0), False),
         (compute(0), compute(0, inside=RIGHT), True),
     ],
     ids=str,
@@ -98,7 +103,7 @@ def test_one_alone_and_several_together_exclude_each_other(first: Grant, second:
 
 grants = st.one_of(
     st.sampled_from([GPU, LEFT, RIGHT, ACROSS]),
-    st.builds(Part, st.sampled_from([GPU, LEFT, RIGHT]), st.integers(1, 20), st.none() | st.integers(1, 60)),
+    st.builds(part, st.sampled_from([GPU, LEFT, RIGHT]), st.integers(1, 20), st.none() | st.integers(1, 60)),
     st.builds(compute, st.integers(0, 2), inside=st.sampled_from([LEFT, RIGHT])),
 )
 
@@ -143,7 +148,20 @@ def _units(slot: InstanceKey) -> range:
     return range(slot.placement.start, slot.placement.start + slot.placement.size)
 
 
-@pytest.mark.parametrize("grant", [GPU, LEFT, compute(1, 2), Part(GPU, 10, 30), Part(LEFT, 5)], ids=str)
+@pytest.mark.parametrize(
+    "grant",
+    [
+        GPU,
+        LEFT,
+        compute(1, 2),
+        part(GPU, 10, 30),
+        part(LEFT, 5),
+        Part(GPU, 10, Sharing.MEMORY_LIMITS, limit=20),
+        Part(LEFT, 10, Sharing.TIME_SLICING),
+        Part(GPU, 10, Sharing.MPS, unlimited=True),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "keeper",
     [
@@ -161,7 +179,7 @@ def test_the_register_gives_back_what_was_written(grant: Grant, keeper: Keeper) 
 
 
 def test_who_holds_room_is_known_for_every_kind_of_grant() -> None:
-    for grant in (GPU, LEFT, compute(0), Part(LEFT, 1), Part(GPU, 1)):
+    for grant in (GPU, LEFT, compute(0), part(LEFT, 1), part(GPU, 1)):
         db = database()
         register.add_allocation(db, allocation("a", grant), MEMORY)
         assert register.holder_of_room(db, ACROSS.slot, but="") == "a"
@@ -172,8 +190,8 @@ def test_who_holds_room_is_known_for_every_kind_of_grant() -> None:
 
 def test_one_of_several_holders_is_not_hidden_by_the_one_that_asks() -> None:
     db = database()
-    register.add_allocation(db, allocation("a", Part(LEFT, 1)), MEMORY)
-    register.add_allocation(db, allocation("b", Part(LEFT, 1)), MEMORY)
+    register.add_allocation(db, allocation("a", part(LEFT, 1)), MEMORY)
+    register.add_allocation(db, allocation("b", part(LEFT, 1)), MEMORY)
     assert register.holder_of_room(db, LEFT.slot, but="a") == "b"
     assert register.holder_of_room(db, LEFT.slot, but="b") == "a"
 

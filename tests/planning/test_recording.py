@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests, requests_for, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
+from tranche.core.gpu_use import GpuUse
 from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.state import NodeState
 from tranche.planning.queue import WaitingRequest
 from tranche.planning.recording import (
     Question,
@@ -51,6 +54,21 @@ def test_another_view_may_have_another_answer(view: NodeView, request: Request) 
     lost = replace(view, node=replace(view.node, gpus=tuple(replace(gpu, lost=True) for gpu in view.node)))
     changed = replace(written_and_read(RecordedDecision(0.0, question, answer(question))).question, view=lost)
     assert answer(changed) == answer(replace(question, view=lost))
+
+
+def test_what_devices_can_be_shared_by_and_the_administrators_word_are_recorded() -> None:
+    gpu = gpu_on(FAMILY_BOARDS[0])
+    means = SharingMeans(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
+    node = NodeState((gpu,), sharing=means)
+    view = NodeView(node, uses={gpu.uuid: GpuUse.OFF})
+    recorded = RecordedDecision(0.0, replace(EMPTY, view=view), answer(EMPTY))
+    assert written_and_read(recorded) == recorded
+
+
+def test_a_record_from_before_shares_has_no_means_and_no_word() -> None:
+    old = json.loads(json.dumps(GOOD))
+    del old["question"]["view"]["node"]["sharing"], old["question"]["view"]["uses"]
+    assert decision_from_dict(old) == RecordedDecision(0.0, EMPTY, answer(EMPTY))
 
 
 EMPTY = Question(view_of(gpu_on(FAMILY_BOARDS[0])), (WaitingRequest("w", Request(WholeGpus(1))),), "w")

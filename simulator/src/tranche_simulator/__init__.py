@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from tranche_simulator.build import ensure_built
     from tranche_simulator.errors import SimulatorError
     from tranche_simulator.library import preload
-    from tranche_simulator.machine import Client, SimulatedGpu, SimulatedMachine, machines_directory
+    from tranche_simulator.machine import Client, SimulatedMachine, machines_directory
     from tranche_simulator.machines import MACHINE_TYPES, GpuSpec, MachineType
     from tranche_simulator.recipe import BuiltSimulator
+    from tranche_simulator.simulated_gpu import SimulatedGpu
 
 __all__ = [
     "MACHINE_TYPES",
@@ -35,9 +36,10 @@ _MODULES = {
     "build": ("ensure_built",),
     "errors": ("SimulatorError",),
     "library": ("preload",),
-    "machine": ("Client", "SimulatedGpu", "SimulatedMachine", "machines_directory"),
+    "machine": ("Client", "SimulatedMachine", "machines_directory"),
     "machines": ("MACHINE_TYPES", "GpuSpec", "MachineType"),
     "recipe": ("BuiltSimulator",),
+    "simulated_gpu": ("SimulatedGpu",),
 }
 
 

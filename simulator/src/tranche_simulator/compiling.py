@@ -1,4 +1,4 @@
-"""Compiles the simulator's sources: NVML twice, CUDA's driver, nvidia-smi, and a job."""
+"""Compiles the simulator's sources: NVML twice, CUDA's driver, nvidia-smi, the programs of MPS, and a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tranche_simulator import board_tables
 from tranche_simulator.errors import SimulatorError
-from tranche_simulator.recipe import COMPILE_FLAGS, CUDA_SONAME, NATIVE, Toolchain, compiler, layout
+from tranche_simulator.recipe import COMPILE_FLAGS, CUDA_SONAME, NATIVE, PROGRAM_FOLDERS, Toolchain, compiler, layout
 
 STUB_TEXT = """#include "session.h"
 
@@ -103,10 +103,11 @@ def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None
     run_compiler([*flags, *tools.link_flags, "-o", str(built.cuda), *own, *common], command=tools.libraries)
     if tools.programs != tools.libraries:
         common = _compile([*sorted(NATIVE.glob("*.c")), tables, stubs], generated / "common", tools.programs)
-    for output, sources in ((built.nvidia_smi, NATIVE / "nvidia_smi"), (built.job, NATIVE / "job")):
-        output.parent.mkdir()
-        own = _compile(sorted(sources.glob("*.c")), generated / output.name, tools.programs)
-        _link_program(output, [*own, *common], tools)
+    mps = _compile(sorted((NATIVE / "mps").glob("*.c")), generated / "mps", tools.programs)
+    for output, folder_name in zip(built.programs, PROGRAM_FOLDERS, strict=True):
+        output.parent.mkdir(exist_ok=True)
+        own = _compile(sorted((NATIVE / folder_name).glob("*.c")), generated / output.name, tools.programs)
+        _link_program(output, [*own, *mps, *common], tools)
     shutil.rmtree(generated)
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from tranche_simulator.capabilities import mig_minors
-from tranche_simulator.machine import SimulatedGpu
+from tranche_simulator.simulated_gpu import SimulatedGpu
 
 DRIVER_VERSION = "580.95.05"
 MODULES = ("nvidia_uvm", "nvidia_modeset", "nvidia")

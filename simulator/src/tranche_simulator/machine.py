@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tranche_simulator import library
 from tranche_simulator.build import ensure_built
@@ -18,42 +17,12 @@ from tranche_simulator.errors import InvalidRequest, MachineExists, MachineUnkno
 
 if TYPE_CHECKING:
     from tranche_simulator.machines import GpuSpec
+    from tranche_simulator.simulated_gpu import SimulatedGpu
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedGpu:
-    """What one simulated GPU is and shows now.
-
-    PCI device and subsystem ids are 0xDDDDVVVV, as in NVML. `memory` is in bytes. `unverified`: some numbers of its board are
-    derived from the family, because no public source shows them.
-    """
-
-    index: int
-    board: str
-    name: str
-    uuid: str
-    bus_id: str
-    pci_device_id: int
-    pci_subsystem_id: int
-    pci_class: int
-    memory: int
-    swapped: bool
-    numa_node: int
-    mig_supported: bool
-    mig_current: bool
-    mig_pending: bool
-    gpu_instances: int
-    compute_instances: int
-    clients: int
-    lost: bool
-    stuck_mode: bool
-    unverified: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(NamedTuple):
     """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances. Memory in bytes."""
 
     pid: int
@@ -365,30 +334,11 @@ class SimulatedMachine:
         return struct
 
     def _gpu(self, index: int) -> SimulatedGpu:
+        from tranche_simulator.simulated_gpu import described_gpu
+
         struct = library.GpuDescriptionStruct()
         self._call("trancheSimDescribeGpu", index, byref(struct), doing=f"cannot read GPU {index} of {self.name}")
-        return SimulatedGpu(
-            index=index,
-            board=struct.board.decode(),
-            name=struct.name.decode(),
-            uuid=struct.uuid.decode(),
-            bus_id=struct.bus_id.decode(),
-            pci_device_id=struct.pci_device_id,
-            pci_subsystem_id=struct.pci_subsystem_id,
-            pci_class=struct.pci_class,
-            memory=struct.memory_bytes,
-            swapped=bool(struct.swapped),
-            numa_node=struct.numa_node,
-            mig_supported=bool(struct.mig_supported),
-            mig_current=bool(struct.mig_current),
-            mig_pending=bool(struct.mig_pending),
-            gpu_instances=struct.gpu_instances,
-            compute_instances=struct.compute_instances,
-            clients=struct.clients,
-            lost=bool(struct.lost),
-            stuck_mode=bool(struct.stuck_mode),
-            unverified=bool(struct.unverified),
-        )
+        return described_gpu(index, struct)
 
     def _describe(self, name: str, machine_type: str, time_scale: float, seed: int) -> None:
         """Write machine.json: for people and scripts; nothing reads it back."""

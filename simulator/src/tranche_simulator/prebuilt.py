@@ -6,7 +6,7 @@ import os
 import zlib
 from pathlib import Path
 
-from tranche_simulator.recipe import NATIVE, BuiltSimulator, layout
+from tranche_simulator.recipe import NATIVE, PROGRAM_FOLDERS, BuiltSimulator, layout
 
 _PACKAGE = Path(__file__).parent
 _PREBUILT = _PACKAGE / "prebuilt"
@@ -17,7 +17,7 @@ _MAKERS = ("recipe.py", "compiling.py", "board_tables.py", "catalogue.py", "boar
 def sources() -> list[Path]:
     """Every file that a build is made of, in a fixed order."""
     found = [_PACKAGE / name for name in _MAKERS]
-    for folder in (NATIVE, NATIVE / "cuda", NATIVE / "nvidia_smi", NATIVE / "job"):
+    for folder in (NATIVE, NATIVE / "cuda", NATIVE / "mps", *(NATIVE / name for name in PROGRAM_FOLDERS)):
         files = (entry for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt", ".map")))
         found += sorted(Path(entry.path) for entry in files)
     return found

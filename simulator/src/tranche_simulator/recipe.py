@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 NATIVE = Path(__file__).parent / "native"
 NVML_SONAME = "libnvidia-ml.so.1"
 CUDA_SONAME = "libcuda.so.1"
 CONTROL_SONAME = "libtranche-sim.so"
+PROGRAM_FOLDERS = ("nvidia_smi", "mps_control", "mps_server", "job")
+"""Folders of the sources of the programs, in the order of `BuiltSimulator.programs`."""
 COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
 
-@dataclass(frozen=True, slots=True)
-class Toolchain:
+class Toolchain(NamedTuple):
     """The command of the compiler that makes the shared libraries, and of the one that makes the programs.
 
     They differ where the programs are linked with a C library of their own.
@@ -26,22 +27,28 @@ class Toolchain:
     link_flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltSimulator:
+class BuiltSimulator(NamedTuple):
     """The compiled simulator.
 
     `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
     under another soname, for a process that must not meet the simulator when it loads NVML. `cuda` is CUDA's driver library
-    (soname `libcuda.so.1`), beside `library`. `nvidia_smi` and `job`, a program that uses the GPUs that it is given, are
-    self-contained.
+    (soname `libcuda.so.1`), beside `library`. `nvidia_smi`, the two programs of MPS and `job`, a program that uses the GPUs that
+    it is given, are self-contained.
     """
 
     library: Path
     cuda: Path
     control: Path
     nvidia_smi: Path
+    mps_control: Path
+    mps_server: Path
     job: Path
     directory: Path
+
+    @property
+    def programs(self) -> tuple[Path, ...]:
+        """The self-contained ones."""
+        return (self.nvidia_smi, self.mps_control, self.mps_server, self.job)
 
 
 def layout(directory: Path) -> BuiltSimulator:
@@ -51,6 +58,8 @@ def layout(directory: Path) -> BuiltSimulator:
         cuda=directory / "lib" / CUDA_SONAME,
         control=directory / "control" / CONTROL_SONAME,
         nvidia_smi=directory / "bin" / "nvidia-smi",
+        mps_control=directory / "bin" / "nvidia-cuda-mps-control",
+        mps_server=directory / "bin" / "nvidia-cuda-mps-server",
         job=directory / "job" / "gpu-job",
         directory=directory,
     )

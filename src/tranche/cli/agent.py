@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
+from tranche.cli.extras import extra_missing
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
@@ -35,10 +36,7 @@ def _agent(context: click.Context, **values: Any) -> None:
             return
         from tranche.kubernetes.agent.process import AgentOptions, run_agent
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"'tranche agent' needs the Python package '{error.name}', which is not installed",
-            hint="install Tranche with its extra: tranche[kubernetes]",
-        ) from error
+        raise extra_missing("'tranche agent'", "kubernetes", error) from error
     options = AgentOptions(
         node_name=values["node_name"] or platform.node().lower(),
         kubeconfig=values["kubeconfig"],

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from tranche.cli.extras import extra_missing
 from tranche.cli.output import one_line, print_json
-from tranche.core.errors import UsageError
 from tranche.node.checkup import Status
 from tranche.node.software import software
 
@@ -58,10 +58,7 @@ def asked_of_cluster(kubeconfig: str | None, ask: Callable[[ApiConnection], Awai
         from tranche.kubernetes.api.connection import ApiConnection
         from tranche.kubernetes.support.caller import caller_api_server
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--cluster needs the Python package '{error.name}', which is not installed",
-            hint="install Tranche with its extra: tranche[kubernetes]",
-        ) from error
+        raise extra_missing("--cluster", "kubernetes", error) from error
 
     async def asked() -> Result:
         connection = ApiConnection(caller_api_server(kubeconfig, os.environ, Path.home()))

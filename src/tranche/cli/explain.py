@@ -50,7 +50,7 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
     $ tranche explain --mig-profile 3g.20gb
     $ tranche explain 4f0c2a1b
     """
-    if waiter_id and any(request[name] for name in ("gpus", "gpu", "gpu_memory", "mig_profile", "gpu_model")):
+    if waiter_id and any(value for name, value in request.items() if name != "isolation"):
         raise UsageError("a request and the id of one that waits cannot go together", hint="give one of them")
     asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:

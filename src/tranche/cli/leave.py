@@ -6,8 +6,8 @@ import os
 
 import click
 
+from tranche.cli.extras import extra_missing
 from tranche.cli.settings import TrancheCommand
-from tranche.core.errors import UsageError
 
 
 @click.command("leave", cls=TrancheCommand)
@@ -42,10 +42,7 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
         from tranche.kubernetes.agent.leaving import leave
         from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"'tranche leave' needs the Python package '{error.name}', which is not installed",
-            hint="install Tranche with its extra: tranche[kubernetes]",
-        ) from error
+        raise extra_missing("'tranche leave'", "kubernetes", error) from error
     parts = {MIG_MANAGER, FEATURE_LABELS} - set(without)
     leave(
         kubeconfig,

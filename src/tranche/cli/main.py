@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -105,8 +104,6 @@ def root(context: click.Context, simulate: str | None, state_dir: str | None) ->
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 on success, else the error's own code."""
-    # Most commands end before there is garbage worth looking for; the searches would take a tenth of their time.
-    gc.set_threshold(50_000)
     guarded = streams.guard()
     code = _exit_code(list(sys.argv[1:] if arguments is None else arguments))
     if guarded and threading.active_count() == 1:

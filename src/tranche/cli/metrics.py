@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from tranche.cli.extras import extra_missing
 from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
@@ -39,10 +40,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     try:
         from tranche.metrics import exposition
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"'tranche metrics' needs the Python package '{error.name}', which is not installed",
-            hint="install Tranche with its extra: tranche[metrics]",
-        ) from error
+        raise extra_missing("'tranche metrics'", "metrics", error) from error
     from tranche.metrics.machine import facts_of_machine
     from tranche.metrics.names import MetricNames, named_samples
 

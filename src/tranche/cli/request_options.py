@@ -20,8 +20,19 @@ _OPTIONS = (
         shell_complete=completion.profiles,
         help="A MIG slice of that profile, such as 2g.10gb or 1g.5gb+me.",
     ),
+    click.option("--count", metavar="N", help="So many shares of that kind, each on another GPU."),
     click.option(
-        "--isolation", metavar="hard|any", default="hard", show_default=True, help="How strong the fence must be."
+        "--compute", metavar="PERCENT", help="A ceiling of compute for a share of a GPU, 1 to 100; by MPS only."
+    ),
+    click.option(
+        "--gpu-memory-limit", metavar="AMOUNT", help="How far the memory may grow while nobody else needs it."
+    ),
+    click.option(
+        "--isolation",
+        metavar="hard|soft|none|any",
+        default="soft",
+        show_default=True,
+        help="The least that the fence must be.",
     ),
     click.option("--gpu-model", metavar="TEXT", default="", help="Only GPUs whose product name holds TEXT."),
 )
@@ -47,10 +58,21 @@ def request_from(
     gpu: str | None,
     gpu_memory: str | None,
     mig_profile: str | None,
+    count: str | None,
+    compute: str | None,
+    gpu_memory_limit: str | None,
     isolation: str,
     gpu_model: str,
 ) -> Request:
     """The request that the options make; UsageError when they make none."""
     return parse_request(
-        gpus=gpus, gpu=gpu, gpu_memory=gpu_memory, mig_profile=mig_profile, isolation=isolation, gpu_model=gpu_model
+        gpus=gpus,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        mig_profile=mig_profile,
+        count=count,
+        compute=compute,
+        gpu_memory_limit=gpu_memory_limit,
+        isolation=isolation,
+        gpu_model=gpu_model,
     )

@@ -133,7 +133,7 @@ class _Voice(_Silence):
         """Say which share it is, and how strong its fence."""
         allocation = held.allocation
         what = ", ".join(_describe(grant) for grant in allocation.grants)
-        self._say(f"allocation {allocation.id}: {what} ({allocation.grants[0].isolation} isolation)")
+        self._say(f"allocation {allocation.id}: {what} ({allocation.grants[0].walls.sentence})")
 
     def left(self, remains: Remains) -> None:
         """Say who has the share when the command has ended."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Occupant, Placement
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import Isolation, MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey, NodeState
+from tranche.core.walls import INSIDE_WALLS, OWN_WALLS, BandwidthWall, ComputeWall, FaultWall, MemoryWall, Walls
 
 
 class Phase(StrEnum):
@@ -40,9 +44,14 @@ class WholeGpu:
         return "whole"
 
     @property
+    def walls(self) -> Walls:
+        """What is its own: everything."""
+        return OWN_WALLS
+
+    @property
     def isolation(self) -> Isolation:
         """How strong the fence around it is."""
-        return Isolation.HARD
+        return self.walls.isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +77,14 @@ class Slice:
         return "mig"
 
     @property
+    def walls(self) -> Walls:
+        """What is its own: everything."""
+        return OWN_WALLS
+
+    @property
     def isolation(self) -> Isolation:
         """How strong the fence around it is."""
-        return Isolation.HARD
+        return self.walls.isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +119,31 @@ class ComputeSlice:
         return "mig"
 
     @property
-    def isolation(self) -> Isolation:
+    def walls(self) -> Walls:
         """Memory and faults are shared with the neighbours, and nothing limits what each takes."""
-        return Isolation.NONE
+        return INSIDE_WALLS
+
+    @property
+    def isolation(self) -> Isolation:
+        """How strong the fence around it is."""
+        return self.walls.isolation
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a device that several allocations hold at once: `memory` in bytes, `compute` in percent or None."""
+    """A part of a device that several allocations hold at once, by one mechanism for all of them.
+
+    `memory` in bytes. `compute` is the ceiling in percent, None when none was asked for. `limit`, in bytes, is how far it may
+    grow while nobody else needs the memory; None when it may not. `unlimited` says that its limits were in force and are lost, as
+    when the daemon that kept them has died.
+    """
 
     device: WholeGpu | Slice
     memory: int
+    sharing: Sharing
     compute: int | None = None
+    limit: int | None = None
+    unlimited: bool = False
 
     def moved_to(self, gpu_uuid: str) -> Part:
         """The same on another GPU."""
@@ -135,12 +162,24 @@ class Part:
     @property
     def mechanism(self) -> str:
         """The word for how the share is made."""
-        return "shared"
+        return str(self.sharing)
+
+    @property
+    def walls(self) -> Walls:
+        """What the mechanism keeps; memory and compute without a wall once its limits are lost."""
+        limited = self.sharing is not Sharing.TIME_SLICING and not self.unlimited
+        ceiling = self.compute is not None and not self.unlimited
+        return Walls(
+            MemoryWall.DRIVER if limited else MemoryWall.NONE,
+            ComputeWall.CEILING if ceiling else ComputeWall.TURNS,
+            FaultWall.SHARED if self.sharing is Sharing.MPS else FaultWall.OWN,
+            BandwidthWall.SHARED,
+        )
 
     @property
     def isolation(self) -> Isolation:
-        """Its limits are kept by the driver among processes that share faults."""
-        return Isolation.SOFT
+        """How strong the fence around it is."""
+        return self.walls.isolation
 
 
 Grant = WholeGpu | Slice | ComputeSlice | Part
@@ -189,14 +228,20 @@ class Allocation:
 class NodeView:
     """Everything a decision may look at: the hardware, what is promised, and which instances Tranche made.
 
-    `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. Invariants of a
-    view: no two grants overlap but parts of one device, and a whole GPU that is granted to one carries no other grant.
+    `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. `uses` is the
+    administrator's word on GPUs, by UUID. Invariants of a view: no two grants overlap but parts of one device, which have one
+    mechanism, and a whole GPU that is granted to one carries no other grant.
     """
 
     node: NodeState
     allocations: tuple[Allocation, ...] = ()
     owned: frozenset[InstanceKey] = frozenset()
     changing: frozenset[str] = frozenset()
+    uses: Mapping[str, GpuUse] = field(default_factory=dict)
+
+    def use_of(self, gpu_uuid: str) -> GpuUse:
+        """The administrator's word on that GPU; AUTO when there is none."""
+        return self.uses.get(gpu_uuid, GpuUse.AUTO)
 
     def grants_on(self, gpu_uuid: str) -> tuple[Grant, ...]:
         """Every grant on that GPU."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tranche.core.family import all_families
 from tranche.core.profile import ProfileName, parse_profile
@@ -62,8 +62,7 @@ class GpuInstanceProfile:
     other_memory: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(NamedTuple):
     """One GPU product, or several that are cut alike.
 
     `pci_device_ids` are `0xDDDDVVVV` as layout filters write them. `memory` is in bytes. `memory_slices` is the length of the

@@ -23,7 +23,7 @@ class Form:
 
 
 class Codec:
-    """Writes and reads values made of dataclasses, tuples, frozen sets, mappings with string keys, enums and plain values."""
+    """Writes and reads values made of dataclasses, tuples, frozen sets, mappings with texts for keys, enums and plain values."""
 
     def __init__(self, forms: Sequence[Form] = ()) -> None:
         self._by_hint = {form.hint: form for form in forms}
@@ -44,7 +44,7 @@ class Codec:
             case frozenset():
                 return sorted((self.encode(each) for each in value), key=repr)
             case Mapping():
-                return {key: self.encode(each) for key, each in value.items()}
+                return {self.encode(key): self.encode(each) for key, each in value.items()}
             case _ if dataclasses.is_dataclass(value):
                 return {field.name: self.encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
             case _:
@@ -68,7 +68,7 @@ class Codec:
         if origin is frozenset:
             return frozenset(self.decode(arguments[0], each) for each in data)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return {key: self.decode(arguments[1], each) for key, each in data.items()}
+            return {self.decode(arguments[0], key): self.decode(arguments[1], each) for key, each in data.items()}
         if dataclasses.is_dataclass(hint):
             return self._dataclass(hint, data)
         if isinstance(hint, type) and issubclass(hint, Enum):
@@ -82,8 +82,17 @@ class Codec:
     def _dataclass(self, cls: Any, data: Mapping[str, Any]) -> Any:
         hints = _hints(cls)
         return cls(
-            **{field.name: self.decode(hints[field.name], data[field.name]) for field in dataclasses.fields(cls)}
+            **{
+                field.name: self.decode(hints[field.name], data[field.name])
+                for field in dataclasses.fields(cls)
+                if field.name in data or _required(field)
+            }
         )
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    """Whether the field has to be given; one with a default may be younger than the data."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 @cache

@@ -21,13 +21,16 @@
     │   ├── MigNotSupported          24
     │   ├── ModeChangePending        25
     │   ├── VerificationFailed       26
-    │   └── SimulatorError           27
+    │   ├── SimulatorError           27
+    │   ├── MpsFailed                28        the MPS daemon of a device
+    │   └── MpsPathTooLong           29
     ├── placement                30 to 39      the request cannot be served
     │   ├── ProfileUnknown           30
     │   ├── DoesNotFit               31        it fits no GPU of this machine, however empty
     │   ├── NoRoom                   32        it would fit, but not now
     │   ├── SharingUnavailable       33
-    │   └── AllocationUnknown        34
+    │   ├── AllocationUnknown        34
+    │   └── MpsUserRefused           35
     ├── kubernetes               40 to 49      the API server or the kubelet said no
     │   ├── KubernetesUnavailable    40
     │   ├── KubernetesForbidden      41
@@ -207,6 +210,20 @@ class SimulatorError(TrancheError):
     exit_code = 27
 
 
+class MpsFailed(TrancheError):
+    """The MPS daemon of a device cannot be started, does not answer, or does not do what it was told."""
+
+    reason = "MpsFailed"
+    exit_code = 28
+
+
+class MpsPathTooLong(TrancheError):
+    """The folder of an MPS daemon's sockets has a path that is too long for a socket's name."""
+
+    reason = "MpsPathTooLong"
+    exit_code = 29
+
+
 class ProfileUnknown(TrancheError):
     """No GPU of this machine offers the MIG profile."""
 
@@ -240,6 +257,13 @@ class AllocationUnknown(TrancheError):
 
     reason = "AllocationUnknown"
     exit_code = 34
+
+
+class MpsUserRefused(TrancheError):
+    """Another user's MPS daemon serves the device: it would make this user's program wait without end."""
+
+    reason = "MpsUserRefused"
+    exit_code = 35
 
 
 class KubernetesUnavailable(TrancheError):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from tranche_simulator.catalogue import families
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """Boards of one architecture, and the rules that hold for all of them.
 
     `nvml_architecture` is NVML's NVML_DEVICE_ARCH_* value; `capabilities` are (major, least minor, greatest minor) of its compute

@@ -1,22 +1,8 @@
-"""Who keeps an allocation alive, and what can be said of whether it still does. Only a keeper that is gone frees a share.
-
-Evidence is gathered at the edges and judged here. What is not known is never taken for gone: a list from somebody who has just
-started, or who cannot see everything, says nothing about what it lacks.
-"""
+"""Who keeps an allocation alive. Only a keeper that is gone frees a share; `tranche.core.evidence` judges whether it is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class Life(StrEnum):
-    """ALIVE and UNKNOWN keep an allocation; GONE frees it."""
-
-    ALIVE = "alive"
-    GONE = "gone"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,71 +78,3 @@ class ClaimKeeper:
 
 
 Keeper = ProcessKeeper | PodKeeper | ClaimKeeper
-
-
-@dataclass(frozen=True, slots=True)
-class PodEvidence:
-    """What kubelet and API server say of one container's pod.
-
-    `kubelet` is the present run of the kubelet, "" when it does not answer; `kubelet_age` for how many seconds that run is known
-    to answer; `listed` whether it lists the container with any of these devices. `pod_exists` is the API server's word for that
-    uid: False also for a pod that has finished, None when the server does not answer. `waited` is for how many seconds the
-    allocation is there. `processes` says that a process of the pod was seen on the machine.
-    """
-
-    kubelet: str
-    kubelet_age: float
-    listed: bool
-    pod_exists: bool | None
-    waited: float
-    processes: bool = False
-
-
-ADMISSION_SECONDS = 30.0
-SETTLED_SECONDS = 15.0
-"""After this time a kubelet that has started has ended the containers of pods that are deleted: it does so every two seconds."""
-
-
-def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Life:
-    """Whether a pod's container still holds its devices.
-
-    While a process of the pod lives, it does. The run of the kubelet that listed it and lists it no more is believed otherwise.
-    One that started since knows its pods only after a while: there the API server must say that the pod is over as well.
-    """
-    if evidence.listed or evidence.processes:
-        return Life.ALIVE
-    if not evidence.kubelet:
-        return Life.UNKNOWN
-    same_run = keeper.kubelet == evidence.kubelet
-    if not keeper.admitted:
-        late = evidence.waited >= ADMISSION_SECONDS and evidence.kubelet_age >= ADMISSION_SECONDS
-        return Life.GONE if late and evidence.pod_exists is not None else Life.UNKNOWN
-    if same_run:
-        return Life.GONE
-    if evidence.pod_exists is None:
-        return Life.UNKNOWN
-    if evidence.pod_exists:
-        return Life.ALIVE
-    return Life.GONE if evidence.kubelet_age >= SETTLED_SECONDS else Life.UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEvidence:
-    """What the machine shows of one process keeper.
-
-    `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `inherited`
-    are processes that carry the allocation's id in their environment, or are known to come of the process; `hidden` may have
-    inherited it, and cannot be looked at.
-    """
-
-    locked: bool
-    runs: bool = False
-    inherited: Collection[int] = ()
-    hidden: Collection[int] = ()
-
-
-def judge_process(evidence: ProcessEvidence) -> Life:
-    """Whether anything of the process and its descendants is left."""
-    if evidence.locked or evidence.runs or evidence.inherited:
-        return Life.ALIVE
-    return Life.UNKNOWN if evidence.hidden else Life.GONE

@@ -51,10 +51,14 @@ def fields(*names: str, **shapes: Shape) -> Mapping[str, Shape]:
 PLACEMENT = fields("start", "size")
 SLOT = fields("gpuUUID", "profile", placement=PLACEMENT)
 PROCESS = fields("pid", "memoryBytes", name=program)
-REQUEST = fields("gpus", "gpu", "gpuMemoryBytes", "migProfile", "isolation", "gpuModel")
+REQUEST = fields(
+    "gpus", "gpu", "gpuMemoryBytes", "migProfile", "count", "computePercent", "gpuMemoryLimitBytes", "isolation",
+    "gpuModel",
+)  # fmt: skip
 GRANT = fields(
-    "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent",
+    "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent", "memoryLimitBytes", "unlimited",
     placement=PLACEMENT, computeInstance=fields("name", "start", "size"),
+    walls=fields("memory", "compute", "faults", "bandwidth"),
 )  # fmt: skip
 KEEPER = fields("kind", "pid", "started", "resource", "namespace", "name", "container", "uid", "kubelet", "lingers")
 STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")

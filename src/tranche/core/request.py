@@ -1,7 +1,7 @@
 """What a workload asks for: one grammar for the whole product.
 
-Exactly one of `--gpus N`, `--gpu SHARE`, `--gpu-memory AMOUNT` and `--mig-profile NAME`, with `--isolation` and `--gpu-model`
-beside it. The canonical text of a request is the options that make it.
+Exactly one of `--gpus N`, `--gpu SHARE`, `--gpu-memory AMOUNT` and `--mig-profile NAME`, with `--count`, `--compute`,
+`--gpu-memory-limit`, `--isolation` and `--gpu-model` beside it. The canonical text of a request is the options that make it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tranche.core.spelling import did_you_mean
 
 
 class Isolation(StrEnum):
-    """How strong the fence around a share is.
+    """How strong the fence around a share is; in a request, the least that is accepted.
 
-    HARD: own memory, own compute, own faults (a MIG slice or a whole GPU). SOFT: limits that the driver keeps among cooperating
-    processes (MPS). NONE: taking turns. ANY, in a request, accepts each of them.
+    HARD: own memory, compute, faults and bandwidth (a MIG slice or a whole GPU). SOFT: memory that the driver enforces, whatever
+    else is shared. NONE: memory that nothing limits. ANY, in a request, accepts each of them.
     """
 
     HARD = "hard"
@@ -41,7 +41,7 @@ class WholeGpus:
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """`--gpu SHARE`: a share of one GPU, 0 < share <= 1, counted in memory slices of whichever GPU serves it."""
+    """`--gpu SHARE`: a share of one GPU, 0 < share <= 1: of its memory slices where it is cut, else of its memory."""
 
     share: Fraction
 
@@ -74,15 +74,28 @@ Demand = WholeGpus | GpuShare | GpuMemory | MigSlice
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One workload's demand with its conditions. `gpu_model` is matched as a case-insensitive part of the product name."""
+    """One workload's demand with its conditions. `gpu_model` is matched as a case-insensitive part of the product name.
+
+    `count` shares of that kind are asked for, each on another GPU. `compute` is a ceiling in percent. `limit`, in bytes, is how
+    far a share of memory may grow while nobody else needs it.
+    """
 
     demand: Demand
-    isolation: Isolation = Isolation.HARD
+    isolation: Isolation = Isolation.SOFT
     gpu_model: str = ""
+    count: int = 1
+    compute: int | None = None
+    limit: int | None = None
 
     def __str__(self) -> str:
         text = str(self.demand)
-        if self.isolation is not Isolation.HARD:
+        if self.count != 1:
+            text += f" --count {self.count}"
+        if self.compute is not None:
+            text += f" --compute {self.compute}"
+        if self.limit is not None:
+            text += f" --gpu-memory-limit {memory_option(self.limit)}"
+        if self.isolation is not Isolation.SOFT:
             text += f" --isolation {self.isolation}"
         if self.gpu_model:
             text += f" --gpu-model '{self.gpu_model}'" if " " in self.gpu_model else f" --gpu-model {self.gpu_model}"
@@ -95,10 +108,13 @@ def parse_request(
     gpu: str | None = None,
     gpu_memory: str | None = None,
     mig_profile: str | None = None,
-    isolation: str = "hard",
+    count: str | None = None,
+    compute: str | None = None,
+    gpu_memory_limit: str | None = None,
+    isolation: str = "soft",
     gpu_model: str = "",
 ) -> Request:
-    """The request that the options make; UsageError when there is not exactly one demand or one is malformed."""
+    """The request that the options make; UsageError when there is not exactly one demand, or they do not go together."""
     given = [text for text in (gpus, gpu, gpu_memory, mig_profile) if text is not None]
     if len(given) != 1:
         raise UsageError(
@@ -115,9 +131,74 @@ def parse_request(
     else:
         assert mig_profile is not None
         demand = _parse_slice(mig_profile)
-    if isolation not in (Isolation.HARD, Isolation.ANY):
-        raise UsageError(f"--isolation is 'hard' or 'any', not '{isolation}'")
-    return Request(demand, Isolation(isolation), gpu_model.strip())
+    if isolation not in list(Isolation):
+        raise UsageError(
+            f"--isolation is {_LEVELS}, not '{isolation}'", hint="it is the least that the fence around a share must be"
+        )
+    request = Request(
+        demand,
+        Isolation(isolation),
+        gpu_model.strip(),
+        1 if count is None else _parse_shares(count, demand),
+        None if compute is None else _parse_percent(compute),
+        None if gpu_memory_limit is None else _parse_limit(gpu_memory_limit, demand),
+    )
+    _refuse_contradiction(request)
+    return request
+
+
+_LEVELS = "'hard', 'soft', 'none' or 'any'"
+
+
+def _parse_shares(text: str, demand: Demand) -> int:
+    if isinstance(demand, WholeGpus):
+        raise UsageError("--count goes with a share of a GPU", hint="the number of whole GPUs is that of --gpus")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) == 0:
+        raise UsageError(
+            f"'{text}' is not a number of shares", hint="write it as --count 2: two shares, each on another GPU"
+        )
+    return int(text)
+
+
+def _parse_percent(text: str) -> int:
+    digits = text.strip().removesuffix("%").rstrip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or not 1 <= int(digits) <= 100:
+        raise UsageError(
+            f"'{text}' is not a ceiling of compute", hint="write it as a whole number of percent, from 1 to 100"
+        )
+    return int(digits)
+
+
+def _parse_limit(text: str, demand: Demand) -> int | None:
+    """Bytes; None where the share may not grow beyond what is asked for."""
+    if not isinstance(demand, GpuMemory):
+        raise UsageError("--gpu-memory-limit goes with --gpu-memory", hint="it says how far that amount may grow")
+    limit = parse_memory(text)
+    if limit < demand.amount:
+        raise UsageError(
+            f"--gpu-memory-limit {text.strip()} is less than {demand}", hint="it says how far that amount may grow"
+        )
+    return limit if limit > demand.amount else None
+
+
+def _refuse_contradiction(request: Request) -> None:
+    """UsageError for conditions that no share has together."""
+    ceiling, growing = request.compute is not None, request.limit is not None
+    if ceiling and isinstance(request.demand, WholeGpus | MigSlice):
+        raise UsageError(
+            f"--compute does not go with {request.demand}, whose compute is its own",
+            hint="a ceiling goes with --gpu or --gpu-memory",
+        )
+    if ceiling and growing:
+        raise UsageError(
+            "--compute and --gpu-memory-limit do not go together",
+            hint="MPS keeps a ceiling of compute, and the driver's memory limits take memory back; neither does both",
+        )
+    if request.isolation is Isolation.HARD and (ceiling or growing):
+        option = "--compute" if ceiling else "--gpu-memory-limit"
+        raise UsageError(
+            f"{option} does not go with --isolation hard", hint="only a part of a shared device has such a limit"
+        )
 
 
 def _parse_count(text: str) -> int:

@@ -10,6 +10,7 @@ from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import GpuNotFound
 from tranche.core.grid import Occupant, Placement
 from tranche.core.profile import ProfileName
+from tranche.core.sharing import NO_SHARING, SharingMeans
 
 
 class MigMode(StrEnum):
@@ -199,12 +200,16 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Every GPU of the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor."""
+    """Every GPU of the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor.
+
+    `sharing` is what several programs can share one device by.
+    """
 
     gpus: tuple[GpuState, ...]
     driver_version: str = ""
     nvml_version: str = ""
     cuda_version: tuple[int, int] | None = None
+    sharing: SharingMeans = NO_SHARING
 
     def __iter__(self) -> Iterator[GpuState]:
         return iter(self.gpus)

@@ -12,10 +12,15 @@ from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
+from tranche.core.walls import Walls
 
 
 def request_to_dict(request: Request) -> dict[str, Any]:
-    """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel."""
+    """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel.
+
+    Conditions that were not asked for are left out: count, computePercent and gpuMemoryLimitBytes.
+    """
     demand: dict[str, Any]
     match request.demand:
         case WholeGpus(count):
@@ -26,7 +31,13 @@ def request_to_dict(request: Request) -> dict[str, Any]:
             demand = {"gpuMemoryBytes": amount}
         case MigSlice(profile):
             demand = {"migProfile": str(profile)}
-    return {**demand, "isolation": str(request.isolation), "gpuModel": request.gpu_model}
+    conditions = {
+        "count": request.count if request.count != 1 else None,
+        "computePercent": request.compute,
+        "gpuMemoryLimitBytes": request.limit,
+    }
+    asked = {name: value for name, value in conditions.items() if value is not None}
+    return {**demand, **asked, "isolation": str(request.isolation), "gpuModel": request.gpu_model}
 
 
 def request_from_dict(data: Mapping[str, Any]) -> Request:
@@ -40,7 +51,14 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
         demand = GpuMemory(data["gpuMemoryBytes"])
     else:
         demand = MigSlice(parse_profile(data["migProfile"]))
-    return Request(demand, Isolation(data["isolation"]), data["gpuModel"])
+    return Request(
+        demand,
+        Isolation(data["isolation"]),
+        data["gpuModel"],
+        data.get("count", 1),
+        data.get("computePercent"),
+        data.get("gpuMemoryLimitBytes"),
+    )
 
 
 def grant_to_dict(grant: Grant) -> dict[str, Any]:
@@ -50,6 +68,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
         "gpuUUID": grant.gpu_uuid,
         "mechanism": grant.mechanism,
         "isolation": str(grant.isolation),
+        "walls": walls_to_dict(grant.walls),
         "profile": None if slot is None else str(slot.profile),
         "placement": None if slot is None else {"start": slot.placement.start, "size": slot.placement.size},
     }
@@ -58,13 +77,29 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
             return data
         case ComputeSlice(_, name, start, size):
             return {**data, "computeInstance": {"name": str(name), "start": start, "size": size}}
-        case Part(_, memory, compute):
-            return {**data, "memoryBytes": memory, "computePercent": compute}
+        case Part():
+            return {
+                **data,
+                "memoryBytes": grant.memory,
+                "computePercent": grant.compute,
+                **({"memoryLimitBytes": grant.limit} if grant.limit is not None else {}),
+                **({"unlimited": True} if grant.unlimited else {}),
+            }
+
+
+def walls_to_dict(walls: Walls) -> dict[str, str]:
+    """The walls as JSON data, a word for each dimension."""
+    return {
+        "memory": str(walls.memory),
+        "compute": str(walls.compute),
+        "faults": str(walls.faults),
+        "bandwidth": str(walls.bandwidth),
+    }
 
 
 def grant_from_dict(data: Mapping[str, Any]) -> Grant:
     """The grant that grant_to_dict wrote; LedgerCorrupt for one of an unknown shape."""
-    known = {"whole", "mig", "shared"}
+    known = {"whole", "mig", *Sharing}
     if data["mechanism"] not in known:
         raise LedgerCorrupt(f"the ledger has a grant of the unknown mechanism {data['mechanism']!r}")
     gpu_uuid, place = data["gpuUUID"], data["placement"]
@@ -72,7 +107,14 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
     if place is not None:
         device = Slice(gpu_uuid, parse_profile(data["profile"]), Placement(place["start"], place["size"]))
     if "memoryBytes" in data:
-        return Part(device, data["memoryBytes"], data["computePercent"])
+        return Part(
+            device,
+            data["memoryBytes"],
+            Sharing(data["mechanism"]),
+            data["computePercent"],
+            data.get("memoryLimitBytes"),
+            data.get("unlimited", False),
+        )
     if "computeInstance" in data:
         inside = data["computeInstance"]
         assert isinstance(device, Slice), "a compute instance lies in a GPU instance"

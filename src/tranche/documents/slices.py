@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import GpuInstanceProfile
@@ -13,8 +13,7 @@ from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.planning.tenancy import tenancy
 
 
-@dataclass(frozen=True, slots=True)
-class SliceRow:
+class SliceRow(NamedTuple):
     """A GPU instance, or a slot that is promised and has none.
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no

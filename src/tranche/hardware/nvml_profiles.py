@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -19,8 +18,7 @@ _REMOVED = {13: "me", 14: "me"}
 _PROFILE_ENUMS = range(18)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProfiles:
+class GpuProfiles(NamedTuple):
     """The profiles of a GPU, the length of its placement grid, and whether `driver` or `catalogue` said so."""
 
     profiles: tuple[GpuInstanceProfile, ...]

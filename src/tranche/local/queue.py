@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
-from tranche.core.keeper import Life
+from tranche.core.evidence import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.local.attendance import attending

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import FrameType
 
 from tranche.core.errors import TrancheError, UsageError
-from tranche.core.keeper import Life
+from tranche.core.evidence import Life
 from tranche.core.request import Request
 from tranche.local.orphans import Orphans
 from tranche.local.queue import Cancelled, Queue

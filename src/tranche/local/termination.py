@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, UsageError
-from tranche.core.keeper import Life, ProcessKeeper
+from tranche.core.evidence import Life
+from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import register
 from tranche.node.host import Host

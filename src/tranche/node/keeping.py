@@ -11,7 +11,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.keeper import Life, ProcessEvidence, ProcessKeeper, judge_process
+from tranche.core.evidence import Life, ProcessEvidence, judge_process
+from tranche.core.keeper import ProcessKeeper
 from tranche.node.locks import is_held
 from tranche.node.processes import NO_TRACES, Process, Traces, find_traces, holders_of, process_at
 from tranche.node.session import Places, pid_namespace

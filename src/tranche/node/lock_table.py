@@ -6,8 +6,8 @@ The table names the process that took a lock, to everybody, but not processes th
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.node.session import process_command
 
@@ -16,8 +16,7 @@ _SHOWN = 100
 """Characters of a command line that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockHolder:
+class LockHolder(NamedTuple):
     """Who has a file lock: `pid` is 0 for a process that is not seen from here; `seconds` is for how long."""
 
     pid: int

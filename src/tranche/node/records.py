@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -38,8 +39,7 @@ class OpenPlan:
     allocation_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
+class Waiter(NamedTuple):
     """A request that waits for room; lower positions came first. `created` is seconds since the epoch."""
 
     position: int

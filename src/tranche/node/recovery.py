@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import NodeView
-from tranche.core.keeper import Life, ProcessKeeper
+from tranche.core.evidence import Life
+from tranche.core.keeper import ProcessKeeper
 from tranche.node import chronicle, journal, records, register
 from tranche.node.executor import Executor
 from tranche.node.keeping import Remains, remains_of

@@ -63,9 +63,10 @@ def _take(db: sqlite3.Connection, allocation_id: str, grant: Grant, memory: Mapp
                 "INSERT INTO compute_units VALUES (?, ?, ?)",
                 [(device, unit, allocation_id) for unit in range(start, start + size)],
             )
-        case Part(of, amount, compute):
-            device = _device(db, of, "shared", memory[of], _ALL_COMPUTE)
-            db.execute("INSERT INTO parts VALUES (?, ?, ?, ?)", (device, allocation_id, amount, compute or 0))
+        case Part():
+            device = _device(db, grant.device, "shared", memory[grant.device], _ALL_COMPUTE)
+            row = (device, allocation_id, grant.memory, grant.compute or 0)
+            db.execute("INSERT INTO parts VALUES (?, ?, ?, ?)", row)
         case _:
             assert_never(grant)
 

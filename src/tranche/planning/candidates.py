@@ -8,7 +8,7 @@ measured in bytes, no profile but the whole GPU would ever reach a half.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TrancheError
@@ -38,6 +38,11 @@ def candidate(request: Request, gpu: GpuState) -> Candidate | Obstacle:
     """What of this GPU, were it empty, is the smallest that serves the request; or why nothing does."""
     if not matches_model(request, gpu):
         return obstacle(gpu, Reason.GPU_MODEL_MISMATCH, f"is {gpu.name}, not {request.gpu_model}")
+    if request.compute is not None:
+        return obstacle(gpu, Reason.SHARING_UNAVAILABLE, "a ceiling of compute needs MPS, which is not served yet")
+    if request.limit is not None:
+        text = "memory that may grow needs memory limits of the driver, which are not served yet"
+        return obstacle(gpu, Reason.SHARING_UNAVAILABLE, text)
     match request.demand:
         case WholeGpus():
             return _WHOLE
@@ -56,7 +61,12 @@ def matches_model(request: Request, gpu: GpuState) -> bool:
 
 def gpus_needed(request: Request) -> int:
     """How many GPUs the request takes at once."""
-    return request.demand.count if isinstance(request.demand, WholeGpus) else 1
+    return request.demand.count if isinstance(request.demand, WholeGpus) else request.count
+
+
+def one_of(request: Request) -> Request:
+    """The same for one of the GPUs that the request takes."""
+    return replace(request, demand=WholeGpus(1)) if isinstance(request.demand, WholeGpus) else replace(request, count=1)
 
 
 def check_possible(request: Request, gpus: Iterable[tuple[GpuState, int]]) -> None:
@@ -69,14 +79,16 @@ def check_possible(request: Request, gpus: Iterable[tuple[GpuState, int]]) -> No
     matching = [(gpu, number) for gpu, number in numbers if matches_model(request, gpu)]
     if not matching:
         raise _no_gpu(request, [gpu for gpu, _ in numbers])
-    obstacles = [answer for gpu, _ in matching if isinstance(answer := candidate(request, gpu), Obstacle)]
+    answers = [(candidate(request, gpu), number) for gpu, number in matching]
+    obstacles = [answer for answer, _ in answers if isinstance(answer, Obstacle)]
     if len(obstacles) == len(matching):
         raise _impossible(request, [gpu for gpu, _ in matching], obstacles)
-    count = sum(number for _, number in matching)
+    count = sum(number for answer, number in answers if isinstance(answer, Candidate))
     if gpus_needed(request) > count:
-        of_model = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
+        which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
+        which += " that could serve one of its shares" if obstacles else ""
         raise DoesNotFit(
-            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count}{of_model}",
+            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count}{which}",
             hint="ask for fewer GPUs",
         )
 
@@ -143,6 +155,11 @@ def _impossible(request: Request, gpus: list[GpuState], obstacles: list[Obstacle
         return ProfileUnknown(
             f"no GPU of this machine can be cut into {request.demand.profile}",
             hint="it offers " + ", ".join(map(str, offered)),
+        )
+    if request.compute is not None or request.limit is not None:
+        option = "--compute" if request.limit is None else "--gpu-memory-limit"
+        return SharingUnavailable(
+            f"{request} cannot be served: {obstacles[0].text}", hint=f"ask for the same without {option}"
         )
     if any(each.reason is Reason.SHARING_UNAVAILABLE for each in obstacles):
         return SharingUnavailable(

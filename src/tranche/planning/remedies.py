@@ -20,7 +20,7 @@ from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.answers import NAMED_AT_MOST, Reserved, Terms, some_of_each
-from tranche.planning.candidates import Candidate, candidate, gpus_needed, plain_profiles
+from tranche.planning.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.foresee import with_granted, without
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.tenancy import tenancy
@@ -191,7 +191,7 @@ def _recuts(question: _Question) -> Iterator[Remedy]:
 def _models(question: _Question) -> Iterator[Remedy]:
     request = question.request
     if request.gpu_model:
-        granted = question.granted(request=Request(request.demand, request.isolation))
+        granted = question.granted(request=replace(request, gpu_model=""))
         if granted is not None:
             gpu = question.index.gpu(granted.grants[0].gpu_uuid)
             yield Remedy(Kind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
@@ -223,9 +223,7 @@ def _fewest_holders(question: _Question) -> _Holders | None:
 
 def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
     """The fewest holders whose end lets this GPU serve one share of the request: none when it can already."""
-    one = question.request
-    if isinstance(one.demand, WholeGpus):
-        one = Request(WholeGpus(1), one.isolation, one.gpu_model)
+    one = one_of(question.request)
     answer = candidate(one, gpu)
     if not isinstance(answer, Candidate):
         return None

@@ -14,8 +14,9 @@ from tests.kubernetes.kubelet_stand_in import Kubelet
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, NoRoom
+from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
-from tranche.core.keeper import ADMISSION_SECONDS, SETTLED_SECONDS, PodKeeper
+from tranche.core.keeper import PodKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.objects import KubePod, PodRef

@@ -184,6 +184,7 @@ void count_change(machine *m, enum change_call call);
 /* timing.c: sleeps the simulated duration, scaled. */
 void simulate_mode_change(const machine *m);
 void simulate_reset(const machine *m);
+void simulate_mps_start(const machine *m, unsigned int devices);
 void simulate_gi_create(const machine *m, const struct board *board, unsigned int slices);
 void simulate_gi_destroy(const machine *m, const struct board *board, unsigned int slices);
 void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices);

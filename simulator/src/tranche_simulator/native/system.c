@@ -1,8 +1,13 @@
 #include "session.h"
+#include "system.h"
 
 static const char *const DRIVER_VERSION = "580.95.05";
 static const char *const NVML_VERSION = "13.580.95.05";
 static const int CUDA_VERSION = 13000;
+
+const char *simulated_driver_version(void) { return DRIVER_VERSION; }
+
+int simulated_cuda_version(void) { return CUDA_VERSION; }
 
 const char *nvmlErrorString(nvmlReturn_t result) {
     switch (result) {

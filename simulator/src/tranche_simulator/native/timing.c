@@ -11,6 +11,9 @@ static const double GI_PART = 0.9;
 static const double CI_PART = 0.1;
 static const double MODE_CHANGE_SECONDS = 0.5;
 static const double RESET_SECONDS = 3.0;
+/* From a T4: the start of an MPS server, and each GPU's context in it. */
+static const double MPS_SERVER_SECONDS = 0.59;
+static const double MPS_CONTEXT_SECONDS = 0.03;
 
 void sleep_seconds(double seconds) {
     if (!(seconds > 0.0)) {
@@ -44,6 +47,10 @@ static unsigned int capped(unsigned int slices) { return slices < 8 ? slices : 8
 void simulate_mode_change(const machine *m) { simulate(m, MODE_CHANGE_SECONDS); }
 
 void simulate_reset(const machine *m) { simulate(m, RESET_SECONDS); }
+
+void simulate_mps_start(const machine *m, unsigned int devices) {
+    simulate(m, MPS_SERVER_SECONDS + MPS_CONTEXT_SECONDS * devices);
+}
 
 void simulate_gi_create(const machine *m, const struct board *board, unsigned int slices) {
     simulate(m, GI_PART * board->family->create_seconds[capped(slices)]);

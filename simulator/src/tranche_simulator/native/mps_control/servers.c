@@ -1,0 +1,142 @@
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "mps/mps_log.h"
+#include "mps_control/control.h"
+
+enum { SERVER_CHANNEL = 3, SERVER_LOG = 4 };
+
+bool server_may_be_of(const struct control *control, uid_t uid) {
+    return control->multiuser || geteuid() == 0 || geteuid() == uid;
+}
+
+uint32_t server_clients(const struct server *server) { return server->handed - server->gone; }
+
+/* Beside this program, under whatever name it was found. */
+static void server_program(char path[PATH_MAX + 32]) {
+    ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
+    path[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(path, '/');
+    strcpy(slash != NULL ? slash + 1 : path, "nvidia-cuda-mps-server");
+}
+
+/* In the child: never returns. */
+static void become_server(const struct control *control, uid_t uid, int channel, int log) {
+    char path[PATH_MAX + 32];
+    server_program(path);
+    int program = open(path, O_RDONLY | O_CLOEXEC); /* the user may not reach it by its path */
+    if (geteuid() == 0 && uid != 0 && (setgroups(0, NULL) != 0 || setuid(uid) != 0)) {
+        _exit(1);
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    /* Each may already be numbered 3 or 4, so they go out of the way first. */
+    int far_program = fcntl(program, F_DUPFD_CLOEXEC, SERVER_LOG + 1);
+    int far_channel = fcntl(channel, F_DUPFD_CLOEXEC, SERVER_LOG + 1);
+    int far_log = fcntl(log, F_DUPFD_CLOEXEC, SERVER_LOG + 1);
+    dup2(far_channel, SERVER_CHANNEL);
+    dup2(far_log, SERVER_LOG);
+    char *arguments[] = {(char *)"nvidia-cuda-mps-server", control->foreground ? (char *)"-foreground" : NULL, NULL};
+    fexecve(far_program, arguments, environ);
+    _exit(1);
+}
+
+void server_start(struct control *control, uid_t uid) {
+    int ends[2];
+    int log = folder_log("server.log");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        return;
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        become_server(control, uid, ends[1], log);
+    }
+    close(ends[1]);
+    if (log >= 0) {
+        close(log);
+    }
+    if (pid < 0) {
+        close(ends[0]);
+        return;
+    }
+    mps_log("Starting new server %d for user %u", (int)pid, (unsigned int)uid);
+    control->server = (struct server){.pid = pid, .uid = uid, .channel = ends[0], .settings = control->defaults};
+    server_tell(control);
+}
+
+void server_tell(struct control *control) {
+    struct mps_order order = {.kind = MPS_ORDER_SETTINGS, .settings = control->server.settings};
+    mps_send(control->server.channel, &order, sizeof order);
+}
+
+void server_end(struct control *control) {
+    struct mps_order order = {.kind = MPS_ORDER_QUIT};
+    if (control->server.pid == 0 || control->server.leaving) {
+        return;
+    }
+    control->server.leaving = true;
+    if (!mps_send(control->server.channel, &order, sizeof order)) {
+        kill(control->server.pid, SIGKILL);
+    }
+}
+
+static void answer_query(struct control *control, uint32_t query, const char *text) {
+    for (unsigned int i = 0; i < CONTROL_MAX_CALLERS; i++) {
+        struct caller *caller = &control->callers[i];
+        if (caller->state == CALLER_ASKING && caller->query != 0 && (query == 0 || caller->query == query)) {
+            caller_answer(caller, text);
+        }
+    }
+}
+
+void server_heard(struct control *control) {
+    struct server *server = &control->server;
+    static struct mps_order order;
+    int descriptor;
+    if (mps_receive(server->channel, &order, sizeof order, &descriptor) <= 0) {
+        close(server->channel); /* its end is told by SIGCHLD */
+        server->channel = -1;
+        return;
+    }
+    switch (order.kind) {
+    case MPS_ORDER_READY:
+        mps_log("NEW SERVER %d: Ready", (int)server->pid);
+        server->ready = true;
+        server->status = MPS_ACTIVE;
+        break;
+    case MPS_ORDER_CLIENTS:
+        server->gone = order.number;
+        break;
+    case MPS_ORDER_STATUS:
+        server->status = (enum mps_status)order.number;
+        break;
+    case MPS_ORDER_ANSWER:
+        answer_query(control, order.number, order.text);
+        break;
+    default:
+        break;
+    }
+}
+
+void server_gone(struct control *control, int status) {
+    struct server *server = &control->server;
+    mps_log("Server %d exited with status %d", (int)server->pid, WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+    if (!server->ready) {
+        pending_fail(control);
+    }
+    if (server->channel >= 0) {
+        close(server->channel);
+    }
+    memset(server, 0, sizeof *server);
+    answer_query(control, 0, "");
+}

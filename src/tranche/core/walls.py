@@ -1,0 +1,91 @@
+"""The walls around what was given, one for each dimension in which neighbours could disturb one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.core.request import Isolation
+
+
+class MemoryWall(StrEnum):
+    """OWN: nobody else can have any of it. DRIVER: the driver refuses more than was given. COOPERATIVE: the program limits
+    itself, if it wants to. NONE: whoever comes first takes what it likes.
+    """
+
+    OWN = "own"
+    DRIVER = "driver"
+    COOPERATIVE = "cooperative"
+    NONE = "none"
+
+
+class ComputeWall(StrEnum):
+    """OWN: multiprocessors for one alone. CEILING: no more than was asked for. TURNS: whoever has work shares evenly."""
+
+    OWN = "own"
+    CEILING = "ceiling"
+    TURNS = "turns"
+
+
+class FaultWall(StrEnum):
+    """OWN: a fault ends the program that made it. SHARED: it ends the neighbours' programs as well."""
+
+    OWN = "own"
+    SHARED = "shared"
+
+
+class BandwidthWall(StrEnum):
+    """OWN: a share of the paths to memory that is always there. SHARED: neighbours slow one another down."""
+
+    OWN = "own"
+    SHARED = "shared"
+
+
+_MEMORY = {
+    MemoryWall.OWN: "own memory",
+    MemoryWall.DRIVER: "memory limited by the driver",
+    MemoryWall.COOPERATIVE: "memory limited if the program cooperates",
+    MemoryWall.NONE: "memory not limited",
+}
+_COMPUTE = {ComputeWall.OWN: "own compute", ComputeWall.CEILING: "compute ceiling", ComputeWall.TURNS: "even turns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What is true of a grant in each dimension."""
+
+    memory: MemoryWall
+    compute: ComputeWall
+    faults: FaultWall
+    bandwidth: BandwidthWall
+
+    @property
+    def isolation(self) -> Isolation:
+        """How strong the fence is as a whole: HARD when all is its own, SOFT when memory is enforced, NONE otherwise."""
+        if self == OWN_WALLS:
+            return Isolation.HARD
+        return Isolation.SOFT if self.memory in (MemoryWall.OWN, MemoryWall.DRIVER) else Isolation.NONE
+
+    @property
+    def sentence(self) -> str:
+        """The fence for people: `hard isolation`, or with every wall when they are not all its own."""
+        isolation = f"{self.isolation} isolation"
+        return isolation if self == OWN_WALLS else f"{isolation}: {self}"
+
+    def __str__(self) -> str:
+        """Every wall: `memory limited by the driver, even turns, faults shared, bandwidth shared`."""
+        return ", ".join(
+            (
+                _MEMORY[self.memory],
+                _COMPUTE[self.compute],
+                "own faults" if self.faults is FaultWall.OWN else "faults shared",
+                "own bandwidth" if self.bandwidth is BandwidthWall.OWN else "bandwidth shared",
+            )
+        )
+
+
+OWN_WALLS = Walls(MemoryWall.OWN, ComputeWall.OWN, FaultWall.OWN, BandwidthWall.OWN)
+"""A device for one holder alone."""
+
+INSIDE_WALLS = Walls(MemoryWall.NONE, ComputeWall.OWN, FaultWall.SHARED, BandwidthWall.SHARED)
+"""A compute instance beside others in one GPU instance: its multiprocessors are its own, and all else is shared."""

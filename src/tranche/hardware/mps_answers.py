@@ -1,0 +1,67 @@
+"""What nvidia-cuda-mps-control answers to commands of version 2 of its protocol, read with tolerance.
+
+The texts differ between drivers, and no exit code proves success. So each reader takes every spelling that is documented or was
+seen, and what it cannot read is no success.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+MIB: Final = 2**20
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
+_SUCCESS: Final = ("0", "CUDA_SUCCESS", "SUCCESS")
+
+
+class ServerStatus(StrEnum):
+    """What a daemon says of its server. FAULT: a client's fault ended all; it lasts until every client that saw it has ended."""
+
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    FAULT = "FAULT"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitAnswer:
+    """A limit as the daemon prints it: so many units of `unit` bytes, rounded down. From 1 GiB on it prints whole GiB."""
+
+    count: int
+    unit: int
+
+    def agrees(self, memory: int) -> bool:
+        """Whether a daemon that keeps `memory` bytes as the limit may print this."""
+        return memory // self.unit == self.count
+
+
+def read_numbers(answer: str) -> tuple[int, ...]:
+    """Process ids, one or several on a line; words such as `No server` are none."""
+    return tuple(int(word) for word in answer.split() if word.isdecimal())
+
+
+def read_status(answer: str) -> ServerStatus:
+    """A server's status, whatever blanks are around it."""
+    word = answer.strip().upper()
+    return ServerStatus(word) if word in list(ServerStatus) else ServerStatus.UNKNOWN
+
+
+def read_limit(answer: str) -> LimitAnswer | None:
+    """The limit that the last line names; None when it names none."""
+    lines = answer.strip().splitlines()
+    found = _SIZE.search(lines[-1]) if lines else None
+    return None if found is None else LimitAnswer(int(found[1]), _UNITS[found[2].upper()])
+
+
+def read_terminated(answer: str) -> bool:
+    """Whether a client's termination is said to have succeeded: as 0, or by the name of CUDA's success."""
+    words = answer.split()
+    return bool(words) and words[-1].upper() in _SUCCESS
+
+
+def limit_text(memory: int) -> str:
+    """A limit as commands and variables take it: whole MiB, rounded down, of `memory` bytes."""
+    return f"{memory // MIB}M"

@@ -1,0 +1,120 @@
+"""Everything said to an MPS control daemon, by NVIDIA's own program: the protocol of its socket is not published.
+
+Version 2 of the commands, which every driver since r495 knows and which is the default still in r615. The program answers with
+exit code 0 also when it refuses, so whoever sets something reads it back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tranche.core.errors import MpsFailed
+from tranche.hardware.mps_answers import (
+    ServerStatus,
+    limit_text,
+    read_limit,
+    read_numbers,
+    read_status,
+    read_terminated,
+)
+
+PROGRAM: Final = "nvidia-cuda-mps-control"
+SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
+PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
+_ONLY_DEVICE: Final = "0"
+"""A daemon that sees one device calls it 0. No driver was seen to heed a MIG device's UUID here."""
+_SECONDS: Final = 10.0
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MpsControl:
+    """Speaks to the daemon whose sockets lie in `pipes`, with the machine's `environment`."""
+
+    pipes: Path
+    environment: Mapping[str, str]
+
+    def ask(self, command: str, *, seconds: float = _SECONDS) -> str:
+        """What the daemon answers; MpsFailed when there is none, or no answer within `seconds`."""
+        try:
+            done = subprocess.run(
+                [find_program(self.environment)],
+                input=f"{command}\n",
+                env={**self.environment, PIPES: str(self.pipes)},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise MpsFailed(f"the MPS daemon of {self.pipes} did not answer '{command}' in {seconds:g} s") from error
+        except OSError as error:
+            raise MpsFailed(f"cannot start {PROGRAM}: {error.strerror}") from error
+        if done.returncode != 0:
+            said = " ".join((done.stdout + done.stderr).split())
+            raise MpsFailed(f"the MPS daemon of {self.pipes} refused '{command}': {said}")
+        return done.stdout
+
+    def servers(self) -> tuple[int, ...]:
+        """The process ids of the servers: none before the first client, and one for each user."""
+        return read_numbers(self.ask("get_server_list"))
+
+    def server_status(self, server: int) -> ServerStatus:
+        """How that server is."""
+        return read_status(self.ask(f"get_server_status {server}"))
+
+    def clients(self, server: int) -> tuple[int, ...]:
+        """The process ids of a server's clients, as the host numbers them."""
+        return read_numbers(self.ask(f"get_client_list {server}"))
+
+    def limit_memory(self, memory: int) -> None:
+        """Let no client, that of a server which runs and of later ones, have more than `memory` bytes; MpsFailed otherwise.
+
+        What the daemon prints is rounded down to whole GiB. So another limit is set first: an answer that follows both was
+        not there before.
+        """
+        for value in (memory + _GIB, memory):
+            self._set_limit("default_device_pinned_mem_limit", "", value)
+        for server in self.servers():
+            self._set_limit("device_pinned_mem_limit", f"{server} ", memory)
+
+    def terminate_client(self, server: int, client: int, *, seconds: float) -> bool:
+        """Drain and end the contexts of a client, which may then be killed; whether the daemon says that it is done.
+
+        False also when it did not answer within `seconds`, as one whose server is wedged.
+        """
+        try:
+            return read_terminated(self.ask(f"terminate_client {server} {client}", seconds=seconds))
+        except MpsFailed:
+            return False
+
+    def quit(self, *, seconds: float) -> None:
+        """Ask the daemon and its servers to end; MpsFailed when it does not answer, as while a client is attached."""
+        self.ask("quit", seconds=seconds)
+
+    def _set_limit(self, what: str, server: str, memory: int) -> None:
+        text = limit_text(memory)
+        self.ask(f"set_{what} {server}{_ONLY_DEVICE} {text}")
+        said = self.ask(f"get_{what} {server}{_ONLY_DEVICE}")
+        answer = read_limit(said)
+        if answer is None or not answer.agrees(memory):
+            raise MpsFailed(
+                f"the MPS daemon of {self.pipes} was told to limit memory to {text}, and says {said.strip() or 'nothing'}",
+                hint="limits need a driver of release 495 or later",
+            )
+
+
+def find_program(environment: Mapping[str, str]) -> str:
+    """The path of nvidia-cuda-mps-control; MpsFailed where it is not installed."""
+    found = shutil.which(PROGRAM, path=environment.get("PATH"))
+    if found is None:
+        raise MpsFailed(
+            f"{PROGRAM} is not on the PATH", hint="it comes with the driver: install the package of its utilities"
+        )
+    return found

@@ -1,0 +1,188 @@
+"""The process of an MPS control daemon: started for one device, known again by its pid file, and ended.
+
+Programs that are pointed at a folder without a daemon run without MPS and without limits, and say nothing. So nobody is let in
+before the daemon is known to live, and it is known by what the kernel says of its process, never by files that lie there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Final
+
+from tranche.core.errors import MpsFailed, MpsPathTooLong
+from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControl, find_program
+
+LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
+_SOCKET_PATH_BYTES: Final = 107
+"""What the kernel takes as the name of a socket (sun_path), without its closing zero."""
+_LONGEST_NAME: Final = "control_privileged"
+_PID_FILE: Final = f"{PROGRAM}.pid"
+_START_SECONDS: Final = 30.0
+_QUIT_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.02
+_FOREIGN: Final = ("CUDA_", "TRANCHE_ALLOCATION", "TRANCHE_KEY", "TRANCHE_REGISTER", "NVIDIA_VISIBLE_DEVICES")
+"""What must not come from the caller's environment: settings of another daemon, and the marks of a share."""
+_PROC: Final = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonProcess:
+    """A daemon's process; `started` in clock ticks since boot, `uid` of the user whose clients it serves."""
+
+    pid: int
+    started: int
+    uid: int
+
+    @property
+    def lives(self) -> bool:
+        """Whether that very process still runs."""
+        found = _process(self.pid)
+        return found is not None and found.started == self.started
+
+
+@dataclass(frozen=True, slots=True)
+class MpsProcess:
+    """The daemon, living or not, whose sockets are in `pipes`, with its log beside them."""
+
+    pipes: Path
+    environment: Mapping[str, str]
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs of daemon and servers."""
+        return self.pipes.with_name(f"{self.pipes.name}.log")
+
+    @property
+    def control(self) -> MpsControl:
+        """What speaks to the daemon."""
+        return MpsControl(self.pipes, clean_environment(self.environment))
+
+    def check_path(self) -> None:
+        """MpsPathTooLong when a socket in the folder cannot be named: the daemon would end without a word."""
+        longest = len(os.fsencode(self.pipes.absolute() / _LONGEST_NAME))
+        if longest > _SOCKET_PATH_BYTES:
+            raise MpsPathTooLong(
+                f"the sockets of an MPS daemon in {self.pipes} would have names of {longest} bytes; "
+                f"the kernel takes {_SOCKET_PATH_BYTES}",
+                hint="choose a state folder with a shorter path: --state-dir",
+            )
+
+    def find(self) -> DaemonProcess | None:
+        """The daemon that the pid file names, when that process is a daemon of this very folder."""
+        try:
+            pid = int((self.pipes / _PID_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+        found = _process(pid)
+        return found if found is not None and self._is_ours(pid) else None
+
+    def start(self, device_uuid: str, *, sleep: Callable[[float], None] = time.sleep) -> DaemonProcess:
+        """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up."""
+        self.check_path()
+        for folder in (self.pipes, self.logs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment = clean_environment(self.environment)
+        settings = {PIPES: str(self.pipes), LOGS: str(self.logs), "CUDA_VISIBLE_DEVICES": device_uuid}
+        # A file, not a pipe: the daemon may keep what it inherits open, and a pipe would not end before the daemon does.
+        with TemporaryFile() as output:
+            try:
+                done = subprocess.run(
+                    [find_program(environment), "-d"],
+                    env={**environment, **settings},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=_START_SECONDS,
+                    check=False,
+                    cwd="/",
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {error}") from error
+            output.seek(0)
+            said = " ".join(output.read().decode(errors="replace").split())
+        deadline = time.monotonic() + _START_SECONDS
+        while (found := self._answering()) is None and done.returncode == 0 and time.monotonic() < deadline:
+            sleep(_PAUSE_SECONDS)
+        if found is None:
+            raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {said or f'it ended; see {self.logs}'}")
+        return found
+
+    def stop(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """End the daemon and its servers, by its own command and else by signals, and remove its sockets."""
+        found = self.find()
+        if found is not None:
+            with suppress(MpsFailed):
+                self.control.quit(seconds=_QUIT_SECONDS)
+            _await_end(found, sleep)
+        for server in self.servers():
+            _kill(server, sleep)
+        if found is not None and found.lives:
+            _kill(found, sleep)
+        shutil.rmtree(self.pipes, ignore_errors=True)
+
+    def servers(self) -> tuple[DaemonProcess, ...]:
+        """The servers of this daemon, and those that it left when it died: both carry the folder in their environment."""
+        found = (
+            _process(int(entry.name))
+            for entry in os.scandir(_PROC)
+            if entry.name.isdigit() and self._is_ours(int(entry.name), SERVER_PROGRAM)
+        )
+        return tuple(each for each in found if each is not None)
+
+    def _answering(self) -> DaemonProcess | None:
+        found = self.find()
+        if found is None:
+            return None
+        try:
+            self.control.servers()
+        except MpsFailed:
+            return None
+        return found
+
+    def _is_ours(self, pid: int, program: str = PROGRAM) -> bool:
+        folder = _PROC / str(pid)
+        try:
+            name = os.fsdecode((folder / "cmdline").read_bytes().split(b"\0")[0])
+            if Path(name).name != program:
+                return False
+            pipes = os.fsencode(f"{PIPES}={self.pipes}")
+            return pipes in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for NVIDIA's programs, without what a share or another daemon had put there."""
+    return {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
+
+
+def _process(pid: int) -> DaemonProcess | None:
+    """The living process of that pid; a zombie does not live."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        uid = os.stat(_PROC / str(pid)).st_uid
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else DaemonProcess(pid, int(fields[19]), uid)
+
+
+def _await_end(process: DaemonProcess, sleep: Callable[[float], None]) -> None:
+    deadline = time.monotonic() + _QUIT_SECONDS
+    while process.lives and time.monotonic() < deadline:
+        sleep(_PAUSE_SECONDS)
+
+
+def _kill(process: DaemonProcess, sleep: Callable[[float], None]) -> None:
+    if process.lives:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        _await_end(process, sleep)
