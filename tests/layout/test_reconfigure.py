@@ -94,6 +94,26 @@ def test_a_layout_that_is_there_needs_no_step_and_any_placement_will_do() -> Non
     assert not decision.changes_cut
 
 
+def test_of_those_in_the_way_the_ones_to_be_spared_stay_where_that_can_be() -> None:
+    gpu = gpu_on(A100, instances=[instance(A100, "1g.5gb", start) for start in range(7)])
+    small = parse_profile("1g.5gb")
+    here = [
+        Allocation(
+            f"a-{start}", Request(MigSlice(small)), (Slice(gpu.uuid, small, Placement(start, 1)),), Phase.ACTIVE, 0.0
+        )
+        for start in (0, 1, 3, 4, 5, 6)
+    ]
+    view = view_of(gpu, allocations=here)
+    balanced = layout("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb")
+
+    def leaving(*spared: str) -> set[str]:
+        return {each.id for user in plan_layout(view, balanced, spared=spared).blockers for each in user.allocations}
+
+    assert leaving() == {"a-3", "a-4", "a-5", "a-6"}
+    assert leaving("a-3") == {"a-0", "a-1", "a-4", "a-5", "a-6"}
+    assert len(leaving("a-0", "a-3", "a-5")) == 4, "not all can stay: as few leave as without them"
+
+
 def test_an_instance_moves_only_when_it_has_to() -> None:
     view = view_of(gpu_on(H100, instances=[instance(H100, "1g.10gb", 1), instance(H100, "1g.10gb", 5)]))
     decision = plan_layout(view, layout("1g.10gb", "1g.10gb", "3g.40gb"))

@@ -7,7 +7,7 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
@@ -95,8 +95,15 @@ class LayoutDecision:
             raise lost_error(self.purpose, self.lost, others if self.changes else "")
 
 
-def plan_layout(view: NodeView, layout: Layout, *, mode_only: bool = False, skip_reset: bool = False) -> LayoutDecision:
-    """What it takes to have the layout.
+def plan_layout(
+    view: NodeView,
+    layout: Layout,
+    *,
+    mode_only: bool = False,
+    skip_reset: bool = False,
+    spared: Collection[str] = (),
+) -> LayoutDecision:
+    """What it takes to have the layout. Of the choices of blockers, one without the allocations `spared` is preferred.
 
     Raises MigNotSupported (a GPU that cannot be cut is named by index), ProfileUnknown (no GPU here offers the profile),
     LayoutImpossible (a GPU cannot have the slices together) and HardwareError (every GPU that it names is lost), before anything
@@ -116,7 +123,7 @@ def plan_layout(view: NodeView, layout: Layout, *, mode_only: bool = False, skip
             _check_profiles(view.node, spec, purpose)
             _check_number(gpu, spec, purpose)
             check_possible(gpu, spec.slice_list, purpose)
-        changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset))
+        changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset, spared=spared))
     decision = LayoutDecision(purpose, tuple(changes), layout.warnings(view.node), tuple(lost))
     if not changes:
         decision.refuse_if_lost()
@@ -155,7 +162,9 @@ def change_mode(users: GpuUsers, enabled: bool, *, skip_reset: bool) -> GpuChang
     return GpuChange(gpu, tuple(steps), blockers=users.users, waits_for_reset=reset and skip_reset)
 
 
-def _change(view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool, skip_reset: bool) -> GpuChange:
+def _change(
+    view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool, skip_reset: bool, spared: Collection[str]
+) -> GpuChange:
     users = gpu_users(view, gpu)
     change = change_mode(users, spec.mig_enabled, skip_reset=skip_reset)
     if mode_only or not spec.mig_enabled or change.blockers or change.waits_for_reset:
@@ -163,7 +172,8 @@ def _change(view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool,
     wanted = spec.slice_list
     cut = recut(users.emptied if change.mode_steps else users, wanted)
     if cut is None:
-        return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *users_in_the_way(users, wanted)))
+        in_the_way = users_in_the_way(users, wanted, spared)
+        return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *in_the_way))
     blocked = users.without_slice if cut.unchanged else users.holders_of_all
     return GpuChange(gpu, change.mode_steps, cut, blocked)
 

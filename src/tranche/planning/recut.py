@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -73,19 +73,31 @@ def recut(users: GpuUsers, wanted: Sequence[ProfileName]) -> Cut | None:
     return None
 
 
-def users_in_the_way(users: GpuUsers, wanted: Sequence[ProfileName]) -> tuple[User, ...]:
-    """The fewest users whose end makes room for the wanted slices."""
+def users_in_the_way(users: GpuUsers, wanted: Sequence[ProfileName], spared: Collection[str] = ()) -> tuple[User, ...]:
+    """The fewest users whose end makes room for the wanted slices; where it can be so, none who has an allocation of `spared`."""
     present = users.slice_users
-    for size in range(len(present) + 1):
-        for leaving in combinations(range(len(present)), size):
+    may_leave = [
+        position for position, user in enumerate(present) if not any(each.id in spared for each in user.allocations)
+    ]
+    leaving = _fewest_leaving(users, wanted, may_leave)
+    if leaving is None and len(may_leave) < len(present):
+        leaving = _fewest_leaving(users, wanted, range(len(present)))
+    return present if leaving is None else tuple(present[position] for position in leaving)
+
+
+def _fewest_leaving(users: GpuUsers, wanted: Sequence[ProfileName], may_leave: Sequence[int]) -> tuple[int, ...] | None:
+    """As positions among the users of slices; None when the wanted slices find no room even once all these have left."""
+    present = users.slice_users
+    for size in range(len(may_leave) + 1):
+        for leaving in combinations(may_leave, size):
             staying = [user for position, user in enumerate(present) if position not in leaving]
             fixed = [user.occupant for user in staying if user.occupant is not None]
             held = Counter(name for user in staying for name in user.slices)
             if held - Counter(wanted) or any(not user.slices for user in staying):
                 continue
             if _cut_keeping(users.gpu, fixed, (), Counter(wanted) - held) is not None:
-                return tuple(present[position] for position in leaving)
-    return present
+                return leaving
+    return None
 
 
 def check_possible(gpu: GpuState, wanted: Sequence[ProfileName], purpose: str) -> None:

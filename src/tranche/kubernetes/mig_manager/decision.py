@@ -66,7 +66,8 @@ class NodeSituation:
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
     the API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
     layouts or GPUs could not be read; the view is then empty. `boot` is what to say of a cut at boot that failed. `turn` is what
-    the rollout lets the node do, None without one.
+    the rollout lets the node do, None without one. `spared` are the ids of allocations that came while the layout waited; see
+    `Newcomers`.
     """
 
     node: KubeNode
@@ -82,6 +83,7 @@ class NodeSituation:
     unseen: TrancheError | None = None
     boot: Report | None = None
     turn: RolloutTurn | None = None
+    spared: frozenset[str] = frozenset()
 
     @property
     def attempt(self) -> Attempt | None:
@@ -142,7 +144,7 @@ def _decide(situation: NodeSituation) -> NodeDecision:
         return _at_rest(situation, Report(state, situation.unseen.reason, message), look_again=RETRY_SECONDS)
     try:
         layout = situation.layouts.select(name, situation.view.node)
-        change = plan_layout(situation.view, layout)
+        change = plan_layout(situation.view, layout, spared=situation.spared)
     except TrancheError as error:
         return _at_rest(situation, _failure(error.reason, _sentence(error)))
     if change.plan.empty and not change.blockers and change.lost:
@@ -157,9 +159,9 @@ def _decide(situation: NodeSituation) -> NodeDecision:
     return replace(decision, wish=Wish(Stage.WANTED, name, layout_digest(layout)))
 
 
-def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy) -> Plan:
+def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy, spared: frozenset[str] = frozenset()) -> Plan:
     """What work of kind CUT carries out, decided anew under the lock; GpuBusy when everything is blocked, or must not be cut."""
-    change = plan_layout(view, layout)
+    change = plan_layout(view, layout, spared=spared)
     if not change.blockers:
         return change.plan
     if policy is InUsePolicy.REFUSE:

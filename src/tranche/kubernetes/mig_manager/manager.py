@@ -46,6 +46,7 @@ from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 from tranche.kubernetes.mig_manager.moment import Moment
+from tranche.kubernetes.mig_manager.newcomers import Newcomers
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, asking, wanted_layout
@@ -113,6 +114,7 @@ class MigManager:
         self._claims: Memory = {}
         self._eviction_answers: dict[PodRef, str] = {}
         self._working_since: float | None = None
+        self._newcomers = Newcomers()
         self._trouble = "it has not looked at the node yet"
         self._outdated = False  # whether GPUs and holdings are to be read anew before the next decision
         services.inventory.expect_marks()
@@ -348,26 +350,33 @@ class MigManager:
         if situation.unseen is not None:  # what was marked stays so, as nothing else is known
             inventory.condemn(inventory.condemned)
             return situation, None
+        situation = self._sparing(situation, inventory.condemned)
         decision = decide(situation)
         while self._outdated or not decision.condemned <= inventory.condemned:
-            inventory.condemn(inventory.condemned | decision.condemned)
+            marked = inventory.condemned
+            inventory.condemn(marked | decision.condemned)
             self._outdated = True
             try:
                 snapshot = await inventory.refresh()
             except TrancheError as error:
                 return situation, error
             self._outdated = False
-            situation = replace(situation, view=snapshot.view)
+            # What was marked just now may have been given away until then, and in good faith if there were marks before.
+            situation = self._sparing(replace(situation, view=snapshot.view), marked or inventory.condemned)
             decision = decide(situation)
         if inventory.condemn(decision.condemned):
             with suppress(TrancheError):  # the inventory tries again, and until then the marks stay
                 await inventory.refresh()
         return situation, None
 
+    def _sparing(self, situation: NodeSituation, marked: frozenset[str]) -> NodeSituation:
+        wanted = wanted_layout(situation.node)
+        return replace(situation, spared=self._newcomers.after(wanted, situation.view, marked))
+
     async def _work(self, situation: NodeSituation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
-        work = _CutWork(layout, situation.policy, decision.condemned)
+        work = _CutWork(layout, situation, decision.condemned)
         self._working_since = self._clock()
         try:
             await self._services.inventory.refresh()
@@ -413,9 +422,10 @@ class _CutWork:
     `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it was to change the MIG mode of some GPU.
     """
 
-    def __init__(self, layout: Layout, policy: InUsePolicy, condemned: frozenset[str]) -> None:
+    def __init__(self, layout: Layout, situation: NodeSituation, condemned: frozenset[str]) -> None:
         self._layout = layout
-        self._policy = policy
+        self._policy = situation.policy
+        self._spared = situation.spared
         self._condemned = condemned
         self.refused = False
         self.changed_mode = False
@@ -423,7 +433,7 @@ class _CutWork:
     def deciding(self, view: NodeView) -> Plan:
         """The decision to cut; StateMoved when it would take what a pod might just be given."""
         self.refused = True
-        plan = work_plan(view, self._layout, self._policy)
+        plan = work_plan(view, self._layout, self._policy, self._spared)
         if condemned_by(plan, view) - self._condemned:
             raise StateMoved("the GPUs are no longer as they were when the layout was planned")
         return self._carried_out(plan)
