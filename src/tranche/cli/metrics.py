@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -15,6 +12,7 @@ from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
+from tranche.node.files import write_text
 
 
 @click.command(cls=TrancheCommand)
@@ -55,19 +53,4 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     if textfile is None:
         click.echo(exposition.openmetrics_text(families, samples), nl=False)
     else:
-        _replace(textfile, exposition.textfile_text(families, samples))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside the file, under a name that no collector reads, and rename."""
-    draft = ""
-    try:
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(descriptor, "w") as file:
-            file.write(text)
-        os.chmod(draft, 0o644)  # node exporter is another user
-        os.replace(draft, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="choose a folder that you may write") from error
+        write_text(str(textfile), exposition.textfile_text(families, samples))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import yaml
 
 from tranche.core.errors import PermissionDenied, TrancheError, UsageError
 from tranche.node.bounded import LIMIT, read_all, read_bounded
+from tranche.node.output_file import write_output
 from tranche.node.yaml_reader import NotYaml, load_yaml
 
 STANDARD_STREAM = "-"
@@ -58,27 +57,13 @@ def yaml_text(data: object) -> str:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a whole file or none of it; `-` is stdout."""
+    """Write a whole file or none of it, as `write_output` does; `-` is stdout. PermissionDenied or UsageError when that fails."""
     if path == STANDARD_STREAM:
         sys.stdout.write(text)
         sys.stdout.flush()  # what cannot be written must not be called done
         return
-    target = Path(path)
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device, which cannot be replaced
-            target.write_text(text)
-            return
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            os.write(descriptor, text.encode())
-            os.fchmod(descriptor, 0o644)
-        finally:
-            os.close(descriptor)
-        try:
-            os.replace(temporary, target)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        write_output(Path(path), text.encode())
     except PermissionError as reason:
         raise PermissionDenied(f"no permission to write {path}") from reason
     except OSError as reason:
