@@ -12,9 +12,9 @@ from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuInstance, GpuState, NodeState
+from tranche.core.state import GpuInstance, GpuState, InstanceKey, NodeState
 from tranche.planning.plan import Plan
-from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
 def free_placements(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> tuple[Placement, ...]:
@@ -58,6 +58,9 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
                 assert gone is not None
                 assert not gone.processes
                 assert not view.holders_of(gpu.key(gone))
+            case TakesSharing(occupant):
+                slot_of = None if occupant is None else InstanceKey(gpu.uuid, occupant.profile, occupant.placement)
+                assert not view.grants_on(gpu.uuid) if slot_of is None else not view.holders_of(slot_of)
             case TakesRoom(slot):
                 _check_room(view, gpu, slot)
             case _:

@@ -12,10 +12,12 @@ from tranche.core.allocation import NodeView
 from tranche.core.events import (
     BootEnded,
     ChangeBegun,
+    DaemonFault,
     Event,
     EventData,
     EventKind,
     HeldTwice,
+    LimitsLost,
     PlanRecovered,
     PlanUndone,
     RequestCancelled,
@@ -50,6 +52,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         PlanUndone("p", "HardwareError", "GPU-0"),
         UndoIncomplete("p", "GpuBusy"),
         PlanRecovered("p", "layout x"),
+        LimitsLost(grants),
+        DaemonFault("GPU-0", "its server is in state FAULT"),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 

@@ -91,7 +91,8 @@ class Node:
     def host(self, **options: Any) -> Iterator[Host]:
         """The agent; in this process NVML is the simulator from here on."""
         with self.driver() as driver:
-            host = Host(driver, self.state_dir, **options)
+            environment = {**os.environ, **self.machine.environment()}
+            host = Host(driver, self.state_dir, **{"environment": environment, **options})
             try:
                 yield host
             finally:

@@ -300,7 +300,7 @@ def test_saved_plans_journal_undo_guards_and_repertoire_refuse_it(cut: Node) -> 
             lambda: plan_from_dict(plan_to_dict(Plan("saved", (step,)))),
             lambda: undo_steps([record], gpu),
             lambda: Guards(host.ledger, BUILT_IN.kinds).check(step, gpu, ""),
-            lambda: BUILT_IN.carry_out(step, gpu, Tools(host.driver, lambda seconds: None)),
+            lambda: BUILT_IN.carry_out(step, gpu, Tools(host.driver, host.daemons, lambda seconds: None)),
         ]
         with host.ledger.read() as db:
             refusals.append(lambda: journal.step_records(db, "p"))
@@ -318,7 +318,16 @@ def test_a_kind_of_the_same_name_is_another_kind(cut: Node) -> None:
 # Without its act the type checker refuses it
 
 SOURCE = Path(tranche.__file__).parent
-STEP_CLASSES = {"SetMigMode", "ResetGpu", "DestroyInstance", "CreateInstance", "SlotStep"}
+STEP_CLASSES = {
+    "SetMigMode",
+    "ResetGpu",
+    "DestroyInstance",
+    "CreateInstance",
+    "StartMps",
+    "StopMps",
+    "SlotStep",
+    "DeviceStep",
+}
 
 
 def asked_kinds(path: Path) -> set[str]:

@@ -24,6 +24,7 @@ from tranche.planning.steps import (
     TakesGpu,
     TakesInstance,
     TakesRoom,
+    TakesSharing,
 )
 from tranche.planning.undo import StepRecord, StepStatus, undo_steps
 
@@ -44,6 +45,8 @@ def carry_out(gpu: GpuState, step: Step) -> GpuState:
         match taking:
             case TakesGpu():
                 assert not gpu.instances
+            case TakesSharing():
+                pass
             case TakesInstance(slot):
                 assert gpu.instance_in(slot) is not None
             case TakesRoom(slot):

@@ -52,7 +52,9 @@ def open_host(settings: Settings, *, reading: bool = False, anywhere: bool = Fal
 
         places = register_places(settings, reading=reading, anywhere=anywhere)
         recovered = _say_recovered if reading else lambda purpose: None
-        host = Host(driver, places.state_dir, reading=reading, recovered=recovered)
+        host = Host(
+            driver, places.state_dir, environment=child_environment(settings), reading=reading, recovered=recovered
+        )
         try:
             yield host
         finally:

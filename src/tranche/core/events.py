@@ -37,6 +37,8 @@ class EventKind(StrEnum):
     UNDONE = "Undone"
     UNDO_INCOMPLETE = "UndoIncomplete"
     RECOVERED = "Recovered"
+    LIMITS_LOST = "LimitsLost"
+    DAEMON_FAULT = "DaemonFault"
     BOOT_ENDED = "BootEnded"
     OTHER = "Other"
 
@@ -133,6 +135,23 @@ class PlanRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsLost:
+    """The limits of a share are not kept any more, since the daemon that kept them has died; `grants` as they are now."""
+
+    kind: ClassVar = EventKind.LIMITS_LOST
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFault:
+    """The MPS daemon of a device lets nobody in, for the reason in `fault`; or lets them in again, where that is empty."""
+
+    kind: ClassVar = EventKind.DAEMON_FAULT
+    device_uuid: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class BootEnded:
     """The cut at boot has ended. `boot_id` is the kernel's name of that start of the machine.
 
@@ -157,6 +176,8 @@ EventData = (
     | PlanUndone
     | UndoIncomplete
     | PlanRecovered
+    | LimitsLost
+    | DaemonFault
     | BootEnded
 )
 
@@ -213,6 +234,10 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
         case UndoIncomplete(plan_id, reason):
             return {"planId": plan_id, "reason": reason}
+        case LimitsLost(grants):
+            return {"grants": [grant_to_dict(grant) for grant in grants]}
+        case DaemonFault(device_uuid, fault):
+            return {"deviceUUID": device_uuid, "fault": fault}
         case BootEnded(boot_id, asked, reason):
             return {"bootId": boot_id, "asked": asked, "reason": reason}
 
@@ -239,6 +264,10 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return UndoIncomplete(data["planId"], data["reason"])
         case EventKind.RECOVERED:
             return PlanRecovered(data["planId"], data["purpose"])
+        case EventKind.LIMITS_LOST:
+            return LimitsLost(tuple(map(grant_from_dict, data["grants"])))
+        case EventKind.DAEMON_FAULT:
+            return DaemonFault(data["deviceUUID"], data["fault"])
         case EventKind.BOOT_ENDED:
             return BootEnded(data["bootId"], data["asked"], data["reason"])
         case _:

@@ -21,6 +21,25 @@ class MigMode(StrEnum):
     ENABLED = "enabled"
 
 
+class ComputeMode(StrEnum):
+    """Who may use a GPU: DEFAULT everybody, EXCLUSIVE one process at a time (an MPS server, say), PROHIBITED nobody."""
+
+    DEFAULT = "default"
+    EXCLUSIVE = "exclusive-process"
+    PROHIBITED = "prohibited"
+
+
+class DaemonState(StrEnum):
+    """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: a client's fault ended all of
+    its clients, and those who come are refused until the last has gone. LOST: its process died, and its limits with it.
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    FAULT = "fault"
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process that the driver lists on a GPU or an instance; `memory` in bytes, None when the driver cannot say."""
@@ -100,12 +119,25 @@ class GpuInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """An MPS daemon of Tranche's, for one device: a GPU that is not cut (no `slot`), or the instance in a slot.
+
+    `limit` is the most that one of its clients may have, in bytes, 0 while it is not known.
+    """
+
+    slot: InstanceKey | None
+    device_uuid: str
+    state: DaemonState
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GpuState:
     """One GPU. `memory` and `memory_free` in bytes.
 
     `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
     with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is
-    CUDA's, major and minor.
+    CUDA's, major and minor. `daemons` are Tranche's own, which no driver knows.
     """
 
     index: int
@@ -129,6 +161,8 @@ class GpuState:
     numa_node: int | None = None
     lost: bool = False
     compute_capability: tuple[int, int] | None = None
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    daemons: tuple[MpsDaemon, ...] = ()
 
     @property
     def label(self) -> str:
@@ -179,6 +213,10 @@ class GpuState:
         """The instance with exactly that placement, when it has that profile."""
         instance = self.instance_at(slot.placement)
         return instance if instance is not None and instance.profile == slot.profile else None
+
+    def daemon_of(self, slot: InstanceKey | None) -> MpsDaemon | None:
+        """The MPS daemon of the instance in that slot; of the GPU itself without a slot."""
+        return next((daemon for daemon in self.daemons if daemon.slot == slot), None)
 
     def key(self, instance: GpuInstance) -> InstanceKey:
         """The slot of one of this GPU's instances."""

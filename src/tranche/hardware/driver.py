@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuState, NodeState
+from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.hardware.visible_devices import Scope
 
 
@@ -31,6 +31,10 @@ class Driver(Protocol):
 
     def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
         """Ask for a MIG mode; whether it is effective shows in the next observation."""
+        ...
+
+    def set_compute_mode(self, gpu_uuid: str, mode: ComputeMode) -> None:
+        """Say who may use a GPU that is not cut. The driver forgets it when it is unloaded."""
         ...
 
     def reset_gpu(self, gpu_uuid: str) -> None:

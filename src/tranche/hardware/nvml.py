@@ -18,7 +18,7 @@ from tranche.core.errors import GpuNotFound, HardwareError, LayoutImpossible
 from tranche.core.family import family_of_architecture
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuInstance, GpuState, MigMode, NodeState
+from tranche.core.state import ComputeMode, GpuInstance, GpuState, MigMode, NodeState
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
@@ -26,6 +26,11 @@ from tranche.hardware.nvml_profiles import GpuProfiles, read_profiles
 from tranche.hardware.visible_devices import VARIABLE, scope_of
 
 _RESET_SECONDS = 120.0
+_COMPUTE_MODES = {
+    ComputeMode.DEFAULT: pynvml.NVML_COMPUTEMODE_DEFAULT,
+    ComputeMode.EXCLUSIVE: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+    ComputeMode.PROHIBITED: pynvml.NVML_COMPUTEMODE_PROHIBITED,
+}
 # What NVML says of one GPU that cannot be reached while the others can: nvml.h names the first four for
 # nvmlDeviceGetHandleByIndex, and a GPU that fell off the bus often answers with an unknown error.
 _ONE_GPU_FAILED = (
@@ -74,6 +79,11 @@ class NvmlDriver:
         """Ask for a MIG mode. NVML reports success while the change is still pending: observe to learn which."""
         with explained(f"{'enable' if enabled else 'disable'} MIG mode on {self._named(gpu_uuid)}"):
             pynvml.nvmlDeviceSetMigMode(self._handle(gpu_uuid), int(enabled))
+
+    def set_compute_mode(self, gpu_uuid: str, mode: ComputeMode) -> None:
+        """Say who may use a GPU that is not cut."""
+        with explained(f"set the compute mode of {self._named(gpu_uuid)} to {mode}"):
+            pynvml.nvmlDeviceSetComputeMode(self._handle(gpu_uuid), _COMPUTE_MODES[mode])
 
     def reset_gpu(self, gpu_uuid: str) -> None:
         """Reset one GPU with nvidia-smi: NVML has no call for it."""
@@ -209,6 +219,7 @@ class NvmlDriver:
             minor=_optional(pynvml.nvmlDeviceGetMinorNumber, handle),
             numa_node=_optional(pynvml.nvmlDeviceGetNumaNodeId, handle),
             compute_capability=_pair(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            compute_mode=_compute_mode(_optional(pynvml.nvmlDeviceGetComputeMode, handle)),
         )
 
     def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> GpuProfiles:
@@ -232,6 +243,11 @@ def _read_mode(handle: Any) -> tuple[MigMode, MigMode]:
 
 def _mode(value: int) -> MigMode:
     return MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else MigMode.DISABLED
+
+
+def _compute_mode(value: int | None) -> ComputeMode:
+    """The mode of that number; that of a driver which names none, or another, lets everybody in."""
+    return next((mode for mode, number in _COMPUTE_MODES.items() if number == value), ComputeMode.DEFAULT)
 
 
 def _optional(query: Any, handle: Any) -> int | None:

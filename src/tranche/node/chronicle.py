@@ -87,6 +87,24 @@ def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str) 
     _write(db, time, ShareReleased(why), why, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
+def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation) -> None:
+    """The daemon that kept an allocation's limits has died."""
+    from tranche.core.events import LimitsLost
+
+    message = "the MPS daemon of its device has died: nothing limits its memory any more"
+    data = LimitsLost(allocation.grants)
+    _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
+def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> None:
+    """An MPS daemon lets nobody in any more, or, without a fault, lets them in again."""
+    from tranche.core.events import DaemonFault
+
+    message = f"the MPS daemon of {device_uuid} lets nobody in: {fault}" if fault else ""
+    message = message or f"the MPS daemon of {device_uuid} lets clients in again"
+    _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
+
+
 def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str) -> None:
     """A plan failed and was undone."""
     from tranche.core.events import PlanUndone

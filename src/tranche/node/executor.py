@@ -23,6 +23,7 @@ from tranche.node.acts import BUILT_IN
 from tranche.node.deciding import take_gpu
 from tranche.node.guards import Guards
 from tranche.node.ledger import Ledger
+from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.records import disown_instances, own_instance, owned_instances
 from tranche.node.repertoire import Repertoire, Tools
 from tranche.planning.steps import BuiltInStep, Step
@@ -44,6 +45,7 @@ class Executor:
         driver: Driver,
         ledger: Ledger,
         locks: Path,
+        daemons: MpsDaemons,
         *,
         repertoire: Repertoire[BuiltInStep] = BUILT_IN,
         clock: Callable[[], float] = time.time,
@@ -57,7 +59,7 @@ class Executor:
         self._clock = clock
         self._boundary = boundary
         self._guards = Guards(ledger, repertoire.kinds)
-        self._tools = Tools(driver, sleep)
+        self._tools = Tools(driver, daemons, sleep)
 
     def execute(
         self,
@@ -155,7 +157,7 @@ class Executor:
         failed: threading.Event,
     ) -> TrancheError | None:
         try:
-            gpu = self._driver.observe_gpu(gpu_uuid)
+            gpu = self._tools.observe_gpu(gpu_uuid)
             for ordinal, record in enumerate(records):
                 if record.step.gpu_uuid != gpu_uuid:
                     continue
@@ -197,7 +199,7 @@ class Executor:
     def _undo_gpu(self, records: Sequence[StepRecord], gpu_uuid: str, allocation_id: str) -> TrancheError | None:
         first: TrancheError | None = None
         try:
-            gpu = self._driver.observe_gpu(gpu_uuid)
+            gpu = self._tools.observe_gpu(gpu_uuid)
             for undo in undo_steps(records, gpu, self.repertoire.kinds):
                 try:
                     if not undo.step.in_effect(gpu):
@@ -207,7 +209,7 @@ class Executor:
                         _record_ownership(db, undo.ownership)
                 except TrancheError as error:
                     first = first or error
-                    gpu = self._driver.observe_gpu(gpu_uuid)
+                    gpu = self._tools.observe_gpu(gpu_uuid)
                 self._boundary()
         except TrancheError as error:
             first = first or error

@@ -19,7 +19,7 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
 from tranche.node.ledger import Ledger
 from tranche.planning.plan import Plan
-from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
 class Guards:
@@ -41,6 +41,8 @@ class Guards:
                     self._check_instance(occupant, gpu)
                 case TakesGpu():
                     self._check_whole(step, gpu)
+                case TakesSharing():
+                    pass  # who holds a part is in the ledger, and the server that it runs in goes with the daemon
                 case TakesRoom():
                     pass  # an instance that is there already is seen by the step, and by the driver
                 case _:
@@ -99,8 +101,17 @@ def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: s
             case TakesGpu():
                 if holder := register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id):
                     raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
+            case TakesSharing(occupant):
+                if holder := _holder_of_device(db, step, occupant, allocation_id):
+                    raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
             case _:
                 assert_never(taking)
+
+
+def _holder_of_device(db: sqlite3.Connection, step: Step, occupant: Occupant | None, allocation_id: str) -> str:
+    if occupant is None:
+        return register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id)
+    return _holder_of_room(db, step, occupant, allocation_id)
 
 
 def _holder_of_room(db: sqlite3.Connection, step: Step, room: Occupant, allocation_id: str) -> str:

@@ -16,7 +16,7 @@ from tranche.core.keeper import Keeper
 from tranche.core.request import Request
 from tranche.node import chronicle, journal, register
 from tranche.node.ledger import Ledger
-from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 from tranche.planning.undo import StepStatus
 
 
@@ -120,6 +120,9 @@ def _takes(step: Step, grant: Grant) -> bool:
         match taking:
             case TakesInstance(occupant) | TakesRoom(occupant):
                 if grant.slot is None or grant.slot.placement.overlaps(occupant.placement):
+                    return True
+            case TakesSharing(of):
+                if of is None or grant.slot is None or grant.slot.placement.overlaps(of.placement):
                     return True
             case TakesGpu():
                 return True

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +26,17 @@ from tranche.core.errors import (
     WaitTimeout,
 )
 from tranche.core.keeper import ProcessKeeper
+from tranche.core.lost_limits import with_lost_limits
 from tranche.core.request import Request
+from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.hardware.simulated_containers import meets_this_machine
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
 from tranche.node.adoption import shares_of_processes
+from tranche.node.apart import carry_out_apart
+from tranche.node.daemon_care import DaemonCare
 from tranche.node.deciding import slow_decision, take_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
@@ -40,6 +44,7 @@ from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger, open_to_read
 from tranche.node.locks import FileLock
+from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
@@ -47,6 +52,7 @@ from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
+from tranche.planning.daemons import with_daemons
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -98,10 +104,11 @@ class Host:
         sleep: Callable[[float], None] = time.sleep,
         new_id: Callable[[], str] = new_id,
         boundary: Callable[[], None] = lambda: None,
+        environment: Mapping[str, str] = os.environ,
         reading: bool = False,
         recovered: Callable[[str], None] = lambda purpose: None,
     ) -> None:
-        """Somebody who only reads needs no right and no room to write: `reading`.
+        """Somebody who only reads needs no right and no room to write: `reading`. `environment` leads to the driver's programs.
 
         `recovered` is told the purpose of each interrupted plan that this process undid.
         """
@@ -113,17 +120,22 @@ class Host:
         self._new_id = new_id
         self._repertoire = repertoire
         self._boundary = boundary
+        self.daemons = MpsDaemons(self.places, environment)
         self._executor = Executor(
             driver,
             self.ledger,
             self.places.gpu_locks,
+            self.daemons,
             repertoire=repertoire,
             clock=clock,
             sleep=sleep,
             boundary=boundary,
         )
         self.holders = Holders(self.ledger, repertoire.kinds, clock=clock, new_id=new_id, boundary=boundary)
-        self._recovery = Recovery(self.ledger, self.places, self._executor, clock, recovered)
+        self._care = DaemonCare(self.daemons, self.ledger, self._executor, clock=clock, new_id=new_id)
+        self._recovery = Recovery(
+            self.ledger, self.places, self._executor, clock, self._care.given_back, recovered=recovered
+        )
 
     @cached_property
     def _session(self) -> tuple[str, FileLock]:
@@ -150,7 +162,15 @@ class Host:
     def _something_to_clear(self) -> bool:
         """Whether there is, and this process may clear it."""
         may = not self.ledger.read_only and self.driver.scope is not Scope.PARTS
-        return may and (self._recovery.needed() or self._adoption_due())
+        return may and (self._recovery.needed() or self._adoption_due() or self._care.needed())
+
+    def observe(self) -> NodeState:
+        """Every GPU as it is now, with its daemons."""
+        return self.daemons.on_node(self.driver.observe())
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        return self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid))
 
     def look(self, unsettled: Callable[[TrancheError], None]) -> NodeView:
         """The machine as it is now, for somebody who only looks.
@@ -213,7 +233,7 @@ class Host:
         """
         with self._deciding(seconds), self.ledger.waiting(seconds):
             view = self._current_view()
-            plan = decide(view)
+            plan = with_daemons(decide(view), (), view)
             if plan.empty:
                 return plan
             self._repertoire.check(plan.steps)
@@ -225,7 +245,7 @@ class Host:
                     journal.open_plan(db, plan_id, part, session=self._session[0], created=self._clock())
                     chronicle.change_begun(db, self._clock(), plan_id, part.purpose)
             self._boundary()
-        self._carry_out_apart(tuple(parts), progress, seconds)
+        carry_out_apart(tuple(parts), lambda plan_id: self._carry_out(plan_id, "", progress, seconds))
         return plan
 
     def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
@@ -301,6 +321,7 @@ class Host:
             waiter = next((waiter for waiter in queue if waiter.id == ticket.id), None)
             if waiter is None:
                 raise AllocationUnknown(f"request {ticket.id} is no longer in the queue")
+            decision = replace(decision, plan=with_daemons(decision.plan, decision.grants, view))
             held, plan_id = self._promise(decision, waiter, view)
         decided()
         if plan_id:
@@ -377,46 +398,29 @@ class Host:
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""
         with self.ledger.write() as db:
-            if not register.remove_allocation(db, allocation_id):
+            found = next((each for each in register.allocations(db) if each.id == allocation_id), None)
+            if found is None:
                 raise AllocationUnknown(
                     f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
                 )
+            register.remove_allocation(db, allocation_id)
             chronicle.released(db, self._clock(), allocation_id, why)
+        self._care.given_back(found.grants, True)
         self._boundary()
         drop_state_file(self.places.allocation(allocation_id))
 
-    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
+    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = (), killed: bool = False) -> Remains:
         """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives.
 
-        `orphans` are this process's children that came of the command, oldest first.
+        `orphans` are this process's children that came of the command, oldest first. `killed` says that a signal ended it.
         """
         if orphans:
             # Nobody else can find them: the register must name one before the lock is free.
-            self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans)
+            self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
         held.lock.release()
-        remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans)
+        remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
         self._boundary()
         return remains
-
-    def _carry_out_apart(self, plan_ids: Sequence[str], progress: Progress, seconds: float | None) -> None:
-        """Carry out plans of different GPUs at the same time; what fails of one leaves the others alone."""
-        if len(plan_ids) == 1:
-            self._carry_out(plan_ids[0], "", progress, seconds)
-            return
-
-        def carry_out(plan_id: str) -> TrancheError | None:
-            try:
-                self._carry_out(plan_id, "", progress, seconds)
-            except TrancheError as error:
-                return error
-            return None
-
-        from concurrent.futures import ThreadPoolExecutor  # slow to import, and needed by the agent only
-
-        with ThreadPoolExecutor(max_workers=len(plan_ids), thread_name_prefix="change") as pool:
-            errors = [error for error in pool.map(carry_out, plan_ids) if error is not None]
-        if errors:
-            raise _of_several(errors, done=len(plan_ids) - len(errors))
 
     def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress, seconds: float | None) -> None:
         with self.ledger.read() as db:
@@ -445,6 +449,8 @@ class Host:
         view, working = self._gather()
         if self._adoption_due():
             self._adopt_shares(view)
+            view, working = self._gather()
+        if self._care.look_after(view, working, lambda: self._session[0]):
             view, working = self._gather()
         return self._recovery.forget_gone_instances(view, working)
 
@@ -477,17 +483,8 @@ class Host:
             plans = journal.running_plans(db, self._repertoire.kinds)
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
-        return NodeView(self.driver.observe(), allocations, ours, changing), working
-
-
-def _of_several(errors: Sequence[TrancheError], *, done: int) -> TrancheError:
-    """What happened on each GPU that failed, and that the change is done on so many others."""
-    first = errors[0]
-    messages = "; ".join(error.message for error in errors)
-    rest = f"; it is done on the other {done} GPUs" if done > 1 else "; it is done on the other GPU" if done else ""
-    error = type(first)(f"{messages}{rest}", hint=first.hint)
-    error.gpu_uuid = first.gpu_uuid
-    return error
+        node = self.observe()
+        return NodeView(node, with_lost_limits(allocations, node), ours, changing), working
 
 
 def _capacities(allocation: Allocation, view: NodeView) -> dict[WholeGpu | Slice, int]:

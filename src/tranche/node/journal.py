@@ -84,14 +84,21 @@ def begin_undo(db: sqlite3.Connection, plan_id: str) -> None:
 
 
 def close_plan(
-    db: sqlite3.Connection, plan_id: str, status: PlanStatus, *, ended: float, interrupted: bool = False
+    db: sqlite3.Connection,
+    plan_id: str,
+    status: PlanStatus,
+    *,
+    ended: float,
+    interrupted: bool = False,
+    counted: bool = True,
 ) -> None:
     """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped.
 
-    `ended` is seconds since the epoch; `interrupted` says that another process than its own ends it.
+    `ended` is seconds since the epoch; `interrupted` says that another process than its own ends it. A plan
+    that nobody asked for is not `counted` among the changes.
     """
     row = db.execute("SELECT created, allocation_id FROM plans WHERE id = ?", (plan_id,)).fetchone()
-    if row is not None:
+    if row is not None and counted:
         outcome = ChangeOutcome.DONE if status is PlanStatus.DONE else ChangeOutcome.UNDONE
         outcome = ChangeOutcome.INTERRUPTED if interrupted else outcome
         count_change(db, ChangeKind.REQUEST if row[1] else ChangeKind.LAYOUT, outcome, ended - row[0])

@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
+from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.node import records, register
 from tranche.node.ledger import open_to_read
 from tranche.node.leftovers import anything_left
+from tranche.node.mps_records import DaemonRecords
+from tranche.node.mps_view import node_with_daemons
 from tranche.node.session import Places
 
 
@@ -24,14 +27,17 @@ def look(driver: Driver, places: Places, unsettled: Callable[[TrancheError], Non
     try:
         with ledger.read() as db:
             left = (not ledger.read_only or ledger.unwritable is not None) and anything_left(db, places)
+            allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned = records.owned_instances(db) | _being_made(db)
-            known = register.allocations(db), owned, records.changing_gpus(db)
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
         unsettled(ledger.unwritable)
         left = False
-    return _view_of_host(driver, places, unsettled) if left else NodeView(driver.observe(), *known)
+    if left:
+        return _view_of_host(driver, places, unsettled)
+    node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
+    return NodeView(node, with_lost_limits(allocations, node), owned, changing)
 
 
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Grant, NodeView
 from tranche.core.evidence import Life
 from tranche.core.keeper import ProcessKeeper
 from tranche.node import chronicle, journal, records, register
@@ -33,13 +33,17 @@ class Recovery:
         places: Places,
         executor: Executor,
         clock: Callable[[], float],
+        given_back: Callable[[Sequence[Grant], bool], None] = lambda grants, killed: None,
         recovered: Callable[[str], None] = lambda purpose: None,
     ) -> None:
-        """`recovered` is told the purpose of each plan that was undone."""
+        """`given_back` is told the grants of each share that was freed, and whether its processes may have been killed.
+
+        `recovered` is told the purpose of each plan that was undone."""
         self._ledger = ledger
         self._places = places
         self._executor = executor
         self._clock = clock
+        self._given_back = given_back
         self._recovered = recovered
 
     def needed(self) -> bool:
@@ -89,10 +93,12 @@ class Recovery:
             records.disown_instances(db, gone)
         return dataclasses.replace(view, owned=view.owned - gone)
 
-    def settle_share(self, allocation_id: str, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
+    def settle_share(
+        self, allocation_id: str, *, why: str, orphans: Sequence[Process] = (), killed: bool = True
+    ) -> Remains:
         """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded.
 
-        `orphans` are the caller's children that came of it, oldest first.
+        `orphans` are the caller's children that came of it, oldest first. `killed` says that it may have been.
         """
         with self._ledger.read() as db:
             allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
@@ -108,6 +114,7 @@ class Recovery:
                 if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
                     chronicle.kept(db, self._clock(), allocation_id, keeper)
         if gone:
+            self._given_back(allocation.grants, killed)
             drop_state_file(self._places.allocation(allocation_id))
         return remains
 

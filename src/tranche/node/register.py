@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
@@ -114,6 +114,14 @@ def activate_allocation(db: sqlite3.Connection, allocation_id: str) -> None:
 def set_keeper(db: sqlite3.Connection, allocation_id: str, keeper: Keeper) -> None:
     """Record who keeps an allocation."""
     db.execute("UPDATE allocations SET keeper = ? WHERE id = ?", (json.dumps(keeper_to_dict(keeper)), allocation_id))
+
+
+def set_grants(db: sqlite3.Connection, allocation_id: str, grants: Sequence[Grant]) -> None:
+    """Record what has become of an allocation's grants. What each takes of its device stays as it is."""
+    db.executemany(
+        "UPDATE grants SET grant = ? WHERE allocation_id = ? AND ordinal = ?",
+        [(json.dumps(grant_to_dict(grant)), allocation_id, ordinal) for ordinal, grant in enumerate(grants)],
+    )
 
 
 def remove_allocation(db: sqlite3.Connection, allocation_id: str) -> bool:

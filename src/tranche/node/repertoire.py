@@ -12,6 +12,7 @@ from typing import Any, Generic, Never, TypeVar
 
 from tranche.core.state import GpuState
 from tranche.hardware.driver import Driver
+from tranche.node.mps_daemons import MpsDaemons
 from tranche.planning.steps import Kinds, Step
 
 
@@ -20,7 +21,12 @@ class Tools:
     """What an act works with. `sleep` takes seconds."""
 
     driver: Driver
+    daemons: MpsDaemons
     sleep: Callable[[float], None]
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        return self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid))
 
 
 Known = TypeVar("Known", bound=Step, contravariant=True)
@@ -55,7 +61,7 @@ class Repertoire(Generic[Known]):
         """Do the step on the GPU, last seen as given; the GPU as it is afterwards. The step's own error when nothing shows."""
         self._kinds.check(step)
         self._acts[type(step)](step, gpu, tools)
-        after = tools.driver.observe_gpu(gpu.uuid)
+        after = tools.observe_gpu(gpu.uuid)
         if not step.in_effect(after):
             raise step.not_shown(after)
         return after

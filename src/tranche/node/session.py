@@ -57,6 +57,11 @@ class Places:
         """The name of the machine's MIG manager, which outlives its restarts."""
         return self.state_dir / "mig-manager"
 
+    @property
+    def mps(self) -> Path:
+        """The folder of the MPS daemons: their sockets, logs and records. The names of sockets must be short."""
+        return self.state_dir / "mps"
+
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""
         return self.state_dir / "locks" / "sessions" / name

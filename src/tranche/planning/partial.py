@@ -14,7 +14,7 @@ from tranche.planning.foresee import without
 from tranche.planning.gpu_users import gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
-from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
 def plan_after_blockers(view: NodeView, layout: Layout, decision: LayoutDecision) -> Plan:
@@ -60,6 +60,9 @@ def _taken_after(
     """The places that are taken once the step is done; None when it would touch somebody, or has no room yet."""
     for taking in step.takes:
         match taking:
+            case TakesSharing(spot):
+                if spot is not None and spot not in idle:
+                    return None
             case TakesInstance(spot):
                 if spot not in idle:
                     return None

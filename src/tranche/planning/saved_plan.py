@@ -7,7 +7,7 @@ from typing import assert_never
 from tranche.core.allocation import NodeView
 from tranche.planning.gpu_users import User, gpu_users
 from tranche.planning.plan import Plan
-from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
 def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
@@ -33,6 +33,9 @@ def _takes(step: Step, user: User) -> bool:
         match taking:
             case TakesInstance(slot) | TakesRoom(slot):
                 if user.occupant is not None and user.occupant.placement.overlaps(slot.placement):
+                    return True
+            case TakesSharing(of):
+                if of is None or (user.occupant is not None and user.occupant.placement.overlaps(of.placement)):
                     return True
             case TakesGpu():
                 return True

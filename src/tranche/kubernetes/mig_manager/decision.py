@@ -43,7 +43,7 @@ from tranche.planning.gpu_users import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, lost_error, plan_layout
-from tranche.planning.steps import TakesGpu, TakesInstance, TakesRoom
+from tranche.planning.steps import TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 _LOOK_AT_OPERANDS_SECONDS = 1.0
 _REBOOT_TAKES_SECONDS = 60.0
@@ -192,7 +192,7 @@ def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
                 case TakesGpu():
                     gone.add(gpu.uuid)
                     gone.update(device.uuid for each in gpu.instances for device in each.compute_instances)
-                case TakesRoom():
+                case TakesRoom() | TakesSharing():
                     pass
                 case _:
                     assert_never(taking)

@@ -26,4 +26,11 @@ class TakesGpu:
     """The GPU as a whole is disturbed: nobody may hold any of it or run on it, and it may have no instances."""
 
 
-Taking = TakesInstance | TakesRoom | TakesGpu
+@dataclass(frozen=True, slots=True)
+class TakesSharing:
+    """A device can no longer be shared: nobody may hold a part of it. It is the instance in that slot, or without one the GPU."""
+
+    occupant: Occupant | None
+
+
+Taking = TakesInstance | TakesRoom | TakesGpu | TakesSharing

@@ -1,0 +1,131 @@
+"""The MPS daemons of this machine that are Tranche's: started and ended for acts, and seen beside what the driver says.
+
+Whoever calls what changes something holds the GPU's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tranche.core.errors import MpsFailed, VerificationFailed
+from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
+from tranche.hardware.driver import Driver
+from tranche.node.mps_records import DaemonRecord, DaemonRecords, record_of
+from tranche.node.mps_view import node_with_daemons, with_daemons_of
+from tranche.node.session import Places, boot_id
+
+if TYPE_CHECKING:
+    from tranche.hardware.mps_process import MpsProcess
+
+_DRAIN_SECONDS = 30.0
+
+
+class MpsDaemons:
+    """The daemons whose sockets lie in the state folder. `environment` is that in which NVIDIA's programs find the driver."""
+
+    def __init__(self, places: Places, environment: Mapping[str, str] = os.environ) -> None:
+        self.records = DaemonRecords(places.mps)
+        self._environment = environment
+
+    def process(self, device_uuid: str) -> MpsProcess:
+        """The daemon's process, living or not."""
+        from tranche.hardware.mps_process import MpsProcess  # slow to import, and most commands meet no daemon
+
+        return MpsProcess(self.records.pipes(device_uuid), self._environment)
+
+    # What is seen
+
+    def on_node(self, node: NodeState) -> NodeState:
+        """The node with its daemons."""
+        return node_with_daemons(node, self.records)
+
+    def on_gpu(self, gpu: GpuState) -> GpuState:
+        """The GPU with its daemons."""
+        return with_daemons_of(gpu, self.records.on(gpu.uuid))
+
+    def look_after(self, records: Sequence[DaemonRecord]) -> tuple[DaemonRecord, ...]:
+        """Ask these daemons how their servers are, and write down what has changed; the records that have."""
+        changed = []
+        for record in records:
+            if not record.ready or record.state is DaemonState.LOST:
+                continue
+            fault = self._fault(record)
+            if fault != record.fault:
+                changed.append(replace(record, fault=fault))
+                self.records.write(changed[-1])
+        return tuple(changed)
+
+    def _fault(self, record: DaemonRecord) -> str:
+        from tranche.hardware.mps_answers import ServerStatus
+
+        control = self.process(record.device_uuid).control
+        try:
+            if any(control.server_status(server) is ServerStatus.FAULT for server in control.servers()):
+                return "its server is in state FAULT"
+        except MpsFailed as error:
+            return error.message
+        return ""
+
+    # What is done
+
+    def start(
+        self,
+        gpu: GpuState,
+        slot: InstanceKey | None,
+        device_uuid: str,
+        limit: int,
+        driver: Driver,
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Have a daemon serve the device, with a limit of so many bytes that was read back; MpsFailed otherwise.
+
+        What an earlier daemon left behind is cleared first.
+        """
+        process = self.process(device_uuid)
+        process.check_path()
+        record = self.records.find(gpu.uuid, slot)
+        serving = record is not None and record.state is DaemonState.READY and record.device_uuid == device_uuid
+        if record is None:
+            record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
+        if not serving:
+            record = replace(record, ready=False, fault="", suspect=False, limit=0)
+            self.records.write(record)
+            process.stop(sleep=sleep)
+        if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
+            driver.set_compute_mode(gpu.uuid, ComputeMode.EXCLUSIVE)
+        daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
+        if daemon is None:
+            raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
+        limit = max(limit, record.limit)
+        process.control.limit_memory(limit)
+        record = replace(record, pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
+        self.records.write(replace(record, ready=True, limit=limit))
+
+    def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
+        """End the daemon of the device with its servers, and put the compute mode back."""
+        record = self.records.find(gpu.uuid, slot)
+        if record is None:
+            return
+        self.process(record.device_uuid).stop(sleep=sleep)
+        before = record.mode_before
+        if before is not None and gpu.compute_mode is ComputeMode.EXCLUSIVE and before is not gpu.compute_mode:
+            driver.set_compute_mode(gpu.uuid, before)
+        self.records.remove(record)
+
+    def drain(self, device_uuid: str, pids: Sequence[int]) -> bool:
+        """End the contexts of these clients, so that their processes can be killed; False when the server did not do it in time.
+
+        A client that is killed while a kernel of its runs can take its neighbours with it, or wedge the server.
+        """
+        control = self.process(device_uuid).control
+        drained = True
+        with suppress(MpsFailed):
+            for server in control.servers():
+                for client in control.clients(server):
+                    if client in pids:
+                        drained = control.terminate_client(server, client, seconds=_DRAIN_SECONDS) and drained
+        return drained

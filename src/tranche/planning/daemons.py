@@ -1,0 +1,79 @@
+"""The MPS daemons beside a plan: those in its way end first, and those that its parts need serve before anybody is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, overlap
+from tranche.core.grid import Occupant
+from tranche.core.sharing import Sharing
+from tranche.core.state import DaemonState, GpuState, InstanceKey, MpsDaemon
+from tranche.planning.plan import Plan
+from tranche.planning.steps import StartMps, Step, StopMps, TakesGpu, TakesInstance
+
+
+def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
+    """The plan with what its steps and its grants need of daemons; a step that it has already is not repeated."""
+    gpus = {uuid: view.node.gpu(uuid) for uuid in {*plan.gpu_uuids, *(grant.gpu_uuid for grant in grants)}}
+    first = tuple(step for gpu in gpus.values() for step in _ending(gpu, plan, grants) if step not in plan.steps)
+    last = tuple(step for step in _starting(gpus, grants) if step not in plan.steps)
+    if not first and not last:
+        return plan
+    steps = (*first, *plan.steps, *last)
+    touched = {step.gpu_uuid for step in (*first, *last)}
+    marks = {uuid: gpu.fingerprint for uuid, gpu in gpus.items() if uuid in touched}
+    return replace(plan, steps=steps, fingerprints={**marks, **plan.fingerprints})
+
+
+def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:
+    """Why nobody more may share that device by MPS while others do, in words; "" when they may."""
+    daemon = gpu.daemon_of(slot)
+    if daemon is not None and daemon.state is DaemonState.FAULT:
+        return "a fault ended its MPS server, which serves nobody until all who share it have ended"
+    if daemon is not None and daemon.state is DaemonState.LOST:
+        return "its MPS daemon has died, and nobody is let in until all who share it have ended"
+    return ""
+
+
+def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step]:
+    steps = plan.steps_on(gpu.uuid)
+    for daemon in gpu.daemons:
+        device = _device(gpu.uuid, daemon)
+        if _taken_by_steps(daemon, steps) or any(_displaces(grant, device) for grant in grants):
+            yield StopMps(gpu.uuid, _occupant(daemon))
+
+
+def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
+    for grant in grants:
+        if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
+            slot = grant.slot
+            occupant = None if slot is None else Occupant(slot.profile, slot.placement)
+            step = StartMps(grant.gpu_uuid, occupant, grant.memory)
+            if not step.in_effect(gpus[grant.gpu_uuid]):
+                yield step
+
+
+def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:
+    takings = [taking for step in steps for taking in step.takes]
+    occupant = _occupant(daemon)
+    return any(isinstance(each, TakesGpu) for each in takings) or any(
+        isinstance(each, TakesInstance) and each.occupant == occupant for each in takings
+    )
+
+
+def _displaces(grant: Grant, device: WholeGpu | Slice) -> bool:
+    """Whether the daemon of a device cannot stay when that is granted: it is the device, or a part of it in another way."""
+    if isinstance(grant, Part) and grant.sharing is Sharing.MPS and grant.device == device:
+        return False
+    return overlap(grant, device)
+
+
+def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
+    if daemon.slot is None:
+        return WholeGpu(gpu_uuid)
+    return Slice(gpu_uuid, daemon.slot.profile, daemon.slot.placement)
+
+
+def _occupant(daemon: MpsDaemon) -> Occupant | None:
+    return None if daemon.slot is None else Occupant(daemon.slot.profile, daemon.slot.placement)

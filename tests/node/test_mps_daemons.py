@@ -1,0 +1,364 @@
+"""MPS daemons on a simulated machine: they serve one device each, and whatever happens, nothing of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.node.machines import Node, change, create, destroy, enable, node_of
+from tests.node.processes import Child, in_child, isolated
+from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.errors import GpuBusy, MpsFailed, MpsPathTooLong, VerificationFailed
+from tranche.core.events import EventKind
+from tranche.core.grid import Occupant, Placement
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.profile import parse_profile
+from tranche.core.request import Isolation, Request, WholeGpus
+from tranche.core.sharing import Sharing
+from tranche.core.state import ComputeMode, DaemonState, GpuState, MpsDaemon
+from tranche.node import register
+from tranche.node.daemon_care import IDLE_SECONDS
+from tranche.node.host import Host
+from tranche.node.mps_records import DaemonRecords
+from tranche.node.session import process_lives, process_start_time
+from tranche.planning.plan import Plan
+from tranche.planning.steps import StartMps, Step, StopMps
+
+GIB = 2**30
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets; whatever daemon is left in it is ended."""
+    folder = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
+    yield folder
+    for record in DaemonRecords(folder / "tranche" / "mps").all():
+        if record.state in (DaemonState.READY, DaemonState.FAULT):
+            with suppress(ProcessLookupError):
+                os.kill(record.pid, signal.SIGKILL)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def t4(short: Path) -> Node:
+    """A T4, which has no MIG."""
+    return node_of(short, machine_type="g4dn.xlarge")
+
+
+@pytest.fixture
+def cut(short: Path) -> Node:
+    """One A100 with a 3g.20gb at 0."""
+    node = node_of(short, "A100-40GB")
+
+    def prepare() -> None:
+        with node.host() as host:
+            change(host, *enable(only(host)))
+            change(host, create(only(host), "3g.20gb", 0))
+
+    in_child(prepare)
+    return node
+
+
+def only(host: Host) -> GpuState:
+    (gpu,) = host.view().node.gpus
+    return gpu
+
+
+def daemon_of(host: Host) -> MpsDaemon:
+    (daemon,) = only(host).daemons
+    return daemon
+
+
+def start(gpu: GpuState, memory: int = 3 * GIB) -> StartMps:
+    return StartMps(gpu.uuid, None, memory)
+
+
+def place_of(gpu: GpuState) -> Occupant:
+    (occupant,) = gpu.occupants
+    return occupant
+
+
+def share(host: Host, device: WholeGpu | Slice, memory: int = 3 * GIB, name: str = "held") -> None:
+    """An allocation of a part, which this process keeps."""
+    part = Part(device, memory, Sharing.MPS)
+    allocation = Allocation(name, Request(WholeGpus(1)), (part,), Phase.ACTIVE, 1.0, "train.py")
+    with host.ledger.write() as db:
+        register.add_allocation(db, allocation, {device: 15 * GIB})
+        register.set_keeper(db, name, ProcessKeeper(os.getpid(), process_start_time(os.getpid())))
+
+
+def asked(host: Host, command: str) -> str:
+    """What the daemon of the only device answers."""
+    return host.daemons.process(daemon_of(host).device_uuid).control.ask(command)
+
+
+def nothing_left(node: Node, host: Host, mode: ComputeMode = ComputeMode.DEFAULT) -> None:
+    gpu = only(host)
+    assert (gpu.daemons, gpu.compute_mode) == ((), mode)
+    assert host.daemons.records.all() == ()
+    assert not [path for path in node.state_dir.glob("mps/*") if path.suffix != ".log"]
+    assert processes_of(node) == []
+
+
+def processes_of(node: Node) -> list[int]:
+    """The processes of MPS that were started for the node."""
+    found = []
+    for entry in os.scandir("/proc"):
+        with suppress(OSError):
+            if entry.name.isdigit() and b"nvidia-cuda-mps" in Path(entry.path, "cmdline").read_bytes():
+                environment = Path(entry.path, "environ").read_bytes()
+                if os.fsencode(f"CUDA_MPS_PIPE_DIRECTORY={node.state_dir}/") in environment:
+                    found.append(int(entry.name))
+    return found
+
+
+# They serve and they end
+
+
+@isolated
+def test_a_gpu_is_shared_and_given_back_as_it_was(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        daemon = daemon_of(host)
+        assert daemon == MpsDaemon(None, only(host).uuid, DaemonState.READY, 3 * GIB)
+        assert only(host).compute_mode is ComputeMode.EXCLUSIVE
+        assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "3G"
+        change(host, start(only(host), 5 * GIB))
+        assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "5G"
+        (pid,) = processes_of(t4)
+        change(host, StopMps(only(host).uuid, None))
+        nothing_left(t4, host)
+        assert process_start_time(pid) == 0
+
+
+@isolated
+def test_a_compute_mode_that_was_chosen_before_is_kept(t4: Node) -> None:
+    with t4.host() as host:
+        host.driver.set_compute_mode(only(host).uuid, ComputeMode.EXCLUSIVE)
+        change(host, start(only(host)))
+        change(host, StopMps(only(host).uuid, None))
+        nothing_left(t4, host, ComputeMode.EXCLUSIVE)
+
+
+@isolated
+def test_a_slice_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(cut: Node) -> None:
+    with cut.host() as host:
+        gpu = only(host)
+        change(host, StartMps(gpu.uuid, place_of(gpu), 4 * GIB))
+        (instance,) = gpu.instances
+        assert instance.whole_slice is not None
+        assert daemon_of(host).device_uuid == instance.whole_slice.uuid
+        assert daemon_of(host).slot == gpu.key(instance)
+        assert only(host).compute_mode is ComputeMode.DEFAULT
+        # The daemon's server is Tranche's own and does not count as somebody who uses the slice.
+        asked(host, f"start_server -uid {os.getuid()}")
+        assert asked(host, "get_server_list").split()
+        assert not only(host).all_processes
+        # Whoever takes the slice away has the daemon ended first.
+        change(host, destroy(only(host), "3g.20gb", 0))
+        assert only(host).instances == ()
+        nothing_left(cut, host)
+
+
+@isolated
+def test_a_limit_also_holds_for_the_server_that_runs(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        asked(host, f"start_server -uid {os.getuid()}")
+        change(host, start(only(host), 5 * GIB))
+        server = asked(host, "get_server_list").strip()
+        assert asked(host, f"get_device_pinned_mem_limit {server} 0").strip() == "5G"
+
+
+@isolated
+def test_nobody_who_shares_loses_the_daemon(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        with pytest.raises(GpuBusy, match="allocation held"):
+            change(host, StopMps(only(host).uuid, None))
+        assert daemon_of(host).state is DaemonState.READY
+
+
+def test_a_path_that_is_too_long_changes_nothing(tmp_path: Path) -> None:
+    node = node_of(tmp_path / ("x" * 80), machine_type="g4dn.xlarge")
+
+    def work() -> None:
+        with node.host() as host:
+            with pytest.raises(MpsPathTooLong):
+                change(host, start(only(host)))
+            nothing_left(node, host)
+
+    in_child(work)
+
+
+# They fail
+
+
+@isolated
+def test_a_daemon_goes_when_a_later_step_fails(t4: Node) -> None:
+    with t4.host() as host:
+        gpu = only(host)
+        nowhere = Occupant(parse_profile("1g.5gb"), Placement(0, 1))
+        with pytest.raises(VerificationFailed, match=r"1g\.5gb at 0:1 is not there"):
+            change(host, start(gpu), StartMps(gpu.uuid, nowhere, GIB))
+        nothing_left(t4, host)
+
+
+@isolated
+def test_a_driver_without_the_program_says_so_and_nothing_changes(t4: Node) -> None:
+    with t4.host(environment={"PATH": "/nowhere"}) as host:
+        with pytest.raises(MpsFailed, match="not on the PATH"):
+            change(host, start(only(host)))
+        nothing_left(t4, host)
+
+
+def killed_at(node: Node, boundary: int) -> bool:
+    """Kill a process that shares the GPU, at that boundary of its journal; whether it came so far."""
+
+    def work() -> None:
+        count = 0
+
+        def at_boundary() -> None:
+            nonlocal count
+            if count == boundary:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+        with node.host(boundary=at_boundary) as host:
+            change(host, start(only(host)), start(only(host), 4 * GIB))
+
+    return Child(work).wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("boundary", range(6))
+def test_nothing_is_left_when_the_process_is_killed_at_a_boundary(t4: Node, boundary: int) -> None:
+    if killed_at(t4, boundary):
+        in_child(lambda: look_after_kill(t4))
+
+
+def look_after_kill(node: Node) -> None:
+    # A change that was through counts as done: its daemon goes later, as any that nobody needs.
+    with node.host(clock=lambda: time.time() + 2 * IDLE_SECONDS) as host:
+        host.view()
+        nothing_left(node, host)
+        calls = node.machine.total_change_calls()
+        host.view()
+        assert node.machine.total_change_calls() == calls
+
+
+@pytest.mark.parametrize("moment", ["set_compute_mode", "start", "limit_memory"])
+def test_nothing_is_left_when_the_process_is_killed_within_the_act(t4: Node, moment: str) -> None:
+    def work() -> None:
+        from tranche.hardware.mps_control import MpsControl
+        from tranche.hardware.mps_process import MpsProcess
+
+        with t4.host() as host:
+            home: type = {"set_compute_mode": type(host.driver), "start": MpsProcess, "limit_memory": MpsControl}[
+                moment
+            ]
+            done: Callable[..., object] = getattr(home, moment)
+
+            def then_killed(*args: object, **kwargs: object) -> None:
+                done(*args, **kwargs)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            setattr(home, moment, then_killed)
+            change(host, start(only(host)))
+
+    assert Child(work).wait() == -signal.SIGKILL
+    in_child(lambda: look_after_kill(t4))
+
+
+# They are looked after
+
+
+@isolated
+def test_a_daemon_that_nobody_needs_goes_after_a_while(t4: Node) -> None:
+    now = time.time()
+    with t4.host(clock=lambda: now) as host:
+        change(host, start(only(host)))
+        assert daemon_of(host).state is DaemonState.READY
+        share(host, WholeGpu(only(host).uuid))
+        now += IDLE_SECONDS + 60
+        assert daemon_of(host).state is DaemonState.READY
+        with host.ledger.write() as db:
+            register.remove_allocation(db, "held")
+        nothing_left(t4, host)
+        assert not [event for event in host.events() if event.kind is EventKind.UNDONE]
+
+
+@isolated
+def test_a_daemon_that_dies_leaves_its_parts_without_limits_and_lets_nobody_in(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
+        assert host.view().allocations[0].grants == (part,)
+        (pid,) = processes_of(t4)
+        end(pid)
+        view = host.view()
+        assert view.allocations[0].grants[0].isolation is Isolation.NONE
+        assert view.node.gpus[0].daemons[0].state is DaemonState.LOST
+        host.view()
+        (told,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        assert told.allocation_id == "held"
+        assert "memory" in told.message
+        # What is written down stays true, whatever daemon comes after this one.
+        with host.ledger.read() as db:
+            (stored,) = register.allocations(db)
+        assert stored.grants == (replace(part, unlimited=True),)
+        with host.ledger.write() as db:
+            register.remove_allocation(db, "held")
+        nothing_left(t4, host)
+
+
+@isolated
+def test_servers_that_a_daemon_left_when_it_died_are_ended_with_it(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        asked(host, f"start_server -uid {os.getuid()}")
+        records = host.daemons.records.all()
+        end(records[0].pid)
+        nothing_left(t4, host)
+
+
+@isolated
+def test_a_share_whose_process_was_killed_has_its_daemon_started_anew(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        host.release("held", why="killed")
+        nothing_left(t4, host)
+
+
+@isolated
+def test_a_device_that_another_plan_works_on_is_left_alone(t4: Node) -> None:
+    with t4.host() as host:
+        seen: list[tuple[MpsDaemon, ...]] = []
+
+        def while_it_runs(gpu: GpuState, step: Step) -> None:
+            with t4.host(clock=lambda: time.time() + 10 * IDLE_SECONDS) as other:
+                seen.append(only(other).daemons)
+
+        change(host, start(only(host)))
+        host.change(lambda view: Plan("raise", (start(view.node.gpus[0], 6 * GIB),)), progress=while_it_runs)
+        assert [each[0].state for each in seen] == [DaemonState.READY]
+
+
+def end(pid: int) -> None:
+    """Kill a process and return when it is gone; a daemon is nobody's child here."""
+    started = process_start_time(pid)
+    os.kill(pid, signal.SIGKILL)
+    while process_lives(pid, started):
+        subprocess.run(["true"], check=True)
