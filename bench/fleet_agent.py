@@ -26,6 +26,7 @@ from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.pod_watch import PodWatch
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import Me
@@ -151,8 +152,10 @@ class FleetAgent:
         )
         strategy: Live[MigStrategy] = Live()
         strategy.publish(MigStrategy.SINGLE)
+        sharing: Live[ReplicaRules] = Live()
+        sharing.publish(NOT_SHARED)
         self.manager = MigManager(services, MigSettings(config_map=LAYOUTS), rollout=rollout)
-        self._labeler = FeatureLabeler(services, strategy)
+        self._labeler = FeatureLabeler(services, strategy, sharing)
 
     async def run(self) -> None:
         """Work until cancelled."""

@@ -167,6 +167,7 @@ def _units(slot: InstanceKey) -> range:
     [
         ProcessKeeper(1, 2),
         PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run", True),
+        PodKeeper("nvidia.com/gpu.shared", "ns", "pod", "main", "uid", "run", replicas=("GPU-1::0", "GPU-1::3")),
         ClaimKeeper("ns", "c", "u"),
     ],
     ids=lambda each: type(each).__name__,

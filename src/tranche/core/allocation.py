@@ -10,7 +10,7 @@ from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Occupant, Placement
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
-from tranche.core.request import Isolation, MigSlice, Request, WholeGpus
+from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey, NodeState
 from tranche.core.walls import INSIDE_WALLS, OWN_WALLS, BandwidthWall, ComputeWall, FaultWall, MemoryWall, Walls
@@ -199,7 +199,9 @@ def overlap(one: Grant, other: Grant) -> bool:
 
 def nearest_request(grants: tuple[Grant, ...]) -> Request:
     """The request that comes nearest to what somebody was given who did not ask Tranche for it."""
-    slot = grants[0].slot
+    first, slot = grants[0], grants[0].slot
+    if isinstance(first, Part):
+        return Request(GpuMemory(first.memory), first.isolation, count=len(grants))
     return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
 
 

@@ -149,6 +149,7 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "uid": keeper.uid,
                 "kubelet": keeper.kubelet,
                 "lingers": keeper.lingers,
+                **({"replicas": list(keeper.replicas)} if keeper.replicas else {}),
             }
         case ClaimKeeper(namespace, name, uid):
             return {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
@@ -163,7 +164,7 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
             others = tuple((each["pid"], each["started"]) for each in fields.pop("others", ()))
             return ProcessKeeper(**fields, key_digest=key_digest, others=others)
         case "pod":
-            return PodKeeper(**fields)
+            return PodKeeper(**{**fields, "replicas": tuple(fields.get("replicas", ()))})
         case "claim":
             return ClaimKeeper(**fields)
         case unknown:

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
-from tranche.core.keeper import Keeper
+from tranche.core.keeper import Keeper, PodKeeper
 from tranche.core.request import Request
 from tranche.node import chronicle, journal, register
 from tranche.node.ledger import Ledger
@@ -61,9 +61,13 @@ class Holders:
         return allocation.id
 
     def settle(
-        self, removed: Collection[str], keepers: Mapping[str, Keeper], added: Sequence[Allocation]
+        self,
+        removed: Collection[str],
+        keepers: Mapping[str, Keeper],
+        added: Sequence[Allocation],
+        memory: Mapping[WholeGpu | Slice, int] | None = None,
     ) -> tuple[Allocation, ...]:
-        """Write what has become known of holders, all or nothing; every allocation after it.
+        """Write what has become known of holders, all or nothing; every allocation after it. `memory` as for `add`.
 
         What cannot be added, because somebody else has it by the register, is left out and said in an event: it stays with the
         one who had it first, and nobody is given it.
@@ -73,16 +77,21 @@ class Holders:
                 register.remove_allocation(db, allocation_id)
             for allocation_id, keeper in keepers.items():
                 register.set_keeper(db, allocation_id, keeper)
-            self.adopt(db, added)
+            self.adopt(db, added, memory)
             settled = register.allocations(db)
         self._boundary()
         return settled
 
-    def adopt(self, db: sqlite3.Connection, allocations: Sequence[Allocation]) -> None:
+    def adopt(
+        self,
+        db: sqlite3.Connection,
+        allocations: Sequence[Allocation],
+        memory: Mapping[WholeGpu | Slice, int] | None = None,
+    ) -> None:
         """Add what others say that they hold; what another holds already stays with the first, and is said in an event."""
         for allocation in allocations:
             try:
-                add_or_refuse(db, allocation)
+                add_or_refuse(db, allocation, memory)
             except GpuBusy as error:
                 chronicle.held_twice(db, self.clock(), allocation, error)
 
@@ -94,6 +103,8 @@ def add_or_refuse(
 
     `memory` as for `register.add_allocation`.
     """
+    if isinstance(allocation.keeper, PodKeeper) and allocation.keeper.replicas:
+        _refuse_counted_twice(db, allocation.keeper)
     db.execute("SAVEPOINT adding")
     try:
         register.add_allocation(db, allocation, memory)
@@ -103,6 +114,14 @@ def add_or_refuse(
         raise GpuBusy(f"somebody else now holds a part of {wanted}", hint="see who: tranche ps") from error
     finally:
         db.execute("RELEASE adding")
+
+
+def _refuse_counted_twice(db: sqlite3.Connection, keeper: PodKeeper) -> None:
+    """Parts of one device are alike: only their ids tell which of them somebody has."""
+    for other in register.allocations(db):
+        held = other.keeper.replicas if isinstance(other.keeper, PodKeeper) else ()
+        if twice := set(held).intersection(keeper.replicas):
+            raise GpuBusy(f"somebody else now holds {', '.join(sorted(twice))}", hint="see who: tranche ps")
 
 
 def _refuse_planned(db: sqlite3.Connection, kinds: Kinds, grants: Sequence[Grant]) -> None:

@@ -508,3 +508,127 @@ def test_a_device_that_a_command_has_is_not_offered_until_it_is_given_back(tmp_p
         await until(lambda: set(rig.kubelet.devices[SLICE]) == both, "it was given back")
 
     run(tmp_path, scenario, "A100-40GB")
+
+
+SHARED = "version: v1\nsharing: {timeSlicing: {%sresources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"
+
+
+def test_pods_with_replicas_of_one_gpu_are_served_side_by_side(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (8, 8)})
+        first, second = (gpu.uuid for gpu in rig.host.view().node.gpus)
+        assert list(rig.kubelet.devices[GPU]) == [
+            f"{uuid}::{number}" for uuid in (first, second) for number in range(4)
+        ]
+        chosen = await rig.kubelet.prefer(GPU, list(rig.kubelet.devices[GPU]), 2)
+        assert chosen == [f"{first}::0", f"{first}::1"]
+        for ids in (chosen, [f"{first}::2"]):
+            answer = await rig.kubelet.allocate(GPU, *ids)
+            assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == first
+            assert len(answer.mounts) == len({mount.container_path for mount in answer.mounts})
+        await rig.inventory.refresh()
+        held = rig.inventory.latest.value.view.allocations
+        assert [grant.mechanism for each in held for grant in each.grants] == ["time-slicing"] * 2
+        assert {str(each.request.isolation) for each in held} == {"none"}
+        await rig.counts({GPU: (8, 8)})
+        assert (await rig.kubelet.prefer(GPU, [f"{first}::3", *(f"{second}::{number}" for number in range(4))], 1)) == [
+            f"{second}::0"
+        ], "spread"
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):
+            await rig.kubelet.allocate(GPU, first)
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):
+            await rig.kubelet.allocate(GPU, f"{first}::4")
+
+    run(tmp_path, scenario, flags=whole_gpus(tmp_path), file=SHARED % ("", 4))
+
+
+def whole_gpus(folder: Path) -> dict[str, str]:
+    """The flags of a plugin with strategy none."""
+    return {"--kubelet-socket": str(folder / "plugins" / "kubelet.sock")}
+
+
+def test_a_request_for_more_than_one_replica_is_refused_where_it_shall_fail(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        one, two, *_ = rig.kubelet.devices[GPU]
+        with pytest.raises(grpc.aio.AioRpcError, match="maximum request size for shared resources is 1; found 2"):
+            await rig.kubelet.allocate(GPU, one, two)
+        assert not rig.host.view().allocations
+        await rig.kubelet.allocate(GPU, two)
+
+    file = SHARED % ("failRequestsGreaterThanOne: true, ", 4)
+    run(tmp_path, scenario, "A100-40GB", flags=whole_gpus(tmp_path), file=file)
+
+
+def test_a_gpu_that_a_command_has_is_offered_in_no_replica_and_a_shared_one_to_no_command(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (8, 8)})
+        first, second = (gpu.uuid for gpu in rig.host.view().node.gpus)
+        await rig.kubelet.allocate(GPU, f"{first}::0")
+        queue, request = Queue(rig.host), parse_request(gpus="1")
+        none = Patience(False, None)
+        held = await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=none)
+        assert [grant.gpu_uuid for grant in held.allocation.grants] == [second]
+        with pytest.raises(TrancheError):
+            await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=none)
+        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+            await rig.kubelet.allocate(GPU, f"{second}::0")
+        await rig.counts({GPU: (4, 4)})
+        await asyncio.to_thread(queue.release, held.allocation.id, why="test")
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (8, 8)})
+
+    run(tmp_path, scenario, flags=whole_gpus(tmp_path), file=SHARED % ("", 4))
+
+
+def test_all_replicas_of_a_sick_gpu_are_sick(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (8, 8)})
+        await rig.strike({GPU: (8, 4)}, lambda: rig.node.machine.inject_xid(0, 48))
+        await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said")
+        rig.skip(QUIET_SECONDS)
+        await rig.counts({GPU: (8, 8)})
+
+    run(tmp_path, scenario, flags=whole_gpus(tmp_path), file=SHARED % ("", 4))
+
+
+def test_replicas_that_pods_have_stay_listed_when_kubelet_and_agent_start_anew(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        held, *_ = rig.kubelet.devices[GPU]
+        await rig.kubelet.allocate(GPU, held)
+        rig.holdings.holders[held], rig.holdings.resources[held] = PodRef("ns", "a"), GPU
+        await rig.inventory.refresh()
+        listed = rig.holdings.restart()
+        await rig.inventory.refresh()
+        (allocation,) = rig.inventory.latest.value.view.allocations
+        assert str(allocation.keeper) == "pod ns/a"
+        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+            await rig.kubelet.allocate(GPU, held)
+        rig.holdings.holders |= listed
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (4, 4)})
+
+    run(tmp_path, scenario, "A100-40GB", flags=whole_gpus(tmp_path), file=SHARED % ("", 4))
+
+
+def test_how_devices_are_shared_follows_the_config_map(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": SHARED % ("", 4)}))
+        await rig.counts({GPU: (4, 4)})
+        held, *_ = rig.kubelet.devices[GPU]
+        await rig.kubelet.allocate(GPU, held)
+        rig.holdings.holders[held], rig.holdings.resources[held] = PodRef("ns", "a"), GPU
+        await rig.inventory.refresh()
+        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": "version: v1"}))
+        await rig.counts({GPU: (0, 0)})
+        named = SHARED % ("renameByDefault: true, ", 10)
+        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": named}))
+        await rig.counts({GPU: (0, 0), f"{GPU}.shared": (7, 7)})
+        assert held not in rig.kubelet.devices[f"{GPU}.shared"], "the pod has it under the name from before"
+        rig.holdings.holders.clear()
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (0, 0), f"{GPU}.shared": (10, 10)})
+
+    socket = str(tmp_path / "plugins" / "kubelet.sock")
+    run(tmp_path, scenario, "A100-40GB", flags={"--kubelet-socket": socket}, config_map="plugin")

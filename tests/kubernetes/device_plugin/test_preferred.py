@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import cut, whole
+from tranche.kubernetes.device_plugin.config import SharedPolicy
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.observation.resources import PluginDevice, slices_of
 
@@ -104,3 +105,64 @@ def test_more_gpus_than_can_be_compared_set_by_set() -> None:
     devices = [PluginDevice(whole(index)) for index in range(24)]
     even = links(dict.fromkeys(combinations(range(0, 24, 2), 2), 400))
     assert numbers(preferred(devices, (), 12, even)) == list(range(0, 24, 2))
+
+
+def replicas(free: list[int], of: int = 4) -> list[PluginDevice]:
+    """Free replicas: so many of each GPU's."""
+    return [
+        PluginDevice(whole(index), replica=number, replicas=of)
+        for index, count in enumerate(free)
+        for number in range(count)
+    ]
+
+
+def taken(ids: tuple[str, ...]) -> dict[int, int]:
+    return dict(Counter(numbers(tuple(each.partition("::")[0] for each in ids))))
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "packed", "spread"),
+    [
+        ([4, 4, 4], 1, {0: 1}, {0: 1}),
+        ([3, 4, 1], 1, {2: 1}, {1: 1}),
+        ([3, 4, 1], 2, {0: 2}, {1: 2}),
+        ([3, 4, 1], 5, {1: 4, 2: 1}, {0: 1, 1: 4}),
+        ([2, 2], 4, {0: 2, 1: 2}, {0: 2, 1: 2}),
+        ([1], 3, {0: 1}, {0: 1}),
+    ],
+)
+def test_replicas_of_one_container_are_of_one_device_where_there_is_room(
+    free: list[int], size: int, packed: dict[int, int], spread: dict[int, int]
+) -> None:
+    assert taken(preferred(replicas(free), (), size, {}, SharedPolicy.PACKED)) == packed
+    for policy in (SharedPolicy.SPREAD, SharedPolicy.DISTRIBUTED):
+        assert taken(preferred(replicas(free), (), size, {}, policy)) == spread
+
+
+def test_replicas_beside_the_required_ones_come_first() -> None:
+    required = f"{whole(0).uuid}::1"
+    for policy in SharedPolicy:
+        chosen = preferred(replicas([2, 4]), (required,), 2, {}, policy)
+        assert chosen == (required, f"{whole(0).uuid}::0")
+
+
+def test_a_gpu_with_fewer_replicas_is_used_more_by_each() -> None:
+    halves = [PluginDevice(whole(0), replica=1, replicas=2)]
+    quarters = [PluginDevice(whole(1), replica=number, replicas=4) for number in (1, 2, 3)]
+    assert taken(preferred(halves + quarters, (), 1, {}, SharedPolicy.SPREAD)) == {1: 1}
+    assert taken(preferred(halves + quarters, (), 1, {}, SharedPolicy.PACKED)) == {0: 1}
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 18), st.sampled_from(SharedPolicy), st.data()
+)
+def test_replicas_are_of_the_fewest_devices(
+    free: list[int], size: int, policy: SharedPolicy, data: st.DataObject
+) -> None:
+    devices = replicas(free)
+    chosen = preferred(data.draw(st.permutations(devices)), (), size, {}, policy)
+    assert len(chosen) == len(set(chosen)) == min(size, len(devices))
+    assert set(chosen) <= {device.id for device in devices}
+    largest = sorted(free, reverse=True)
+    used = len(taken(chosen))
+    assert sum(largest[: used - 1]) < len(chosen) or not chosen

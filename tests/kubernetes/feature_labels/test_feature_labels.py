@@ -19,6 +19,7 @@ from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels, is_feature_label
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.observation.replicas import ReplicaRules, SharedResource
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.planning.reconfigure import plan_layout
 
@@ -127,6 +128,36 @@ def test_a_gpu_that_is_not_cut_is_for_sale_whole_under_mixed() -> None:
     cut_one = cut(view_of(gpu("A100-40GB", 0)), "all-7g.40gb")[0]
     labels = feature_labels(node(cut_one, gpu("A100-40GB", 1, mode=MigMode.DISABLED)), MigStrategy.MIXED, FACTS)
     assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.replicas"]) == ("2", "1")
+
+
+def rules(name: str, replicas: int, offered_as: str = "") -> ReplicaRules:
+    return ReplicaRules((SharedResource(name, replicas, offered_as or name),))
+
+
+def test_shared_gpus_say_so_unless_their_replicas_have_a_name_of_their_own() -> None:
+    labels = feature_labels(a100s("all-disabled"), MigStrategy.NONE, FACTS, rules("nvidia.com/gpu", 10))
+    shared = {"nvidia.com/gpu.replicas": "10", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+    named = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED"}
+    assert labels == {**COMMON, **WHOLE, **shared, **named}
+    renamed = rules("nvidia.com/gpu", 10, "nvidia.com/gpu.shared")
+    assert feature_labels(a100s("all-disabled"), MigStrategy.NONE, FACTS, renamed) == {**COMMON, **WHOLE, **shared}
+
+
+def test_shared_slices_say_so_under_either_strategy() -> None:
+    single = feature_labels(a100s("all-1g.5gb"), MigStrategy.SINGLE, FACTS, rules("nvidia.com/gpu", 4))
+    said = {"product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb-SHARED", "replicas": "4", "sharing-strategy": "time-slicing"}
+    expected = {f"nvidia.com/gpu.{part}": value for part, value in {**SMALL, **said}.items()}
+    assert single == {**COMMON, **expected, "nvidia.com/mig.strategy": "single"}
+    mixed = feature_labels(a100s("all-balanced"), MigStrategy.MIXED, FACTS, rules("nvidia.com/mig-1g.5gb", 4))
+    assert {f"nvidia.com/mig-1g.5gb.{part}": value for part, value in said.items()}.items() <= mixed.items()
+    assert mixed["nvidia.com/mig-2g.10gb.sharing-strategy"] == "none"
+    assert mixed["nvidia.com/gpu.replicas"] == "0"
+
+
+def test_gpus_that_are_all_cut_are_not_shared() -> None:
+    labels = feature_labels(a100s("all-balanced"), MigStrategy.MIXED, FACTS, rules("nvidia.com/gpu", 10))
+    assert (labels["nvidia.com/gpu.replicas"], labels["nvidia.com/gpu.sharing-strategy"]) == ("0", "none")
+    assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
 
 
 def test_media_attributes_are_written_with_a_dot() -> None:

@@ -60,7 +60,7 @@ def test_each_device_is_its_pods_whatever_the_container_and_others_devices_do_no
         assert held.listed == (
             Listed("ns", "one", "main", "nvidia.com/mig-1g.5gb", ("MIG-a",)),
             Listed("ns", "one", "side", "nvidia.com/gpu", ("GPU-b",)),
-            Listed("ns", "two", "main", "nvidia.com/gpu.shared", ("GPU-c",)),
+            Listed("ns", "two", "main", "nvidia.com/gpu.shared", ("GPU-c::3",)),
         )
 
     asyncio.run(run())

@@ -24,6 +24,7 @@ from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.observation.listings import Holding
 from tranche.node.host import Host
 
 ONE = "nvidia.com/mig-1g.5gb"
@@ -660,7 +661,7 @@ class Backlog:
                         ref = node.pod(f"replica-{len(self.given)}")
                         node.kubelet.resources[device.uuid] = ONE
                         try:
-                            await node.services.pods.hand_over(ONE, (grant,))
+                            await node.services.pods.hand_over(ONE, Holding((grant,)))
                         except GpuBusy:
                             continue
                         self.given.append(device.uuid)

@@ -12,15 +12,17 @@ import pytest
 
 from tests.kubernetes.kubelet_stand_in import Kubelet
 from tests.node.machines import Node, change, create, destroy, enable, node_of
-from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu
+from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, NoRoom
 from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
+from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.device_plugin.offers import held_otherwise
+from tranche.kubernetes.observation.listings import Holding
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.local.queue import Queue
 from tranche.node.host import Held, Host
@@ -73,8 +75,9 @@ class Scene:
         return {grant: str(each.keeper) for each in (await self.register.look()).allocations for grant in each.grants}
 
 
-def play(folder: Path, scenario: Callable[[Scene], Coroutine[None, None, None]]) -> None:
-    node = node_of(folder, "A100-40GB")
+def play(folder: Path, scenario: Callable[[Scene], Coroutine[None, None, None]], *boards: str) -> None:
+    """On a machine whose first GPU is cut into seven; one GPU unless the test says more."""
+    node = node_of(folder, *(boards or ("A100-40GB",)))
     with node.host() as host:
         gpu = host.driver.observe().gpus[0]
         change(host, *enable(gpu), *(create(gpu, "1g.5gb", start) for start in range(7)))
@@ -97,9 +100,9 @@ def test_a_command_is_not_given_what_a_pod_holds_nor_a_pod_what_a_command_holds(
         with pytest.raises(NoRoom):
             take(scene.host)
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(ONE, (scene.slot(6),))
+            await scene.register.hand_over(ONE, Holding((scene.slot(6),)))
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(GPU, (WholeGpu(scene.slot(6).gpu_uuid),))
+            await scene.register.hand_over(GPU, Holding((WholeGpu(scene.slot(6).gpu_uuid),)))
         assert len(await scene.held()) == 7
 
     play(tmp_path, scenario)
@@ -107,7 +110,7 @@ def test_a_command_is_not_given_what_a_pod_holds_nor_a_pod_what_a_command_holds(
 
 def test_what_is_handed_over_is_held_before_the_kubelet_lists_it(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
         assert await scene.held() == {scene.slot(0): "a pod that is being admitted"}
         gpu = scene.host.driver.observe().gpus[0]
         with pytest.raises(GpuBusy):
@@ -125,7 +128,7 @@ def test_the_kubelet_is_not_asked_for_its_list_while_it_gives_a_device_away(tmp_
     async def scenario(scene: Scene) -> None:
         order: list[str] = []
         scene.kubelet.asked = lambda: order.append("asked")
-        hand_over = asyncio.create_task(scene.register.hand_over(ONE, (scene.slot(0),)))
+        hand_over = asyncio.create_task(scene.register.hand_over(ONE, Holding((scene.slot(0),))))
         await asyncio.sleep(0)
         look = asyncio.create_task(scene.register.look())
         await hand_over
@@ -138,7 +141,7 @@ def test_the_kubelet_is_not_asked_for_its_list_while_it_gives_a_device_away(tmp_
 
 def test_an_admission_that_failed_is_forgotten_after_a_while(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
         await scene.register.look()
         scene.now = ADMISSION_SECONDS - 1
         assert await scene.held()
@@ -150,20 +153,20 @@ def test_an_admission_that_failed_is_forgotten_after_a_while(tmp_path: Path) -> 
 
 def test_the_kubelet_may_give_anew_what_it_took_back_and_nobody_else_may(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, (scene.slot(0),))
-        await scene.register.hand_over(ONE, (scene.slot(0),))  # the first admission failed
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))  # the first admission failed
         assert len((await scene.register.look()).allocations) == 1
         scene.run_pod("a", 1)
         await scene.register.look()
         scene.kubelet.holders.pop(scene.uuid(1))  # it ended, and its successor gets the slice before anybody looked
-        await scene.register.hand_over(ONE, (scene.slot(1),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(1),)))
         scene.run_pod("b", 2)
         await scene.register.look()
         scene.kubelet.restart()  # it has lost its checkpoint, and gives away what a pod still has
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(ONE, (scene.slot(2),))
+            await scene.register.hand_over(ONE, Holding((scene.slot(2),)))
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(GPU, (scene.slot(2),))
+            await scene.register.hand_over(GPU, Holding((scene.slot(2),)))
 
     play(tmp_path, scenario)
 
@@ -176,7 +179,7 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
         scene.kubelet.holders.clear()  # it forgets the pod at once, and ends its containers a while later
         scene.pods = []
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(ONE, (scene.slot(0),))
+            await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
         assert await scene.held() == before
         (allocation,) = (await scene.register.look()).allocations
         assert held_otherwise(scene.slot(0), ONE, [allocation]) is allocation
@@ -184,15 +187,17 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
         with pytest.raises(GpuBusy, match="held by allocation"):
             change(scene.host, destroy(gpu, "1g.5gb", 0))
         scene.living.clear()
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
 
     play(tmp_path, scenario)
 
 
 def test_a_container_of_the_pod_may_have_the_device_of_its_init_container(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, (scene.slot(0),))  # an init container's, which the kubelet does not list
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(
+            ONE, Holding((scene.slot(0),))
+        )  # an init container's, which the kubelet does not list
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
         scene.run_pod("a", 0)
         assert await scene.held() == {scene.slot(0): "pod ns/a"}
 
@@ -201,14 +206,14 @@ def test_a_container_of_the_pod_may_have_the_device_of_its_init_container(tmp_pa
 
 def test_a_kubelet_that_gives_away_what_it_lists_with_a_pod_is_refused(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
         scene.run_pod("a", 0)
         with pytest.raises(GpuBusy, match="the kubelet lists it with pod ns/a"):
-            await scene.register.hand_over(ONE, (scene.slot(0),))  # 40 ms later, before anybody has looked
+            await scene.register.hand_over(ONE, Holding((scene.slot(0),)))  # 40 ms later, before anybody has looked
         assert await scene.held() == {scene.slot(0): "pod ns/a"}
-        await scene.register.hand_over(ONE, (scene.slot(1),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(1),)))
         scene.kubelet.holders.pop(scene.uuid(0))
-        await scene.register.hand_over(ONE, (scene.slot(0),))
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
 
     play(tmp_path, scenario)
 
@@ -284,7 +289,7 @@ def test_a_device_that_a_plan_takes_away_is_handed_to_nobody(tmp_path: Path) -> 
 
         def hand_over_now() -> None:
             try:
-                asyncio.run(scene.register.hand_over(ONE, (scene.slot(0),)))
+                asyncio.run(scene.register.hand_over(ONE, Holding((scene.slot(0),))))
             except GpuBusy:
                 refused.append(True)
 
@@ -311,3 +316,62 @@ def test_two_who_say_that_they_have_one_device_are_told_and_the_first_keeps_it(t
         assert [each.kind for each in scene.host.events(last=1)] == ["HeldTwice"]
 
     play(tmp_path, scenario)
+
+
+def quarter(scene: Scene, *numbers: int) -> Holding:
+    """So many of four replicas of the machine's second GPU."""
+    gpu = scene.host.driver.observe().gpus[1]
+    device = WholeGpu(gpu.uuid)
+    part = Part(device, len(numbers) * (gpu.memory // 4), Sharing.TIME_SLICING)
+    return Holding((part,), tuple(f"{gpu.uuid}::{number}" for number in numbers), {device: gpu.memory})
+
+
+def test_several_pods_hold_parts_of_one_gpu_that_nobody_else_gets(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        gpu = scene.host.driver.observe().gpus[1]
+        await scene.register.hand_over(GPU, quarter(scene, 0))
+        await scene.register.hand_over(GPU, quarter(scene, 1, 2))
+        assert len((await scene.register.look()).allocations) == 2
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(GPU, Holding((WholeGpu(gpu.uuid),)))
+        with pytest.raises(NoRoom):
+            Queue(scene.host).acquire(
+                parse_request(gpus="2"), command="train.py", pid=1, patience=Patience(False, None)
+            )
+        with pytest.raises(GpuBusy):
+            change(scene.host, *enable(gpu))
+        scene.kubelet.holders = {replica: PodRef("ns", "a") for replica in quarter(scene, 1, 2).replicas}
+        scene.pods = [KubePod(PodRef("ns", "a"), "uid-a", resources=frozenset({GPU}))]
+        scene.now = ADMISSION_SECONDS + 1
+        (left,) = (await scene.register.look()).allocations
+        assert left.grants == quarter(scene, 1, 2).grants
+        run, replicas = scene.kubelet.run(), quarter(scene, 1, 2).replicas
+        assert left.keeper == PodKeeper(GPU, "ns", "a", "main", "uid-a", run, replicas=replicas)
+
+    play(tmp_path, scenario, "A100-40GB", "A100-40GB")
+
+
+def test_a_replica_is_no_two_pods(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.register.hand_over(GPU, quarter(scene, 0))
+        await scene.register.hand_over(GPU, quarter(scene, 0))  # the first admission failed
+        assert len((await scene.register.look()).allocations) == 1
+        (replica,) = quarter(scene, 0).replicas
+        scene.kubelet.holders[replica] = PodRef("ns", "a")
+        with pytest.raises(GpuBusy, match="the kubelet lists it with pod ns/a"):
+            await scene.register.hand_over(GPU, quarter(scene, 0))
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(f"{GPU}.shared", quarter(scene, 0, 1))
+        await scene.register.hand_over(GPU, quarter(scene, 1))
+        assert len((await scene.register.look()).allocations) == 2
+
+    play(tmp_path, scenario, "A100-40GB", "A100-40GB")
+
+
+def test_replicas_are_no_more_than_the_gpu_and_taken_of_none_that_a_command_has(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        Queue(scene.host).acquire(parse_request(gpus="1"), command="train.py", pid=1, patience=Patience(False, None))
+        with pytest.raises(GpuBusy):
+            await scene.register.hand_over(GPU, quarter(scene, 0))
+
+    play(tmp_path, scenario, "A100-40GB", "A100-40GB")

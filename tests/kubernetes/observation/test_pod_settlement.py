@@ -9,12 +9,14 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, overlap
 from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
+from tranche.core.quantity import GIB
 from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, forgotten, settle_pods
@@ -23,6 +25,7 @@ ONE, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/gpu"
 SLICES = {f"MIG-{start}": Slice("GPU-0", parse_profile("1g.5gb"), Placement(start, 1)) for start in range(7)}
 DEVICES: dict[str, Grant] = {"GPU-0": WholeGpu("GPU-0"), **SLICES, "GPU-1": WholeGpu("GPU-1")}
 LONG = 1000.0
+MEMORY = 40 * GIB
 
 
 def row(name: str, keeper: PodKeeper | ProcessKeeper, *uuids: str) -> Allocation:
@@ -55,7 +58,7 @@ def settle(
     known = None if pods is None else {each.ref: each for each in pods}
     words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, complete, living)
     numbers = count()
-    return settle_pods(rows, DEVICES, words, now=5.0, new_id=lambda: f"new-{next(numbers)}")
+    return settle_pods(rows, DEVICES, words, now=5.0, new_id=lambda: f"new-{next(numbers)}", memory=lambda _: MEMORY)
 
 
 def holders(found: PodSettlement, rows: Iterable[Allocation]) -> dict[Grant, str]:
@@ -241,3 +244,53 @@ def test_nothing_is_freed_that_anybody_may_still_have(
     fresh = [grant for each in found.added for grant in each.grants]
     assert not any(overlap(one, two) for i, one in enumerate(fresh) for two in fresh[i + 1 :])
     assert not any(overlap(grant, other) for grant in fresh for each in kept for other in each.grants)
+
+
+TENTH = Part(WholeGpu("GPU-1"), MEMORY // 10, Sharing.TIME_SLICING)
+
+
+def replica_row(name: str, keeper: PodKeeper, *numbers: int) -> Allocation:
+    keeper = replace(keeper, replicas=tuple(f"GPU-1::{number}" for number in numbers))
+    part = replace(TENTH, memory=len(numbers) * TENTH.memory)
+    return Allocation(name, Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=keeper)
+
+
+def test_pods_with_replicas_of_one_gpu_are_told_apart_by_the_ids_that_the_kubelet_lists() -> None:
+    admitted = PodKeeper(GPU, kubelet="run-1")
+    rows = [replica_row("x", admitted, 0, 3), replica_row("y", admitted, 1)]
+    entries = listed("b", "GPU-1::1", resource=GPU), listed("a", "GPU-1::0", "GPU-1::3", resource=GPU)
+    found = settle(rows, *entries, pods=[pod("a", resource=GPU), pod("b", resource=GPU)])
+    assert (found.removed, found.added) == ((), ())
+    assert {name: (keeper.name, keeper.replicas) for name, keeper in (found.keepers or {}).items()} == {
+        "x": ("a", ("GPU-1::0", "GPU-1::3")),
+        "y": ("b", ("GPU-1::1",)),
+    }
+
+
+def test_one_pod_with_replicas_ends_and_its_neighbours_stay() -> None:
+    rows = [replica_row(name, of_pod(name, resource=GPU), number) for number, name in enumerate("abc")]
+    found = settle(
+        rows,
+        listed("a", "GPU-1::0", resource=GPU),
+        listed("c", "GPU-1::2", resource=GPU),
+        pods=[pod("a", resource=GPU), pod("c", resource=GPU)],
+    )
+    assert (found.removed, found.added, found.keepers) == (("b",), (), {})
+
+
+def test_replicas_that_are_not_known_are_written_as_parts_that_all_have_room() -> None:
+    entries = [listed(name, f"GPU-1::{number}", resource=GPU) for name, number in (("a", 3), ("b", 0))]
+    entries.append(listed("c", "GPU-1::1", "GPU-1::2", resource=GPU))
+    found = settle([], *entries, pods=[pod(name, resource=GPU) for name in "abc"])
+    quarter = replace(TENTH, memory=MEMORY // 4)
+    assert [each.grants for each in found.added] == [(quarter,), (quarter,), (replace(quarter, memory=MEMORY // 2),)]
+    assert found.memory == {WholeGpu("GPU-1"): MEMORY}
+    assert settle(found.added, *entries).empty
+
+
+def test_a_gpu_of_which_processes_alone_were_seen_is_shared_when_the_kubelet_says_so() -> None:
+    rows = [row("x", PodKeeper("", uid="uid-a"), "GPU-1")]
+    entries = listed("a", "GPU-1::0", resource=GPU), listed("b", "GPU-1::1", resource=GPU)
+    found = settle(rows, *entries, pods=[pod(name, resource=GPU) for name in "ab"], living={"uid-a"})
+    assert found.removed == ("x",)
+    assert [str(each.keeper) for each in found.added] == ["pod ns/a", "pod ns/b"]

@@ -61,7 +61,7 @@ def mig_manager(
 
 def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:
     """The feature labels, under the device plugin's strategy."""
-    return FeatureLabeler(services, config.strategy)
+    return FeatureLabeler(services, config.strategy, config.sharing)
 
 
 def _device_files(config: PluginConfig) -> DeviceFiles:

@@ -30,7 +30,8 @@ class ContainerResponse:
 def respond(
     devices: Sequence[PluginDevice], config: PluginConfig, files: DeviceFiles, *, request_id: str
 ) -> ContainerResponse:
-    """The response for one container; `request_id` makes the annotation's key unique."""
+    """The response for one container; `request_id` makes the annotation's key unique. It is told of a shared device once."""
+    devices = list({device.uuid: device for device in devices}.values())
     ids = [device.index if config.device_id_strategy is DeviceIdStrategy.INDEX else device.uuid for device in devices]
     names = tuple(f"{CDI_KIND}={device.uuid}" for device in devices)
     lists = config.device_lists

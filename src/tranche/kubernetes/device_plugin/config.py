@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
+from tranche.kubernetes.device_plugin import sharing_config
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 
 _VERSION = "v1"
@@ -40,6 +42,14 @@ class DeviceIdStrategy(StrEnum):
     INDEX = "index"
 
 
+class SharedPolicy(StrEnum):
+    """Which of the shared devices replicas are taken of: the least used, NVIDIA's name or ours, or the most used."""
+
+    DISTRIBUTED = "distributed"
+    SPREAD = "spread"
+    PACKED = "packed"
+
+
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
     """What the device plugin does. Paths are the host's, but for `driver_root_in_container` and `kubelet_socket`."""
@@ -57,8 +67,10 @@ class PluginConfig:
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     cdi_hook_path: str = "/usr/bin/nvidia-ctk"
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    shared_policy: SharedPolicy = SharedPolicy.DISTRIBUTED
     disabled_health_checks: str = ""
     enabled_health_checks: str = ""
+    sharing: ReplicaRules = NOT_SHARED
 
     @property
     def cdi_enabled(self) -> bool:
@@ -92,7 +104,7 @@ def read_config(
     for refused in UNSUPPORTED:
         _refuse(refused, document, environment, flags)
     _refuse_unknown(document)
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"sharing": sharing_config.read_time_slicing(_at(document, sharing_config.PLACE))}
     for setting in SETTINGS:
         found = _lookup(setting, document, environment, flags)
         if found is not None:
@@ -143,7 +155,7 @@ def _refuse(
 
 def _refuse_unknown(document: Mapping[str, Any]) -> None:
     """A name that no setting has is a mistake, or of a newer version of NVIDIA's plugin: both must not pass unseen."""
-    known = [setting.place for setting in (*SETTINGS, *UNSUPPORTED)] + [("version",)]
+    known = [setting.place for setting in (*SETTINGS, *UNSUPPORTED)] + [("version",), sharing_config.PLACE]
 
     def check(part: Mapping[str, Any], path: tuple[str, ...]) -> None:
         for key, value in part.items():
@@ -230,6 +242,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "mig_strategy": MigStrategy,
     "device_lists": lambda texts: tuple(DeviceListStrategy(text) for text in texts),
     "device_id_strategy": DeviceIdStrategy,
+    "shared_policy": SharedPolicy,
 }
 
 

@@ -14,6 +14,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.health import xid_policy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.node.yaml_reader import NotYaml, load_yaml
 
@@ -65,7 +66,7 @@ class ConfigSource:
     """A component: the configuration in effect, changed when the label or the ConfigMap changes.
 
     A configuration that is wrong changes nothing: the one before stays in effect, and `problem` says what is wrong. `strategy`
-    is the part of it that concerns more than the device plugin.
+    and `sharing` are what of it concerns more than the device plugin.
     """
 
     name = "device-plugin-config"
@@ -73,6 +74,7 @@ class ConfigSource:
     def __init__(self, start: StartSettings, api: KubeApi, namespace: str, node: Live[KubeNode | None]) -> None:
         self.latest: Live[PluginConfig] = Live()
         self.strategy: Live[MigStrategy] = Live()
+        self.sharing: Live[ReplicaRules] = Live()
         self.problem: Live[str] = Live()
         self._start = start
         self._api = api
@@ -117,3 +119,4 @@ class ConfigSource:
         self.problem.publish("")
         self.latest.publish(config)
         self.strategy.publish(config.mig_strategy)
+        self.sharing.publish(config.sharing)

@@ -2,21 +2,65 @@
 
 A kubelet counts what it gave away by resource. A device that was given away under another one, that a command on the machine
 holds, or that a pod still uses which the kubelet has forgotten, must not appear in a list from which it would be given again.
+Of a device that is shared the replicas that pods have are offered on, and so many free ones as there is room for beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-from tranche.core.allocation import Allocation, Grant, overlap
+from tranche.core.allocation import Allocation, Grant, Part, overlap
 from tranche.core.keeper import PodKeeper
+from tranche.kubernetes.observation.resources import PluginDevice
+
+
+def offered(
+    devices: Iterable[PluginDevice], resource: str, allocations: Collection[Allocation]
+) -> tuple[PluginDevice, ...]:
+    """Those of the resource's devices that may be offered, in their order."""
+    shared: dict[str, list[PluginDevice]] = {}
+    found: set[str] = set()
+    devices = tuple(devices)
+    for device in devices:
+        if device.replica is not None:
+            shared.setdefault(device.uuid, []).append(device)
+        elif held_otherwise(device.grant, resource, allocations) is None:
+            found.add(device.id)
+    for replicas in shared.values():
+        found.update(_offered_replicas(replicas, resource, allocations))
+    return tuple(device for device in devices if device.id in found)
 
 
 def held_otherwise(grant: Grant, resource: str, allocations: Iterable[Allocation]) -> Allocation | None:
     """The allocation because of which the device must not be offered as that resource; None when it may be."""
     for allocation in allocations:
-        keeper = allocation.keeper
-        as_this = isinstance(keeper, PodKeeper) and keeper.resource == resource and not keeper.lingers
+        as_this = _as(resource, allocation)
         if any(overlap(grant, held) and not (as_this and held == grant) for held in allocation.grants):
             return allocation
     return None
+
+
+def _offered_replicas(replicas: Sequence[PluginDevice], resource: str, allocations: Iterable[Allocation]) -> set[str]:
+    """The ids of those that may be offered, of all replicas of one device."""
+    share = replicas[0].grant
+    assert isinstance(share, Part)
+    room = replicas[0].memory
+    ours: set[str] = set()
+    others: set[str] = set()
+    for allocation in allocations:
+        for held in allocation.grants:
+            if isinstance(held, Part) and (held.device, held.sharing) == (share.device, share.sharing):
+                room -= held.memory
+            elif overlap(share, held):
+                return set()
+        if isinstance(allocation.keeper, PodKeeper):
+            (ours if _as(resource, allocation) else others).update(allocation.keeper.replicas)
+    ids = [device.id for device in replicas]
+    free = [device_id for device_id in ids if device_id not in ours | others]
+    return {*(device_id for device_id in ids if device_id in ours), *free[: max(room // share.memory, 0)]}
+
+
+def _as(resource: str, allocation: Allocation) -> bool:
+    """Whether a kubelet counts what the allocation has as given away under that resource."""
+    keeper = allocation.keeper
+    return isinstance(keeper, PodKeeper) and keeper.resource == resource and not keeper.lingers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
+from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError, UsageError
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
@@ -25,13 +25,14 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.health import Ward, recall_lost, xid_policy
-from tranche.kubernetes.device_plugin.offers import held_otherwise
+from tranche.kubernetes.device_plugin.offers import offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.observation.replicas import held_with, replicated
 from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, advertise
 
 CDI_FOLDER = Path("/var/run/cdi")
@@ -193,22 +194,21 @@ class DevicePlugin:
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
         files = self._machine.files(config)
-        advertised = advertise(node, config.mig_strategy)
+        advertised = replicated(advertise(node, config.mig_strategy), config.sharing)
         if config.cdi_enabled:
             # A runtime looks devices up when a container starts.
             await asyncio.to_thread(self._write_cdi, node, files)
         await self._read_links(node)
         self._offered = {
-            resource.name: {device.uuid: device for device in resource.devices} for resource in advertised.resources
+            resource.name: {device.id: device for device in resource.devices} for resource in advertised.resources
         }
         self._news = self._announcements(advertised, lost)
         numa_nodes = {gpu.uuid: files.numa_node(gpu) for gpu in node}
         return {
             resource.name: [
-                ListedDevice(device.uuid, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
-                for device in resource.devices
+                ListedDevice(device.id, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
+                for device in offered(resource.devices, resource.name, snapshot.view.allocations)
                 if device.uuid not in snapshot.condemned
-                and held_otherwise(device.grant, resource.name, snapshot.view.allocations) is None
             ]
             for resource in advertised.resources
         }
@@ -284,13 +284,16 @@ class DevicePlugin:
 
         Raises:
             GpuNotFound: a device that is not offered.
+            UsageError: more replicas than a container may ask for.
             GpuBusy: a device that a change in progress may take away, or that somebody else holds.
         """
         devices = [self._device(resource, device_id) for device_id in device_ids]
+        config = self._config.latest.value
+        if config.sharing.one_per_request and len(devices) > 1 and any(each.replica is not None for each in devices):
+            raise UsageError(f"invalid request: maximum request size for shared resources is 1; found {len(devices)}")
         self._refuse_condemned(devices)
-        grants = tuple(device.grant for device in devices)
         try:
-            allocation_id = await self._pods.hand_over(resource, grants)
+            allocation_id = await self._pods.hand_over(resource, held_with(devices))
         except GpuBusy:
             # Else the kubelet gives the device to the next pod of a backlog, and that one is turned away as well.
             with suppress(TrancheError):
@@ -302,7 +305,6 @@ class DevicePlugin:
             await self._pods.take_back(allocation_id)
             raise
         self._inventory.poke()
-        config = self._config.latest.value
         return respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
 
     def _refuse_condemned(self, devices: Sequence[PluginDevice]) -> None:
@@ -317,7 +319,7 @@ class DevicePlugin:
         """Which of the available devices a container should be given; those that are not offered any more are left out."""
         offered = self._offered.get(resource, {})
         devices = [offered[device_id] for device_id in available if device_id in offered]
-        return preferred(devices, required, size, self._links[1])
+        return preferred(devices, required, size, self._links[1], self._config.latest.value.shared_policy)
 
     def _device(self, resource: str, device_id: str) -> PluginDevice:
         device = self._offered.get(resource, {}).get(device_id)

@@ -1,15 +1,18 @@
 """Which of the free devices a container should best get. Pure.
 
 Slices are packed: on as few GPUs as possible, and on those with the least left, so that other GPUs stay empty and can be cut
-otherwise. Whole GPUs are aligned: the set with the best links among its members, and then among what it leaves.
+otherwise. Whole GPUs are aligned: the set with the best links among its members, and then among what it leaves. Replicas are
+taken of as few devices as possible, of those that are used the least or the most, as the policy says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import combinations
 from math import comb
 
+from tranche.kubernetes.device_plugin.config import SharedPolicy
 from tranche.kubernetes.observation.resources import PluginDevice
 
 Links = Mapping[frozenset[str], int]
@@ -18,22 +21,53 @@ Links = Mapping[frozenset[str], int]
 _MOST_SETS = 5_000
 
 
-def preferred(available: Sequence[PluginDevice], required: Sequence[str], size: int, links: Links) -> tuple[str, ...]:
-    """`size` UUIDs of the available devices, the required among them; fewer when there are not as many.
+def preferred(
+    available: Sequence[PluginDevice],
+    required: Sequence[str],
+    size: int,
+    links: Links,
+    policy: SharedPolicy = SharedPolicy.DISTRIBUTED,
+) -> tuple[str, ...]:
+    """`size` ids of the available devices, the required among them; fewer when there are not as many.
 
     Required devices that are not among the available ones are dropped: the kubelet takes the answer as advice.
     """
-    devices = sorted({device.uuid: device for device in available}.values(), key=lambda device: device.position)
-    must = [device for device in devices if device.uuid in set(required)][:size]
-    free = [device for device in devices if device.uuid not in set(required)]
+    devices = sorted({device.id: device for device in available}.values(), key=lambda device: device.position)
+    must = [device for device in devices if device.id in set(required)][:size]
+    free = [device for device in devices if device.id not in set(required)]
     count = min(size - len(must), len(free))
     if count <= 0:
         chosen: list[PluginDevice] = []
+    elif any(device.replica is not None for device in devices):
+        chosen = _shared(free, must, count, policy)
     elif all(device.piece is None for device in devices):
         chosen = _aligned(free, must, count, links)
     else:
         chosen = _packed(free, must, count)
-    return tuple(device.uuid for device in (*must, *chosen))
+    return tuple(device.id for device in (*must, *chosen))
+
+
+def _shared(
+    free: Sequence[PluginDevice], must: Sequence[PluginDevice], count: int, policy: SharedPolicy
+) -> list[PluginDevice]:
+    by_device: dict[str, list[PluginDevice]] = {}
+    for device in free:
+        by_device.setdefault(device.uuid, []).append(device)
+    entered = {device.uuid for device in must}
+    used = {uuid: 1 - Fraction(len(left), left[0].replicas) for uuid, left in by_device.items()}
+    sign = -1 if policy is SharedPolicy.PACKED else 1
+    chosen: list[PluginDevice] = []
+    while len(chosen) < count:
+        wanted = count - len(chosen)
+
+        def cost(uuid: str, wanted: int = wanted) -> tuple[bool, bool, int, Fraction, tuple[int, ...]]:
+            room = len(by_device[uuid])
+            short = room < wanted
+            return (uuid not in entered, short, -room if short else 0, sign * used[uuid], by_device[uuid][0].position)
+
+        best = min(by_device, key=cost)
+        chosen += by_device.pop(best)[:wanted]
+    return chosen
 
 
 def _packed(free: Sequence[PluginDevice], must: Sequence[PluginDevice], count: int) -> list[PluginDevice]:

@@ -56,6 +56,7 @@ class Unsupported:
 
 DEVICE_LISTS = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 DEVICE_IDS = ("uuid", "index")
+SHARED_POLICIES = ("distributed", "spread", "packed")
 
 
 def _flag(field: str, name: str, kind: ValueKind, help_: str, *place: str, choices: tuple[str, ...] = ()) -> Setting:
@@ -162,6 +163,15 @@ SETTINGS = (
     _flag(
         "kubelet_socket", "kubelet-socket", ValueKind.TEXT, "The kubelet's registration socket; empty: do not register."
     ),
+    _flag(
+        "shared_policy",
+        "shared-devices-allocation-policy",
+        ValueKind.CHOICE,
+        "Where replicas of shared devices go: to the least used device (distributed or spread) or the most used (packed).",
+        *_PLUGIN,
+        "sharedDevicesAllocationPolicy",
+        choices=SHARED_POLICIES,
+    ),
     _setting(
         "disabled_health_checks",
         "--disable-healthchecks",
@@ -190,14 +200,11 @@ def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str, *var
     return Unsupported(".".join(place), "", variables, place, harmless, why)
 
 
-_SHARING = "this version does not share a device among containers"
+_MPS = "replicas take turns (sharing.timeSlicing), and no MPS server is started for them"
 _LABELS = "feature labels are written to the node as soon as something changes, and have no settings"
 
 UNSUPPORTED = (
-    _refused("mps-root", ("flags", "mpsRoot"), ("",), _SHARING),
-    _refused(
-        "shared-devices-allocation-policy", (*_PLUGIN, "sharedDevicesAllocationPolicy"), ("", "distributed"), _SHARING
-    ),
+    _refused("mps-root", ("flags", "mpsRoot"), ("",), _MPS),
     _refused(
         "fail-on-init-error",
         ("flags", "failOnInitError"),
@@ -234,7 +241,6 @@ UNSUPPORTED = (
     Unsupported("GFD_CONFIG_FILE", "", ("GFD_CONFIG_FILE",), (), ("",), "labels follow the device plugin's settings"),
     _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
     _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
-    _file_only(("sharing", "timeSlicing"), ("",), _SHARING),
-    _file_only(("sharing", "mps"), ("",), _SHARING),
+    _file_only(("sharing", "mps"), ("",), _MPS),
 )
 """What is known and refused, with the values that change nothing."""

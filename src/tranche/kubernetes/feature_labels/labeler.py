@@ -13,6 +13,7 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.services import NodeServices
 
@@ -31,12 +32,14 @@ class FeatureLabeler:
         self,
         services: NodeServices,
         strategy: Live[MigStrategy],
+        sharing: Live[ReplicaRules],
         *,
         clock: Callable[[], float] = time.time,
         host_facts: Callable[[Iterable[str]], HostFacts] = read_host_facts,
     ) -> None:
         self._services = services
         self._strategy = strategy
+        self._sharing = sharing
         self._clock = clock
         self._host_facts = host_facts
         self._wake = asyncio.Event()
@@ -52,6 +55,7 @@ class FeatureLabeler:
             group.create_task(self._listen(self._services.node.changes()))
             group.create_task(self._listen(self._services.inventory.latest.changes()))
             group.create_task(self._listen(self._strategy.changes()))
+            group.create_task(self._listen(self._sharing.changes()))
             group.create_task(self._keep())
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
@@ -62,6 +66,7 @@ class FeatureLabeler:
         await self._services.node.first()
         await self._services.inventory.latest.first()
         await self._strategy.first()
+        await self._sharing.first()
         pause = _FIRST_PAUSE_SECONDS
         while True:
             self._wake.clear()
@@ -90,5 +95,5 @@ class FeatureLabeler:
     def _changes(self, node: KubeNode) -> dict[str, str | None]:
         state = self._services.inventory.latest.value.view.node
         facts = self._host_facts(gpu.pci_bus_id for gpu in state if not gpu.lost)
-        wanted = feature_labels(state, self._strategy.value, facts)
+        wanted = feature_labels(state, self._strategy.value, facts, self._sharing.value)
         return changed_labels(node.labels, wanted, self._clock())

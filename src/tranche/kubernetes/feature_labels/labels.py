@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tranche.core.family import family_of_capability
 from tranche.core.quantity import MIB
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from tranche.hardware.host_facts import HostFacts
-from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, MigStrategy, single_problem, slices_of
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource
+from tranche.kubernetes.observation.resources import (
+    DOMAIN,
+    GPU_RESOURCE,
+    MigStrategy,
+    advertise,
+    single_problem,
+    slices_of,
+)
 
 TIMESTAMP_LABEL = f"{DOMAIN}/gfd.timestamp"
 
@@ -41,30 +50,58 @@ _NOT_IN_A_LABEL = re.compile(r"[^A-Za-z0-9_. -]")
 _MODES = {"0x030000": "graphics", "0x030200": "compute"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """How the devices of one resource are shared: by a rule, or not at all."""
+
+    rule: SharedResource | None = None
+    strategy: str = "none"
+
+    @property
+    def replicas(self) -> int:
+        """How often each is offered."""
+        return 1 if self.rule is None else self.rule.replicas
+
+    @property
+    def suffix(self) -> str:
+        """What the product's name ends with: a name of its own already says that replicas are no whole devices."""
+        return "SHARED" if self.rule is not None and self.rule.offered_as == self.rule.name else ""
+
+
+_EXCLUSIVE = _Shared()
+
+
 def is_feature_label(key: str) -> bool:
     """Whether the label is one of those that this module writes, so that one that no longer holds may be removed."""
     return key in _OWN or _OWN_SLICE.fullmatch(key) is not None
 
 
-def feature_labels(node: NodeState, strategy: MigStrategy, facts: HostFacts) -> dict[str, str]:
-    """The labels of the node; none for a machine without a GPU. Lost GPUs count for nothing."""
+def feature_labels(
+    node: NodeState, strategy: MigStrategy, facts: HostFacts, sharing: ReplicaRules = NOT_SHARED
+) -> dict[str, str]:
+    """The labels of the node; none for a machine without a GPU. Lost GPUs count for nothing.
+
+    A resource of which some devices are shared, or each in its own way, is described by its first device.
+    """
     gpus = [gpu for gpu in node if not gpu.lost]
     if not gpus:
         return {}
+    rules = {resource.name: sharing.rule_of_first(resource) for resource in advertise(node, strategy).resources}
+    shared = {name: _Shared(rule, sharing.sharing) for name, rule in rules.items() if rule is not None}
     labels = {
         f"{GPU_RESOURCE}.machine": _label_text(facts.product) or "unknown",
         f"{GPU_RESOURCE}.mode": _mode(gpus, facts),
         f"{DOMAIN}/mig.capable": _bool(any(gpu.mig_capable for gpu in gpus)),
         f"{DOMAIN}/mps.capable": "false",
         **_versions(node),
-        **_whole(gpus),
+        **_whole(gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE)),
     }
     if strategy is not MigStrategy.NONE:
         labels[f"{DOMAIN}/mig.strategy"] = strategy
     if strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
-        labels |= _single(node, gpus)
+        labels |= _single(node, gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE))
     if strategy is MigStrategy.MIXED:
-        labels |= _mixed(gpus)
+        labels |= _mixed(gpus, shared)
     return labels
 
 
@@ -107,11 +144,14 @@ def _versions(node: NodeState) -> dict[str, str]:
     return labels
 
 
-def _whole(gpus: list[GpuState]) -> dict[str, str]:
+def _whole(gpus: list[GpuState], shared: _Shared) -> dict[str, str]:
     """The first model's GPUs, cut or not; `replicas` is 0 when all of them are cut, since none is for sale whole."""
     model = [gpu for gpu in gpus if gpu.name == gpus[0].name]
-    for_sale = int(any(not gpu.mig_enabled for gpu in model))
-    labels = _resource(GPU_RESOURCE, _label_text(gpus[0].name), len(model), for_sale, "none")
+    if all(gpu.mig_enabled for gpu in model):
+        labels = _resource(GPU_RESOURCE, _label_text(gpus[0].name), len(model), 0, "none")
+    else:
+        product = _product_text(gpus[0].name, shared.suffix)
+        labels = _resource(GPU_RESOURCE, product, len(model), shared.replicas, shared.strategy)
     labels[f"{GPU_RESOURCE}.memory"] = str(gpus[0].memory // MIB)
     if gpus[0].compute_capability is not None:
         major, minor = gpus[0].compute_capability
@@ -122,16 +162,16 @@ def _whole(gpus: list[GpuState]) -> dict[str, str]:
     return labels
 
 
-def _single(node: NodeState, gpus: list[GpuState]) -> dict[str, str]:
+def _single(node: NodeState, gpus: list[GpuState], shared: _Shared) -> dict[str, str]:
     cut = [gpu for gpu in gpus if gpu.mig_enabled]
     if single_problem(node):
         labels = _resource(GPU_RESOURCE, _product_text(cut[0].name, "MIG INVALID"), 0, 0, "")
         return {**labels, f"{GPU_RESOURCE}.memory": "0"}
     pieces = [device for gpu in cut for device in slices_of(gpu)]
-    return _slice_labels(GPU_RESOURCE, cut[0], pieces[0].instance, pieces[0].piece, len(pieces))
+    return _slice_labels(GPU_RESOURCE, cut[0], pieces[0].instance, pieces[0].piece, len(pieces), shared)
 
 
-def _mixed(gpus: list[GpuState]) -> dict[str, str]:
+def _mixed(gpus: list[GpuState], shared: Mapping[str, _Shared]) -> dict[str, str]:
     labels: dict[str, str] = {}
     by_name: dict[str, list[tuple[GpuState, GpuInstance | None, ComputeInstance]]] = {}
     for gpu in gpus:
@@ -140,17 +180,25 @@ def _mixed(gpus: list[GpuState]) -> dict[str, str]:
                 by_name.setdefault(device.piece.name.resource_name, []).append((gpu, device.instance, device.piece))
     for name, pieces in sorted(by_name.items()):
         gpu, instance, piece = pieces[0]
-        labels |= _slice_labels(f"{DOMAIN}/{name}", gpu, instance, piece, len(pieces))
+        resource = f"{DOMAIN}/{name}"
+        how = shared.get(resource, _EXCLUSIVE)
+        labels |= _slice_labels(resource, gpu, instance, piece, len(pieces), how)
     return labels
 
 
 def _slice_labels(
-    resource: str, gpu: GpuState, instance: GpuInstance | None, piece: ComputeInstance | None, count: int
+    resource: str,
+    gpu: GpuState,
+    instance: GpuInstance | None,
+    piece: ComputeInstance | None,
+    count: int,
+    shared: _Shared,
 ) -> dict[str, str]:
     assert instance is not None
     assert piece is not None
     name = piece.name.resource_name.removeprefix("mig-")
-    labels = _resource(resource, _product_text(gpu.name, f"MIG {name}"), count, 1, "none")
+    product = _product_text(gpu.name, f"MIG {name} {shared.suffix}")
+    labels = _resource(resource, product, count, shared.replicas, shared.strategy)
     offered = gpu.profile(piece.name)
     inside = next((ci for ci in offered.compute_profiles if ci.name == piece.name), None) if offered else None
     numbers = {
@@ -187,8 +235,8 @@ def _label_text(text: str) -> str:
 
 
 def _product_text(model: str, suffix: str) -> str:
-    """A product with what its slice is; where both are too long together, the model loses its end, and the slice nothing."""
-    end = f"-{_label_text(suffix)}"
+    """A product with what is said of it; where both are too long together, the model loses its end, and the rest nothing."""
+    end = f"-{_label_text(suffix)}" if suffix else ""
     return _label_text(model)[: _LONGEST_VALUE - len(end)].strip("-_.") + end
 
 

@@ -25,7 +25,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The devices of one resource that the kubelet lists for a container."""
+    """The devices of one resource that the kubelet lists for a container: UUIDs, and `<uuid>::<number>` for replicas."""
 
     namespace: str
     name: str
@@ -78,13 +78,11 @@ class PodResources:
 
 
 def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
-    """Shared devices, `<uuid>::<replica>`, are listed by their UUID."""
     for pod in answer.pod_resources:
         for container in pod.containers:
             found: dict[str, dict[str, None]] = {}
             for devices in container.devices:
                 if devices.resource_name.startswith(_RESOURCE_PREFIX):
-                    uuids = (device_id.partition("::")[0] for device_id in devices.device_ids)
-                    found.setdefault(devices.resource_name, {}).update(dict.fromkeys(uuids))
+                    found.setdefault(devices.resource_name, {}).update(dict.fromkeys(devices.device_ids))
             for resource, ids in found.items():
                 yield Listed(pod.namespace, pod.name, container.name, resource, tuple(ids))

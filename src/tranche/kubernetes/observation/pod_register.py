@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tranche.core.allocation import Grant, NodeView, nearest_request, overlap
-from tranche.core.devices import devices
+from tranche.core.allocation import NodeView, Part, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.devices import devices, memory_of
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
 from tranche.kubernetes.observation.admissions import Admissions
+from tranche.kubernetes.observation.listings import Holding, device_of, holding
 from tranche.kubernetes.observation.pod_settlement import (
     PodSettlement,
     PodWords,
@@ -91,34 +92,35 @@ class PodRegister:
         if found.empty:
             return view, word
         allocations = await asyncio.to_thread(
-            self._host.holders.settle, found.removed, found.keepers or {}, found.added
+            self._host.holders.settle, found.removed, found.keepers or {}, found.added, found.memory
         )
         return replace(view, allocations=allocations), word
 
-    async def hand_over(self, resource: str, grants: tuple[Grant, ...]) -> str:
-        """Record that a container of some pod is given these, before it is told; the allocation's id.
+    async def hand_over(self, resource: str, given: Holding) -> str:
+        """Record that a container of some pod is given this, before it is told; the allocation's id.
 
         GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
         anew has taken it back from the pod before, which may not be settled yet; it lists the device no more then.
         """
         with self._admissions.one():
-            return await self._hand_over(resource, grants)
+            return await self._hand_over(resource, given)
 
-    async def _hand_over(self, resource: str, grants: tuple[Grant, ...]) -> str:
-        keeper = PodKeeper(resource, kubelet=self._kubelet.run())
+    async def _hand_over(self, resource: str, given: Holding) -> str:
+        keeper = PodKeeper(resource, kubelet=self._kubelet.run(), replicas=given.replicas)
+        request = nearest_request(given.grants)
         try:
-            return await asyncio.to_thread(self._host.holders.add, keeper, nearest_request(grants), grants)
+            return await asyncio.to_thread(self._host.holders.add, keeper, request, given.grants, memory=given.memory)
         except GpuBusy:
             view, word = await self._look()
-        _refuse_given_twice(word, view, grants)
+        _refuse_given_twice(word, view, given)
         superseded = [
             each.id
             for each in view.allocations
-            if any(overlap(one, other) for one in each.grants for other in grants)
-            and isinstance(each.keeper, PodKeeper)
+            if isinstance(each.keeper, PodKeeper)
+            and given.collides(holding(each))
             and _same_pod_again(each.keeper, keeper)
         ]
-        return await asyncio.to_thread(self._host.holders.add, keeper, nearest_request(grants), grants, superseded)
+        return await asyncio.to_thread(self._host.holders.add, keeper, request, given.grants, superseded, given.memory)
 
     async def take_back(self, allocation_id: str) -> None:
         """Undo a hand-over that nobody was told of."""
@@ -143,7 +145,13 @@ class PodRegister:
                 self._complete_run = word.run
         words = replace(words, complete=word.run == self._complete_run)
         holders = self._host.holders
-        return settle_pods(view.allocations, devices(view.node), words, now=holders.clock(), new_id=holders.new_id)
+
+        def memory(device: WholeGpu | Slice) -> int:
+            return memory_of(device, view.node.gpu(device.gpu_uuid))
+
+        return settle_pods(
+            view.allocations, devices(view.node), words, now=holders.clock(), new_id=holders.new_id, memory=memory
+        )
 
     async def _ask_api_server(self) -> Mapping[PodRef, KubePod] | None:
         try:
@@ -163,17 +171,19 @@ def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
     return not keeper.lingers and keeper.resource == asking.resource and keeper.kubelet == asking.kubelet
 
 
-def _refuse_given_twice(word: KubeletWord, view: NodeView, grants: Sequence[Grant]) -> None:
+def _refuse_given_twice(word: KubeletWord, view: NodeView, given: Holding) -> None:
     """GpuBusy when the kubelet gives away what it lists with a pod.
 
     Kubernetes 1.36 does so: while a device plugin answers, whoever asks for the list makes the kubelet forget the device that
     is on its way, if a pod has ended meanwhile, and the next pod gets it too (UpdateAllocatedDevices in its device manager).
     """
+    alone = [grant for grant in given.grants if not isinstance(grant, Part)]
     by_uuid = devices(view.node)
     for each in word.listed:
-        for uuid in each.device_ids:
-            if uuid in by_uuid and any(overlap(by_uuid[uuid], grant) for grant in grants):
+        for device_id in each.device_ids:
+            device = by_uuid.get(device_of(device_id))
+            if device_id in given.replicas or (device and any(overlap(device, grant) for grant in alone)):
                 raise GpuBusy(
-                    f"somebody else now holds device {uuid}: the kubelet lists it with pod {each.namespace}/{each.name}",
+                    f"somebody else now holds device {device_id}: the kubelet lists it with pod {each.namespace}/{each.name}",
                     hint="this pod's successor is given another device",
                 )

@@ -8,13 +8,14 @@ they had nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import Allocation, Grant, Phase, nearest_request, overlap
+from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
 from tranche.core.evidence import Life, PodEvidence, judge_pod
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
+from tranche.kubernetes.observation.listings import Unit, adopted, holding, units_listed
 from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
 _NOT_KNOWN_WHICH = ""
@@ -43,13 +44,15 @@ class PodWords:
 class PodSettlement:
     """What to write: ids to remove, keepers to replace by id, and allocations to add, in this order.
 
-    `undecided` says that the API server must be asked before this can be settled for good.
+    `memory` gives the bytes of each device that what is added has parts of. `undecided` says that the API server must be asked
+    before this can be settled for good.
     """
 
     removed: tuple[str, ...] = ()
     keepers: Mapping[str, PodKeeper] | None = None
     added: tuple[Allocation, ...] = ()
     undecided: bool = False
+    memory: Mapping[WholeGpu | Slice, int] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -64,14 +67,20 @@ def settle_pods(
     *,
     now: float,
     new_id: Callable[[], str],
+    memory: Callable[[WholeGpu | Slice], int],
 ) -> PodSettlement:
-    """What has to change in the register. `devices` are the node's by UUID; `now` is in seconds since the epoch."""
+    """What has to change in the register. `devices` are the node's by UUID; `now` is in seconds since the epoch.
+
+    `memory` gives the bytes of a device.
+    """
     rows = [each for each in register if isinstance(each.keeper, PodKeeper)]
     supposed = [each for each in rows if _supposed(each)]
-    listed = _listed(words.kubelet.listed, devices)
+    listed = units_listed(words.kubelet.listed, devices)
+    shared = {device for units in listed.values() for unit, device in units.items() if isinstance(unit, str)}
     removed: list[str] = []
     keepers: dict[str, PodKeeper] = {}
-    covered: dict[Grant, Allocation] = {}
+    covered: set[Unit] = set()
+    held: list[Grant] = []
     undecided = False
     for row in rows:
         if _supposed(row):
@@ -80,20 +89,26 @@ def settle_pods(
         life, keeper = _judged(row, entry, words)
         found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
         undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
-        if life is Life.GONE:
+        # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
+        if life is Life.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
             removed.append(row.id)
             continue
-        covered.update(dict.fromkeys(row.grants, row))
+        covered |= holding(row).units
+        held += row.grants
         if keeper != row.keeper:
             keepers[row.id] = keeper
     added = []
-    for entry, grants in listed.items():
-        new = tuple(grant for grant in grants if grant not in covered)
+    sizes: dict[WholeGpu | Slice, int] = {}
+    ids = [device_id for entry in words.kubelet.listed for device_id in entry.device_ids]
+    for entry, units in listed.items():
+        new = {unit: device for unit, device in units.items() if unit not in covered}
         if new:
-            keeper = _bound(PodKeeper(entry.resource), entry, words)
-            added.append(_allocation(new_id(), keeper, new, now))
+            found = adopted(new, ids, memory)
+            keeper = _bound(PodKeeper(entry.resource, replicas=found.replicas), entry, words)
+            added.append(_allocation(new_id(), keeper, found.grants, now))
+            held += found.grants
+            sizes |= found.memory
             undecided = undecided or not keeper.uid
-    held = [*covered, *(grant for each in added for grant in each.grants)]
     elsewhere = [grant for each in register if not isinstance(each.keeper, PodKeeper) for grant in each.grants]
     standing = {_pod_keeper(row): row.grants for row in supposed}
     wanted = standing
@@ -108,12 +123,12 @@ def settle_pods(
         for keeper, grants in wanted.items()
         if standing.get(keeper) != grants
     ]
-    return PodSettlement(tuple(removed), keepers, tuple(added), undecided)
+    return PodSettlement(tuple(removed), keepers, tuple(added), undecided, sizes)
 
 
 def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletWord) -> frozenset[str]:
     """The uids of pods that hold something by the register and that the kubelet does not list with it: do they still run?"""
-    listed = _listed(word.listed, devices)
+    listed = units_listed(word.listed, devices)
     rows = [each for each in register if isinstance(each.keeper, PodKeeper) and _pod_keeper(each).uid]
     return frozenset(_pod_keeper(row).uid for row in rows if _entry_of(row, listed) is None)
 
@@ -162,36 +177,19 @@ def _suppositions(
 
 def _may_be(grant: Grant, resource: str) -> bool:
     """Whether a device of that resource may be this grant, under whatever strategy it was given."""
-    return resource == GPU_RESOURCE or (
-        grant.slot is not None and resource == f"{DOMAIN}/{grant.slot.profile.resource_name}"
-    )
+    names = [GPU_RESOURCE]
+    if grant.slot is not None:
+        names.append(f"{DOMAIN}/{grant.slot.profile.resource_name}")
+    return any(resource == name or resource.startswith(f"{name}.") for name in names)
 
 
-def _listed(listed: Sequence[Listed], devices: Mapping[str, Grant]) -> dict[Listed, tuple[Grant, ...]]:
-    """What the kubelet lists, as grants; a device that several containers of a pod share counts for the first.
-
-    Devices that the node does not have are left out: the kubelet remembers slices that were taken from under it.
-    """
-    found: dict[Listed, tuple[Grant, ...]] = {}
-    seen: set[str] = set()
-    for entry in listed:
-        grants = tuple(devices[uuid] for uuid in entry.device_ids if uuid in devices and uuid not in seen)
-        seen.update(entry.device_ids)
-        if grants:
-            found[entry] = grants
-    return found
-
-
-def _entry_of(row: Allocation, listed: Mapping[Listed, tuple[Grant, ...]]) -> Listed | None:
+def _entry_of(row: Allocation, listed: Mapping[Listed, Mapping[Unit, Grant]]) -> Listed | None:
     """The kubelet's entry that the row stands for: of its pod, or for a pod being admitted, of its devices."""
     keeper = _pod_keeper(row)
-    for entry, grants in listed.items():
+    mine = holding(row).units
+    for entry, units in listed.items():
         same_pod = (entry.namespace, entry.name) == (keeper.namespace, keeper.name)
-        if (
-            (same_pod or not keeper.admitted)
-            and keeper.resource in ("", entry.resource)
-            and set(grants) & set(row.grants)
-        ):
+        if (same_pod or not keeper.admitted) and keeper.resource in ("", entry.resource) and not mine.isdisjoint(units):
             return entry
     return None
 
@@ -226,7 +224,8 @@ def _bound(keeper: PodKeeper, entry: Listed, words: PodWords) -> PodKeeper:
     """The keeper with the kubelet's word of now, and the pod's uid once it is known."""
     pod = None if words.pods is None else words.pods.get(PodRef(entry.namespace, entry.name))
     uid = keeper.uid if pod is None else pod.uid
-    return PodKeeper(entry.resource, entry.namespace, entry.name, entry.container, uid, words.kubelet.run)
+    run, replicas = words.kubelet.run, keeper.replicas
+    return PodKeeper(entry.resource, entry.namespace, entry.name, entry.container, uid, run, replicas=replicas)
 
 
 def _allocation(allocation_id: str, keeper: PodKeeper, grants: tuple[Grant, ...], now: float) -> Allocation:

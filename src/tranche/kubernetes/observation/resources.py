@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tranche.core.allocation import ComputeSlice, Grant, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.devices import memory_of
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 
 DOMAIN = "nvidia.com"
 GPU_RESOURCE = f"{DOMAIN}/gpu"
+REPLICA_MARK = "::"
+"""Parts a device's UUID from a replica's number."""
 _DEVICE_RESOURCE = re.compile(
-    rf"{re.escape(DOMAIN)}/(?:gpu|mig-\d+g\.\d+gb(?:\.[a-z][a-z0-9]*|-[a-z][a-z0-9]*)*)(?:\.shared)?"
+    rf"{re.escape(DOMAIN)}/(?:gpu|mig-\d+g\.\d+gb(?:\.[a-z][a-z0-9]*|-[a-z][a-z0-9]*)*)(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
 )
 
 
 def is_device_resource(name: str) -> bool:
-    """Whether a resource of that name is GPUs or slices, of this plugin or of NVIDIA's, which names shared ones `.shared`."""
+    """Whether a resource of that name is GPUs or slices, or replicas of them, whose name may have more at its end."""
     return _DEVICE_RESOURCE.fullmatch(name) is not None
 
 
@@ -32,20 +36,45 @@ class MigStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PluginDevice:
-    """What one unit of a resource stands for: a whole GPU, or one slice of it (then both `instance` and `piece` are given)."""
+    """What one unit of a resource stands for: a whole GPU, or one slice of it (then both `instance` and `piece` are given).
+
+    Of a device that several share it is one of `replicas`, with the number `replica`, by the mechanism `sharing`; the number is
+    None for a device that is not shared.
+    """
 
     gpu: GpuState
     instance: GpuInstance | None = None
     piece: ComputeInstance | None = None
+    replica: int | None = None
+    replicas: int = 1
+    sharing: Sharing = Sharing.TIME_SLICING
 
     @property
     def uuid(self) -> str:
-        """The device's id for the kubelet: the UUID of the slice, or of the GPU."""
+        """The UUID of the slice, or of the GPU."""
         return self.piece.uuid if self.piece is not None else self.gpu.uuid
 
     @property
+    def id(self) -> str:
+        """The device's id for the kubelet: its UUID, and the number of a replica."""
+        return self.uuid if self.replica is None else f"{self.uuid}{REPLICA_MARK}{self.replica}"
+
+    @property
+    def memory(self) -> int:
+        """The bytes of the whole device."""
+        device = self._device
+        return 0 if isinstance(device, ComputeSlice) else memory_of(device, self.gpu)
+
+    @property
     def grant(self) -> Grant:
-        """What of the GPU a container is given with it."""
+        """What of the GPU a container is given with it; a replica is an even part of its device."""
+        device = self._device
+        if self.replica is None or isinstance(device, ComputeSlice):
+            return device
+        return Part(device, max(self.memory // self.replicas, 1), self.sharing)
+
+    @property
+    def _device(self) -> WholeGpu | Slice | ComputeSlice:
         if self.instance is None or self.piece is None:
             return WholeGpu(self.gpu.uuid)
         inside = Slice(self.gpu.uuid, self.instance.profile, self.instance.placement)
@@ -61,10 +90,10 @@ class PluginDevice:
         return f"{self.gpu.index}:{self.piece.mig_index}"
 
     @property
-    def position(self) -> tuple[int, int, int]:
-        """Orders devices by GPU, then by place on it."""
+    def position(self) -> tuple[int, int, int, int]:
+        """Orders devices by GPU, then by place on it, and replicas by number."""
         start = self.instance.placement.start if self.instance is not None else 0
-        return (self.gpu.index, start, self.piece.start if self.piece is not None else 0)
+        return (self.gpu.index, start, self.piece.start if self.piece is not None else 0, self.replica or 0)
 
 
 @dataclass(frozen=True, slots=True)

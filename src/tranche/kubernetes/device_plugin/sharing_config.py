@@ -1,0 +1,149 @@
+"""The block `sharing` of the v1 file: which devices are offered several times, and under which name. Pure.
+
+NVIDIA's plugin takes `rename` and `devices` for a mistake and goes on without them; here they are served.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tranche.core.board import catalogue
+from tranche.core.errors import PluginConfigInvalid
+from tranche.core.spelling import did_you_mean
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource
+from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
+
+PLACE = ("sharing", "timeSlicing")
+MOST_REPLICAS = 1000
+"""No driver sets a limit for programs that take turns; a kubelet is not to be told of more devices than it can count."""
+_LONGEST_NAME = 63
+_SHARED = ".shared"
+_FIELDS = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+_RULE_FIELDS = ("name", "replicas", "rename", "devices")
+_DEVICE = re.compile(r"\d+|\d+:\d+|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Fa-f-]+|MIG-GPU-[0-9A-Fa-f-]+/\d+/\d+")
+
+
+def read_time_slicing(block: object) -> ReplicaRules:
+    """The rules of a decoded `sharing.timeSlicing`, None for one that is not there; PluginConfigInvalid otherwise."""
+    where = ".".join(PLACE)
+    if block is None:
+        return NOT_SHARED
+    fields = _mapping(block, where, _FIELDS)
+    by_default = _boolean(fields, "renameByDefault", where)
+    listed = fields.get("resources")
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+        raise PluginConfigInvalid(
+            f"{where}: no resources specified", hint="list them under resources, each with its name"
+        )
+    rules = tuple(_rule(each, f"{where}.resources[{place}]", by_default) for place, each in enumerate(listed))
+    _refuse_twice(rules, where)
+    return ReplicaRules(rules, one_per_request=_boolean(fields, "failRequestsGreaterThanOne", where))
+
+
+def _rule(entry: object, where: str, rename_by_default: bool) -> SharedResource:
+    fields = _mapping(entry, where, _RULE_FIELDS)
+    name = _name(fields, where)
+    replicas = fields.get("replicas")
+    if not isinstance(replicas, int) or isinstance(replicas, bool):
+        raise PluginConfigInvalid(f"{where}.replicas must be a number")
+    if replicas < 2:
+        raise PluginConfigInvalid(f"{where}.replicas: number of replicas must be >= 2, not {replicas}")
+    if replicas > MOST_REPLICAS:
+        raise PluginConfigInvalid(
+            f"{where}.replicas: {replicas} is more than the {MOST_REPLICAS} that a device may have"
+        )
+    offered_as = _offered_as(fields, name, where, rename_by_default)
+    return SharedResource(name, replicas, offered_as, _devices(fields.get("devices"), f"{where}.devices"))
+
+
+def _name(fields: Mapping[str, Any], where: str) -> str:
+    name = _qualified(fields.get("name"), f"{where}.name")
+    if name not in _device_names():
+        raise PluginConfigInvalid(
+            f"{where}.name: no board has {name}",
+            hint=f"{did_you_mean(name, sorted(_device_names()))}it is {GPU_RESOURCE}, or {DOMAIN}/mig-<profile>",
+        )
+    return name
+
+
+def _offered_as(fields: Mapping[str, Any], name: str, where: str, by_default: bool) -> str:
+    if fields.get("rename") in (None, ""):
+        return f"{name}{_SHARED}" if by_default else name
+    where = f"{where}.rename"
+    wanted = _qualified(fields["rename"], where)
+    if wanted == name:
+        return name
+    if not (wanted.startswith(f"{name}.") and is_device_resource(wanted)) or wanted in _device_names():
+        raise PluginConfigInvalid(
+            f"{where}: {wanted} does not say that it is of {name}",
+            hint=f"begin it with {name} and a dot, and let no slice have that name: {name}{_SHARED}",
+        )
+    return wanted
+
+
+def _qualified(text: object, where: str) -> str:
+    if not isinstance(text, str) or not text:
+        raise PluginConfigInvalid(f"{where} must be the name of a resource")
+    name = text if "/" in text else f"{DOMAIN}/{text}"
+    if len(name) > _LONGEST_NAME:
+        raise PluginConfigInvalid(f"{where}: {name} is longer than {_LONGEST_NAME} characters")
+    return name
+
+
+def _devices(given: object, where: str) -> int | tuple[str, ...] | None:
+    if given is None or given == "all":
+        return None
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 1:
+            raise PluginConfigInvalid(f"{where}: a number of devices is at least 1, not {given}")
+        return given
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise PluginConfigInvalid(f"{where} must be all, a number, or a list of indexes and UUIDs")
+    names = tuple(str(each) for each in given)
+    for each, name in zip(given, names, strict=True):
+        if isinstance(each, bool) or not isinstance(each, int | str) or _DEVICE.fullmatch(name) is None:
+            raise PluginConfigInvalid(
+                f"{where}: '{name}' names no device", hint="a device is an index (0, or 0:1 for a slice) or a UUID"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def _refuse_twice(rules: Sequence[SharedResource], where: str) -> None:
+    """A device that two rules name, as far as that can be seen without a machine."""
+    for place, rule in enumerate(rules):
+        for other in rules[:place]:
+            if other.name == rule.name and not _apart(other.devices, rule.devices):
+                raise PluginConfigInvalid(
+                    f"{where}: two resources share the same devices of {rule.name}",
+                    hint="name each device once: with devices, a list of indexes or UUIDs",
+                )
+
+
+def _apart(one: int | tuple[str, ...] | None, other: int | tuple[str, ...] | None) -> bool:
+    return isinstance(one, tuple) and isinstance(other, tuple) and set(one).isdisjoint(other)
+
+
+@cache
+def _device_names() -> Collection[str]:
+    """What GPUs and the slices of every known board are called as resources."""
+    slices = (f"{DOMAIN}/{profile.name.resource_name}" for board in catalogue() for profile in board.profiles)
+    return frozenset((GPU_RESOURCE, *slices))
+
+
+def _mapping(value: object, where: str, known: Collection[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PluginConfigInvalid(f"{where} must be a mapping")
+    for key in value:
+        if key not in known:
+            raise PluginConfigInvalid(f"unknown field: {where}.{key}", hint=f"it has {', '.join(known)}")
+    return value
+
+
+def _boolean(fields: Mapping[str, Any], name: str, where: str) -> bool:
+    value = fields.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise PluginConfigInvalid(f"{where}.{name} must be true or false")

@@ -1,0 +1,171 @@
+"""The v1 file's `sharing.timeSlicing`: what NVIDIA documents is taken as it is, and what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kubernetes.device_plugin.nodes import ALL_1G, BALANCED, cut, node, t4, whole
+from tranche.core.errors import PluginConfigInvalid
+from tranche.core.state import NodeState
+from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
+from tranche.kubernetes.device_plugin.sharing_config import MOST_REPLICAS, read_time_slicing
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, replicated
+from tranche.kubernetes.observation.resources import advertise
+
+TEN = "{name: nvidia.com/gpu, replicas: 10}"
+
+
+def config_of(text: str) -> PluginConfig:
+    return read_config(yaml.safe_load(text))
+
+
+def counts(text: str, state: NodeState) -> dict[str, int]:
+    """What a node advertises under that configuration file."""
+    config = config_of(text)
+    advertised = replicated(advertise(state, config.mig_strategy), config.sharing)
+    return {resource.name: len(resource.devices) for resource in advertised.resources}
+
+
+TESLAS = node(t4(0), t4(1))
+BALANCED_PAIR = node(*(cut(index, *BALANCED) for index in range(2)))
+
+DOCUMENTED = [
+    (f"{{version: v1, sharing: {{timeSlicing: {{resources: [{TEN}]}}}}}}", TESLAS, {"nvidia.com/gpu": 20}),
+    (
+        f"sharing: {{timeSlicing: {{renameByDefault: false, failRequestsGreaterThanOne: false, resources: [{TEN}]}}}}",
+        TESLAS,
+        {"nvidia.com/gpu": 20},
+    ),
+    (
+        f"sharing: {{timeSlicing: {{renameByDefault: true, resources: [{TEN}]}}}}",
+        TESLAS,
+        {"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 20},
+    ),
+    (
+        (
+            "{flags: {migStrategy: mixed}, sharing: {timeSlicing: {resources: ["
+            "{name: nvidia.com/gpu, replicas: 8}, {name: nvidia.com/mig-1g.5gb, replicas: 2},"
+            "{name: nvidia.com/mig-2g.10gb, replicas: 2}, {name: nvidia.com/mig-3g.20gb, replicas: 3},"
+            "{name: nvidia.com/mig-7g.40gb, replicas: 7}]}}}"
+        ),
+        BALANCED_PAIR,
+        {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 8, "nvidia.com/mig-2g.10gb": 4, "nvidia.com/mig-3g.20gb": 6},
+    ),
+    (
+        "{flags: {migStrategy: single}, sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}}",
+        node(*(cut(index, *ALL_1G) for index in range(8))),
+        {"nvidia.com/gpu": 224},
+    ),
+    (
+        (
+            "{flags: {migStrategy: mixed}, sharing: {timeSlicing: {renameByDefault: true, resources: ["
+            "{name: nvidia.com/mig-3g.20gb, replicas: 4}]}}}"
+        ),
+        node(cut(0, "3g.20gb@0", "3g.20gb@4"), whole(1)),
+        {"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 0, "nvidia.com/mig-3g.20gb.shared": 8},
+    ),
+    (
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, devices: [0, '2']}]}}",
+        node(*(whole(index) for index in range(4))),
+        {"nvidia.com/gpu": 10},
+    ),
+    (
+        (
+            "sharing: {timeSlicing: {resources: ["
+            "{name: nvidia.com/gpu, replicas: 4, rename: gpu.quarter, devices: [0]},"
+            "{name: nvidia.com/gpu, replicas: 2, rename: nvidia.com/gpu.half, devices: [1, 2]}]}}"
+        ),
+        node(*(whole(index) for index in range(4))),
+        {"nvidia.com/gpu": 1, "nvidia.com/gpu.quarter": 4, "nvidia.com/gpu.half": 4},
+    ),
+    (
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3, devices: 1}]}}",
+        TESLAS,
+        {"nvidia.com/gpu": 4},
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "state", "expected"), DOCUMENTED)
+def test_resources_by_configuration(text: str, state: NodeState, expected: dict[str, int]) -> None:
+    assert counts(text, state) == expected
+
+
+def test_what_is_read() -> None:
+    text = f"sharing: {{timeSlicing: {{failRequestsGreaterThanOne: true, resources: [{TEN}]}}}}"
+    assert config_of(text).sharing == ReplicaRules(
+        (SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu"),), one_per_request=True
+    )
+    assert config_of("version: v1").sharing == NOT_SHARED
+    assert config_of("sharing: {timeSlicing: null}").sharing == NOT_SHARED
+
+
+def shared(rule: str) -> str:
+    return f"sharing: {{timeSlicing: {{resources: [{rule}]}}}}"
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (shared("{name: nvidia.com/gpu, replicas: 1}"), "number of replicas must be >= 2, not 1"),
+        (shared("{name: nvidia.com/gpu, replicas: -3}"), "number of replicas must be >= 2"),
+        (shared("{name: nvidia.com/gpu}"), "resources[0].replicas must be a number"),
+        (shared("{name: nvidia.com/gpu, replicas: ten}"), "replicas must be a number"),
+        (shared("{name: nvidia.com/gpu, replicas: true}"), "replicas must be a number"),
+        (shared(f"{{name: nvidia.com/gpu, replicas: {MOST_REPLICAS + 1}}}"), "is more than the 1000"),
+        (shared("{replicas: 10}"), "name must be the name of a resource"),
+        (shared("{name: nvidia.com/mig-9g.99gb, replicas: 2}"), "no board has nvidia.com/mig-9g.99gb"),
+        (shared("{name: nvidia.com/mig-1c.3g.20gb, replicas: 2}"), "no board has"),
+        (shared("{name: example.com/gpu, replicas: 2}"), "no board has example.com/gpu"),
+        (shared("{name: nvidia.com/gpu.shared, replicas: 2}"), "no board has"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, rename: nvidia.com/other}"), "does not say that it is of"),
+        (shared("{name: nvidia.com/mig-1g.10gb, replicas: 2, rename: mig-1g.10gb.me}"), "does not say that it is of"),
+        (shared(f"{{name: nvidia.com/gpu, replicas: 2, rename: gpu.{'x' * 60}}}"), "longer than 63 characters"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, devices: 0}"), "a number of devices is at least 1"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, devices: []}"), "must be all, a number, or a list"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, devices: [first]}"), "'first' names no device"),
+        (
+            shared("{name: nvidia.com/gpu, replicas: 2, colour: red}"),
+            "unknown field: sharing.timeSlicing.resources[0].",
+        ),
+        (shared(f"{TEN}, {TEN}"), "two resources share the same devices of nvidia.com/gpu"),
+        ("sharing: {timeSlicing: {}}", "no resources specified"),
+        ("sharing: {timeSlicing: {resources: []}}", "no resources specified"),
+        ("sharing: {timeSlicing: {resources: [3]}}", "resources[0] must be a mapping"),
+        ("sharing: {timeSlicing: 3}", "sharing.timeSlicing must be a mapping"),
+        (f"sharing: {{timeSlicing: {{renameByDefault: 'yes', resources: [{TEN}]}}}}", "must be true or false"),
+        (
+            f"sharing: {{timeSlicing: {{rename: true, resources: [{TEN}]}}}}",
+            "unknown field: sharing.timeSlicing.rename",
+        ),
+        (f"sharing: {{timeSlicing: {{resources: [{TEN}]}}, mps: {{resources: [{TEN}]}}}}", "sharing.mps is not supp"),
+        ("flags: {plugin: {sharedDevicesAllocationPolicy: random}}", "is not one of distributed, spread, packed"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(file: str, words: str) -> None:
+    with pytest.raises(PluginConfigInvalid) as refused:
+        config_of(file)
+    assert words in refused.value.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["nvidia.com/gpu", "all", "GPU-0", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["resources", "name", "replicas", "rename", "devices"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_whatever_the_block_says_the_answer_is_rules_or_a_reason(block: Any) -> None:
+    with contextlib.suppress(PluginConfigInvalid):
+        rules = read_time_slicing(block)
+        assert all(2 <= rule.replicas <= MOST_REPLICAS for rule in rules.resources)
