@@ -23,6 +23,7 @@ from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
 from tranche.hardware.nvml_profiles import GpuProfiles, read_profiles
+from tranche.hardware.sharing_means import read_machine_facts, sharing_means
 from tranche.hardware.visible_devices import VARIABLE, scope_of
 
 _RESET_SECONDS = 120.0
@@ -67,13 +68,21 @@ class NvmlDriver:
             gpus = tuple(self._observe_index(index) for index in range(count))
             driver, nvml = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetNVMLVersion()
             cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 for 12.4
-            return NodeState(gpus, driver, nvml, (cuda // 1000, cuda % 1000 // 10))
+            newest = (cuda // 1000, cuda % 1000 // 10)
+            facts = read_machine_facts(driver, newest, self._folders)
+            return NodeState(gpus, driver, nvml, newest, sharing_means(facts))
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now."""
         with explained(f"read {self._named(gpu_uuid)}"):
             handle = self._handle(gpu_uuid)
             return self._read(handle, pynvml.nvmlDeviceGetIndex(handle))
+
+    @property
+    def _folders(self) -> str:
+        """Where the driver's programs are looked for: beside the one that resets, where that is given by its path."""
+        beside = os.path.dirname(self.reset_command)
+        return os.pathsep.join(filter(None, (beside, os.environ.get("PATH", os.defpath))))
 
     def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
         """Ask for a MIG mode. NVML reports success while the change is still pending: observe to learn which."""

@@ -6,7 +6,6 @@ is nobody's child. Both keep their environment, which names the share.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -56,6 +55,8 @@ NO_TRACES = Traces()
 
 def digest_of(key: str) -> str:
     """What the register keeps of a share's key: everybody may read the register."""
+    import hashlib  # loads OpenSSL, and whoever only looks needs no key
+
     return hashlib.sha256(os.fsencode(key)).hexdigest()
 
 

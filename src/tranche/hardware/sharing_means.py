@@ -1,0 +1,89 @@
+"""What this machine can share a device by: looked at where it is, and each refusal in words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tranche.core.sharing import Sharing, SharingMeans
+
+_FIRST_WITH_MEMORY_LIMITS: Final = 615
+_FIRST_WITH_MPS_LIMITS: Final = 495
+"""The first release whose MPS daemon knows limits of memory (CUDA 11.5)."""
+_MPS_PROGRAMS: Final = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+_CLIENTS: Final = 48
+_CLIENTS_FROM_CUDA_13_1: Final = 60
+"""Clients of MPS on one GPU from Volta on, by NVIDIA's MPS documentation of releases 580 and 615."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What decides by what the machine can share devices.
+
+    `driver` is its version, `cuda` the newest CUDA that it serves. `missing` are the programs of MPS that are not found.
+    `privileged` says whether this process may set limits and compute modes.
+    """
+
+    driver: str
+    cuda: tuple[int, int] | None
+    missing: tuple[str, ...]
+    privileged: bool
+
+
+def sharing_means(facts: MachineFacts) -> SharingMeans:
+    """The means of a machine with these facts. What is not known is refused."""
+    refused = {
+        sharing: why
+        for sharing, why in (
+            (Sharing.MEMORY_LIMITS, _no_memory_limits(facts)),
+            (Sharing.MPS, _no_mps(facts)),
+        )
+        if why
+    }
+    clients = _CLIENTS_FROM_CUDA_13_1 if facts.cuda is not None and facts.cuda >= (13, 1) else _CLIENTS
+    return SharingMeans(frozenset(Sharing) - refused.keys(), refused, 0 if Sharing.MPS in refused else clients)
+
+
+def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:
+    """The facts of this machine; `folders` is where programs are looked for, as in PATH."""
+    return MachineFacts(driver, cuda, _missing(folders), _privileged(os.environ))
+
+
+def _no_memory_limits(facts: MachineFacts) -> str:
+    if why := _older(facts.driver, _FIRST_WITH_MEMORY_LIMITS):
+        return why
+    return "this version of Tranche does not set them"
+
+
+def _no_mps(facts: MachineFacts) -> str:
+    if why := _older(facts.driver, _FIRST_WITH_MPS_LIMITS):
+        return why
+    if facts.missing:
+        return f"{facts.missing[0]} is not installed"
+    return "" if facts.privileged else "only root may set a GPU's compute mode"
+
+
+def _older(driver: str, release: int) -> str:
+    found = re.match(r"(\d+)\.", driver)
+    if found is None:
+        return "the driver does not tell its version"
+    return f"driver {driver} is older than {release}" if int(found[1]) < release else ""
+
+
+def _missing(folders: str) -> tuple[str, ...]:
+    places = [Path(folder) for folder in folders.split(os.pathsep) if folder]
+    return tuple(name for name in _MPS_PROGRAMS if not any(os.access(place / name, os.X_OK) for place in places))
+
+
+def _privileged(environment: Mapping[str, str]) -> bool:
+    """Root, or the owner of a simulated machine."""
+    if os.geteuid() == 0:
+        return True
+    try:
+        return os.stat(environment["TRANCHE_SIM_STATE"]).st_uid == os.geteuid()
+    except (KeyError, OSError):
+        return False

@@ -1,0 +1,58 @@
+"""By what a machine can share devices follows from its driver, its programs and its user; what is not known is refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranche.core.sharing import Sharing
+from tranche.hardware.sharing_means import MachineFacts, read_machine_facts, sharing_means
+
+MACHINE = MachineFacts("580.95.05", (13, 0), (), privileged=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (MACHINE, ""),
+        (replace(MACHINE, driver="470.82.01"), "driver 470.82.01 is older than 495"),
+        (replace(MACHINE, driver="495.29"), ""),
+        (replace(MACHINE, driver=""), "the driver does not tell its version"),
+        (replace(MACHINE, missing=("nvidia-cuda-mps-server",)), "nvidia-cuda-mps-server is not installed"),
+        (replace(MACHINE, privileged=False), "only root may set a GPU's compute mode"),
+    ],
+)
+def test_mps_needs_a_driver_with_limits_its_programs_and_root(facts: MachineFacts, reason: str) -> None:
+    means = sharing_means(facts)
+    assert means.why_not(Sharing.MPS) == reason
+    assert bool(means.mps_clients) is not bool(reason)
+
+
+def test_an_older_driver_is_named_where_memory_limits_are_refused() -> None:
+    assert sharing_means(MACHINE).why_not(Sharing.MEMORY_LIMITS) == "driver 580.95.05 is older than 615"
+
+
+@pytest.mark.parametrize(("cuda", "clients"), [((12, 4), 48), ((13, 0), 48), ((13, 1), 60), ((14, 0), 60), (None, 48)])
+def test_the_number_of_clients_follows_cuda(cuda: tuple[int, int] | None, clients: int) -> None:
+    assert sharing_means(replace(MACHINE, cuda=cuda)).mps_clients == clients
+
+
+@given(st.builds(MachineFacts, st.text(), st.none(), st.just(()), st.booleans()))
+def test_each_mechanism_is_offered_or_refused_in_words_and_turns_always_work(facts: MachineFacts) -> None:
+    means = sharing_means(facts)
+    assert means.offered | means.refused.keys() == set(Sharing)
+    assert not means.offered & means.refused.keys()
+    assert all(means.refused.values())
+    assert Sharing.TIME_SLICING in means.offered
+
+
+def test_programs_are_looked_for_in_the_folders_that_are_named(tmp_path: Path) -> None:
+    for name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        assert name in read_machine_facts("", None, str(tmp_path)).missing
+        (tmp_path / name).touch(0o755)
+        assert name not in read_machine_facts("", None, f"/nowhere{os.pathsep}{tmp_path}").missing
