@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -29,6 +30,12 @@ def listen(server: socket.socket, said: list[str]) -> None:
     """Note what a service says until an empty message comes."""
     while message := server.recv(4096):
         said.append(message.decode())
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for that signal."""
+    (mask,) = re.findall(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) & 1 << number - 1)
 
 
 def slices(machine: TestMachine) -> list[int]:
@@ -153,6 +160,16 @@ def test_told_to_end_it_ends_and_the_next_command_undoes_the_rest(two_a100: Test
     two_a100.tranche("gpus")
     assert slices(two_a100) == [0, 0]
     assert ended(two_a100)["reason"] == "WaitTimeout"
+
+
+def test_a_driver_that_hangs_does_not_keep_it_from_ending_and_saying_why(two_a100: TestMachine) -> None:
+    two_a100.machine.inject_latency("nvmlDeviceGetCount_v2", 1000)
+    command = two_a100.start(*asking(two_a100))
+    wait_until(lambda: catches(command.pid, signal.SIGTERM), command)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(60) == 70
+    two_a100.machine.clear_injections()
+    assert "told to end (SIGTERM)" in ended(two_a100)["message"]
 
 
 def test_the_service_manager_is_told_what_goes_on_and_how_it_ended(two_a100: TestMachine) -> None:

@@ -1,13 +1,22 @@
-"""An end in time, whatever the driver does: a signal breaks into whatever the main thread is waiting for."""
+"""An end in time, whatever the driver does: a signal breaks into whatever the main thread is waiting for.
+
+Nothing breaks into a call of the driver that hangs. There the thread that listens to the signals as well ends the process.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _AGAIN_SECONDS = 20.0  # for undoing what was begun
+_HEARD_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_AT_ONCE_SECONDS = 1.0  # signals that come together are heard as one
 
 
 class CutInterrupted(BaseException):
@@ -18,19 +27,51 @@ class CutInterrupted(BaseException):
 
 
 @contextmanager
-def ending_after(seconds: float) -> Iterator[None]:
-    """Raise CutInterrupted in the block once the time is over, and at SIGTERM; the process's main thread only."""
+def ending_after(seconds: float, leave: Callable[[str], None], *, patience: float = _HEARD_SECONDS) -> Iterator[None]:
+    """Raise CutInterrupted in the block once the time is over, and at SIGTERM; the process's main thread only.
+
+    When that thread has not heard the signal after `patience` seconds, because it hangs in a call, `leave` is told the reason, on
+    another thread, and has to end the process.
+    """
+    heard = [float("-inf")]  # when, by the monotonic clock
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
-            raise CutInterrupted("it was told to end (SIGTERM)")
-        raise CutInterrupted(f"it did not end within {seconds:g} s: the driver does not answer, or is too slow")
+        heard[0] = time.monotonic()
+        raise CutInterrupted(_reason(number, seconds))
+
+    def listen(pipe: int) -> None:
+        with open(pipe, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                if number[0] in before and not _is_heard(heard, patience):
+                    leave(_reason(number[0], seconds))
+                    return
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGALRM, signal.SIGTERM)}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=listen, args=(reader,), name="deadline", daemon=True).start()
     signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.set_wakeup_fd(wakeup)
+        os.close(writer)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _reason(number: int, seconds: float) -> str:
+    if number == signal.SIGTERM:
+        return "it was told to end (SIGTERM)"
+    return f"it did not end within {seconds:g} s: the driver does not answer, or is too slow"
+
+
+def _is_heard(heard: list[float], patience: float) -> bool:
+    begun = time.monotonic()
+    while heard[0] < begun - _AT_ONCE_SECONDS:
+        if time.monotonic() > begun + patience:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

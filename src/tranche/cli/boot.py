@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -35,6 +37,7 @@ from tranche.node.session import boot_id
 
 _WAIT_SECONDS = 120.0
 _STATUS_SECONDS = 2.0
+_WRITE_SECONDS = 10.0
 _TIMEOUT_KEY = "tranche.boot.timeout"
 _FILE_KEY = "tranche.boot.file"
 _SYSTEMD = Path("/run/systemd/system")
@@ -171,16 +174,22 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
         say(text)
         say_status(text, os.environ, patience=_STATUS_SECONDS)
 
+    def leave(why: object) -> NoReturn:
+        failure = WaitTimeout(f"{asked or settings_file} at boot: {why}", hint="see: journalctl -b -k, nvidia-smi")
+        # The thread that hangs may have the ledger open: it is not waited for without end.
+        writing = threading.Thread(target=_ended, args=(settings, asked, failure), daemon=True)
+        writing.start()
+        writing.join(_WRITE_SECONDS)
+        click.echo(f"error: {failure.message}", err=True)
+        streams.leave(failure.exit_code)
+
     try:
-        with ending_after(seconds + CUT_SECONDS):
+        with ending_after(seconds + CUT_SECONDS, leave):
             wanted = _settings_of(settings_file)
             asked = wanted.wanted.text
             result = _cut(settings, wanted, seconds, tell)
     except CutInterrupted as end:
-        failure = WaitTimeout(f"{asked or settings_file} at boot: {end}", hint="see: journalctl -b -k, nvidia-smi")
-        _ended(settings, asked, failure)
-        click.echo(f"error: {failure.message}", err=True)
-        streams.leave(failure.exit_code)  # a thread may hang in the driver for ever
+        leave(end)  # a thread may hang in the driver for ever
     except TrancheError as error:
         _ended(settings, asked, error)
         raise
