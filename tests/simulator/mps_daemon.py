@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.machines import wait_until
@@ -20,11 +21,15 @@ from tranche_simulator import SimulatedMachine
 
 @dataclass(frozen=True, slots=True)
 class MpsBench:
-    """Pipe and log folder of a daemon. `variables` are in its environment, and in that of no other."""
+    """Pipe and log folder of a daemon. `variables` are in its environment, and in that of no other.
+
+    `callers` are this process's own connections to it, which end with the bench.
+    """
 
     machine: SimulatedMachine
     folder: Path
     variables: dict[str, str]
+    callers: list[socket.socket] = field(default_factory=list)
 
     @property
     def pipe(self) -> Path:
@@ -63,10 +68,18 @@ class MpsBench:
         )
         return Answer(done.returncode, done.stdout)
 
-    def start(self, *flags: str) -> None:
-        """Starts the daemon in the background."""
-        answer = self.program("-d", *flags, **self.variables)
-        assert answer == Answer(0, ""), answer
+    def start(self, *flags: str, user: int | None = None) -> None:
+        """Starts the daemon in the background, as that user if one is given."""
+        environment = self.environment() | self.variables
+        command = [self.path(), "-d", *flags]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, user=user, check=False)
+        assert (done.returncode, done.stdout) == (0, "")
+
+    def typing(self, command: str) -> subprocess.Popen[str]:
+        """A terminal that has this command carried out, which may take its time."""
+        return subprocess.Popen(
+            [self.path(), command], env=self.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
 
     def __call__(self, command: str) -> str:
         """What the daemon answers to a command, which may be its refusal: the exit code is zero all the same."""
@@ -94,6 +107,8 @@ class MpsBench:
 
     def end(self) -> None:
         """Ends the daemon and its servers, whatever state they are in."""
+        for caller in self.callers:
+            caller.close()
         with suppress(OSError, ValueError):
             children = subprocess.run(
                 ["pgrep", "-P", str(self.pid())], stdout=subprocess.PIPE, text=True, check=False

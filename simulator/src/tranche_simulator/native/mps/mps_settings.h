@@ -17,6 +17,7 @@ struct mps_limit {
 
 struct mps_settings {
     double percentage; /* of the multiprocessors, up to 100 */
+    bool partitions;   /* -S: clients need a partition, which the simulator has none of */
     uint32_t priority; /* 0 normal, 1 below normal */
     uint32_t count;
     struct mps_limit limits[MPS_MAX_LIMITS]; /* in the order in which they were set */

@@ -40,6 +40,7 @@ enum mps_caller { MPS_TERMINAL = 1, MPS_CLIENT = 2 };
 struct mps_hello {
     uint32_t protocol;
     uint32_t caller;
+    uint32_t pid;         /* as the caller sees itself; what the socket says is the daemon's view */
     uint32_t connections; /* CUDA_DEVICE_MAX_CONNECTIONS; 0: not set */
     uint64_t namespace;   /* inode of its pid namespace */
     char partition[128];  /* CUDA_MPS_SM_PARTITION */

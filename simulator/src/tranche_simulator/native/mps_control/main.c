@@ -32,6 +32,7 @@ static void become_daemon(void) {
         exit(1);
     }
     mps_settings_from_environment(&control.defaults);
+    control.defaults.partitions = control.partitions;
     control.wanted = NO_USER;
 }
 

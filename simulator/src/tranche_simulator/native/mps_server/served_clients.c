@@ -11,6 +11,11 @@
  * contexts of so many. */
 enum { CHANNELS = 2 };
 
+enum { ILLEGAL_ADDRESS = 700 };
+/* A fault of the simulator's that is injected like an error of an NVML function: the next client that is killed amid its work
+ * takes the server with it. */
+static const char KILLED[] = "mpsClientKilled";
+
 unsigned int clients_here(void) {
     unsigned int count = 0;
     for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
@@ -109,6 +114,9 @@ static int32_t create_context(struct served_client *client, unsigned int index) 
     if (server.status == MPS_FAULT || client->terminated) {
         return client->terminated ? MPS_CLIENT_TERMINATED : MPS_SERVER_NOT_READY;
     }
+    if (server.settings.partitions) {
+        return MPS_INVALID_RESOURCE_CONFIGURATION;
+    }
     if (device->contexts >= device->most_contexts) {
         mps_log("Volta MPS: Maximum number of client contexts reached on device %u", index);
         return MPS_MAX_CLIENTS_REACHED;
@@ -156,7 +164,32 @@ static void recover(void) {
     tell_daemon(MPS_ORDER_STATUS, MPS_ACTIVE);
 }
 
-static void client_leaves(struct served_client *client) {
+static bool has_neighbours(const struct served_client *client) {
+    for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+        const struct served_client *other = &server.clients[i];
+        if (other != client && other->here && shares_a_device(client, other)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Its neighbours see a fault; without any, the server serves nobody any more, and nobody is told. */
+static void killed_amid_work(const struct served_client *client) {
+    if (fault_check(server.m, KILLED, TRANCHE_SIM_ANY_GPU) == NVML_SUCCESS) {
+        return; /* what usually happens: the work is lost, and no more */
+    }
+    if (has_neighbours(client)) {
+        fault(client, ILLEGAL_ADDRESS);
+    } else {
+        server.wedged = true;
+    }
+}
+
+static void client_leaves(struct served_client *client, bool said_so) {
+    if (!said_so && client->page != NULL && atomic_load(&client->page->in_flight) > 0) {
+        killed_amid_work(client);
+    }
     mps_log("Receive command failed, assuming client exit");
     drop_all_contexts(client);
     mps_log("Volta MPS: Client disconnected. Number of active client contexts is %u", contexts_of_all());
@@ -179,7 +212,7 @@ void client_heard(struct served_client *client) {
     struct mps_note note;
     int descriptor;
     if (mps_receive(client->connection, &note, sizeof note, &descriptor) != (ssize_t)sizeof note) {
-        client_leaves(client);
+        client_leaves(client, false);
         return;
     }
     int32_t error;
@@ -197,7 +230,7 @@ void client_heard(struct served_client *client) {
         fault(client, note.code);
         break;
     default:
-        client_leaves(client);
+        client_leaves(client, true);
         break;
     }
 }
@@ -206,7 +239,7 @@ bool clients_settle(void) {
     bool waiting = false;
     for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
         struct served_client *client = &server.clients[i];
-        if (!client->here || client->query == 0) {
+        if (!client->here || client->query == 0 || server.wedged) {
             continue;
         }
         if (atomic_load(&client->page->in_flight) > 0) {
@@ -224,8 +257,10 @@ bool clients_settle(void) {
 void client_terminate(uint32_t pid, uint32_t query) {
     for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
         struct served_client *client = &server.clients[i];
-        if (client->here && !client->terminated && client->pid == pid && client->page != NULL) {
-            atomic_store(&client->page->error, MPS_CLIENT_TERMINATED);
+        if (client->here && !client->terminated && client->pid == pid && (client->page != NULL || server.wedged)) {
+            if (client->page != NULL) {
+                atomic_store(&client->page->error, MPS_CLIENT_TERMINATED);
+            }
             client->query = query; /* answered by clients_settle */
             return;
         }

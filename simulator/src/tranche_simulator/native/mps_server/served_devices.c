@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clients.h"
 #include "identity.h"
 #include "mig_devices.h"
 #include "mps/mps_log.h"
@@ -116,6 +117,30 @@ static void choose(const struct view *view) {
     free(entries);
 }
 
+/* The compute mode is of the whole GPU: the server is the one process that an exclusive one admits. */
+static bool mode_admits(const struct device_place *place) {
+    struct gpu_state state;
+    struct usage usage;
+    gpu_read(server.m, place->gpu, &state);
+    usage_of(server.m, place->gpu, NO_INSTANCE, NO_INSTANCE, &usage);
+    return state.compute_mode == NVML_COMPUTEMODE_DEFAULT ||
+           (state.compute_mode == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS && usage.clients == 0);
+}
+
+static bool open_context(unsigned int index) {
+    const struct served_device *device = &server.devices[index];
+    bool hopper = server.m->boards[device->place.gpu]->cc_major >= HOPPER;
+    uint64_t bytes = (uint64_t)(hopper ? HOPPER_SERVER_MIB : SERVER_MIB) << 20;
+    unsigned int slot;
+    mps_log("Volta MPS: Creating server context on device %u", index);
+    nvmlReturn_t result = mode_admits(&device->place) ? trancheSimAttach(server.m, device->uuid, bytes, 0, &slot)
+                                                      : NVML_ERROR_IN_USE;
+    if (result != NVML_SUCCESS) {
+        mps_log("Failed to create the server context on device %u: %s", index, nvmlErrorString(result));
+    }
+    return result == NVML_SUCCESS;
+}
+
 bool devices_open(void) {
     struct view view;
     if (view_from_environment(server.m, &view) == NVML_SUCCESS) {
@@ -127,14 +152,7 @@ bool devices_open(void) {
     }
     simulate_mps_start(server.m, server.device_count);
     for (unsigned int i = 0; i < server.device_count; i++) {
-        const struct served_device *device = &server.devices[i];
-        bool hopper = server.m->boards[device->place.gpu]->cc_major >= HOPPER;
-        uint64_t bytes = (uint64_t)(hopper ? HOPPER_SERVER_MIB : SERVER_MIB) << 20;
-        unsigned int slot;
-        mps_log("Volta MPS: Creating server context on device %u", i);
-        nvmlReturn_t result = trancheSimAttach(server.m, device->uuid, bytes, 0, &slot);
-        if (result != NVML_SUCCESS) {
-            mps_log("Failed to create the server context on device %u: %s", i, nvmlErrorString(result));
+        if (!open_context(i)) {
             return false;
         }
     }
