@@ -97,7 +97,8 @@ def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None
         output.parent.mkdir()
         flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{output.name}", *tools.link_flags]
         run_compiler([*flags, "-o", str(output), *common], command=tools.libraries)
-    own = _compile(sorted((NATIVE / "cuda").glob("*.c")), generated / "cuda", tools.libraries)
+    cuda_sources = (each for name in ("cuda", "mps") for each in sorted((NATIVE / name).glob("*.c")))
+    own = _compile([*cuda_sources], generated / "cuda", tools.libraries)
     exported = NATIVE / "cuda" / "symbols.map"  # not NVML's symbols, which are in it too
     flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{CUDA_SONAME}", f"-Wl,--version-script={exported}"]
     run_compiler([*flags, *tools.link_flags, "-o", str(built.cuda), *own, *common], command=tools.libraries)

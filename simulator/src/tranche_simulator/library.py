@@ -88,6 +88,7 @@ class ClientStruct(ctypes.Structure):
         ("compute_instance_id", c_uint),
         ("phantom", c_uint),
         ("utilization_percent", c_uint),
+        ("mps_server", c_uint),
         ("memory_bytes", c_ulonglong),
         ("name", c_char * 64),
     ]

@@ -23,7 +23,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Client(NamedTuple):
-    """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances. Memory in bytes."""
+    """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances. Memory in bytes.
+
+    `mps_server` is the pid of the MPS server through which it does.
+    """
 
     pid: int
     gpu: int
@@ -33,6 +36,7 @@ class Client(NamedTuple):
     utilization: int
     name: str
     phantom: bool
+    mps_server: int | None = None
 
 
 def machines_directory() -> Path:
@@ -371,6 +375,7 @@ def _client(struct: library.ClientStruct) -> Client:
         utilization=struct.utilization_percent,
         name=struct.name.decode(errors="replace"),
         phantom=bool(struct.phantom),
+        mps_server=struct.mps_server or None,
     )
 
 

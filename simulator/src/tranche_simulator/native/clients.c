@@ -65,6 +65,7 @@ unsigned int clients_alive(const machine *m, trancheSimClient_t *clients, unsign
             client->phantom = atomic_load(&record.kind) == CLIENT_PHANTOM;
             client->memoryBytes = record.memory_bytes;
             client->utilizationPercent = record.utilization;
+            client->mpsServer = record.mps_server;
             memcpy(client->name, record.name, sizeof client->name);
         }
         count++;
@@ -280,6 +281,21 @@ nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
     }
     state_unlock(lock); /* without its lock the slot counts as free */
     return NVML_SUCCESS;
+}
+
+void clients_end(machine *m, uint32_t pid, uint32_t mps_server) {
+    int tables;
+    if (state_lock(m, LOCK_TABLES, &tables) != NVML_SUCCESS) {
+        return;
+    }
+    uint32_t in_use = atomic_load(&m->state->clients_in_use);
+    for (uint32_t slot = 0; slot < in_use && slot < STATE_MAX_CLIENTS; slot++) {
+        struct client_record *record = &m->state->clients[slot];
+        if (atomic_load(&record->kind) == CLIENT_LIVE && record->pid == pid && record->mps_server == mps_server) {
+            atomic_store(&record->kind, CLIENT_FREE); /* nobody else gets the slot before the process lets go of its lock */
+        }
+    }
+    state_unlock(tables);
 }
 
 nvmlReturn_t trancheSimInjectBusy(trancheSimMachine_t m, const char *uuid, unsigned int pid, const char *name,

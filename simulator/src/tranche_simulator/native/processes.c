@@ -9,12 +9,14 @@
 
 /* Clients that a query on the device shows, put first in `clients`; the number of them. A GPU shows those of all its
  * instances (only the visible ones, in a container that was given MIG devices). */
-static unsigned int shown_clients(const struct target *target, trancheSimClient_t *clients) {
+enum process_kind { PROCESS_COMPUTE = 1, PROCESS_MPS = 2, PROCESS_ANY = PROCESS_COMPUTE | PROCESS_MPS };
+
+static unsigned int shown_clients(const struct target *target, enum process_kind kinds, trancheSimClient_t *clients) {
     unsigned int alive = clients_alive(target->m, clients, STATE_MAX_CLIENTS);
     unsigned int count = 0;
     for (unsigned int i = 0; i < alive; i++) {
         const trancheSimClient_t *client = &clients[i];
-        bool here = client->gpu == target->place.gpu;
+        bool here = client->gpu == target->place.gpu && (kinds & (client->mpsServer != 0 ? PROCESS_MPS : PROCESS_COMPUTE));
         if (target->place.is_mig) {
             here = here && client->gpuInstanceId == target->place.gi && client->computeInstanceId == target->place.ci;
         } else if (here && client->gpuInstanceId != NO_INSTANCE) {
@@ -28,14 +30,15 @@ static unsigned int shown_clients(const struct target *target, trancheSimClient_
     return count;
 }
 
-static nvmlReturn_t running_processes(const struct target *target, unsigned int *count, size_t size, void *infos) {
+static nvmlReturn_t running_processes(const struct target *target, enum process_kind kinds, unsigned int *count,
+                                      size_t size, void *infos) {
     REQUIRE(count != NULL && (infos != NULL || *count == 0));
     trancheSimClient_t *clients = malloc(STATE_MAX_CLIENTS * sizeof *clients);
     if (clients == NULL) {
         return NVML_ERROR_MEMORY;
     }
     unsigned int room = *count;
-    *count = shown_clients(target, clients);
+    *count = shown_clients(target, kinds, clients);
     nvmlReturn_t result = *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
     for (unsigned int i = 0; i < *count && result == NVML_SUCCESS; i++) {
         nvmlProcessInfo_t info = {
@@ -50,28 +53,23 @@ static nvmlReturn_t running_processes(const struct target *target, unsigned int 
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
-                                                  nvmlProcessInfo_v1_t *infos) {
-    struct target target;
-    ENTER_DEVICE(device, &target);
-    return running_processes(&target, count, sizeof *infos, infos);
-}
+/* An MPS server is listed as a process that computes by itself, its clients are not. */
+#define RUNNING_PROCESSES(function, kinds, info)                                              \
+    NVML_API nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, info *infos);    \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, info *infos) {            \
+        struct target target;                                                                 \
+        ENTER_DEVICE(device, &target);                                                        \
+        return running_processes(&target, kinds, count, sizeof *infos, infos);                \
+    }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
-                                                     nvmlProcessInfo_t *infos) {
-    struct target target;
-    ENTER_DEVICE(device, &target);
-    return running_processes(&target, count, sizeof *infos, infos);
-}
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses, PROCESS_COMPUTE, nvmlProcessInfo_v1_t)
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, PROCESS_COMPUTE, nvmlProcessInfo_t)
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, PROCESS_COMPUTE, nvmlProcessInfo_t)
+RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, PROCESS_MPS, nvmlProcessInfo_v1_t)
+RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, PROCESS_MPS, nvmlProcessInfo_t)
+RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, PROCESS_MPS, nvmlProcessInfo_t)
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                     nvmlProcessInfo_t *infos) {
-    struct target target;
-    ENTER_DEVICE(device, &target);
-    return running_processes(&target, count, sizeof *infos, infos);
-}
-
-/* Every client computes: there are no graphics and no MPS processes. */
+/* Nobody draws. */
 #define NO_PROCESSES(function)                                                                \
     NVML_API nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, void *infos);    \
     nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, void *infos) {            \
@@ -85,9 +83,6 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
 NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list) {
     struct target target;
@@ -96,14 +91,14 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
     if (list->version != NVML_STRUCT_VERSION(nvmlProcessDetailList_v1_t, 1u)) {
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     }
-    enum { MODE_COMPUTE = 0, MODE_ALL = 3, MODE_COUNT = 4 };
+    enum { MODE_COUNT = 4 };
+    static const enum process_kind kinds[MODE_COUNT] = {PROCESS_COMPUTE, 0, PROCESS_MPS, PROCESS_ANY};
     REQUIRE(list->mode < MODE_COUNT && (list->procArray != NULL || list->numProcArrayEntries == 0));
     trancheSimClient_t *clients = malloc(STATE_MAX_CLIENTS * sizeof *clients);
     if (clients == NULL) {
         return NVML_ERROR_MEMORY;
     }
-    bool computing = list->mode == MODE_COMPUTE || list->mode == MODE_ALL;
-    unsigned int count = computing ? shown_clients(&target, clients) : 0;
+    unsigned int count = shown_clients(&target, kinds[list->mode], clients);
     nvmlReturn_t result = count > list->numProcArrayEntries ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
     for (unsigned int i = 0; i < count && result == NVML_SUCCESS; i++) {
         list->procArray[i] = (nvmlProcessDetail_v1_t){
@@ -131,7 +126,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlP
         return NVML_ERROR_MEMORY;
     }
     unsigned int room = *count;
-    *count = shown_clients(&target, clients);
+    *count = shown_clients(&target, PROCESS_ANY, clients);
     nvmlReturn_t result = *count == 0 ? NVML_ERROR_NOT_FOUND
                           : *count > room ? NVML_ERROR_INSUFFICIENT_SIZE
                                           : NVML_SUCCESS;

@@ -68,6 +68,7 @@ typedef struct {
     unsigned int computeInstanceId;
     unsigned int phantom;           /* made by trancheSimInjectBusy, no process behind it */
     unsigned int utilizationPercent;
+    unsigned int mpsServer; /* pid of the MPS server through which it reaches the GPU; 0: none */
     unsigned long long memoryBytes;
     char name[64];
 } trancheSimClient_t;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "clients.h"
 #include "mps/mps_log.h"
 #include "mps_server/server.h"
 
@@ -247,6 +248,7 @@ bool clients_settle(void) {
             continue;
         }
         drop_all_contexts(client);
+        clients_end(server.m, client->hello.pid, (uint32_t)getpid());
         client->terminated = true;
         answer(client->query, "0\n");
         client->query = 0;

@@ -14,7 +14,8 @@ static void shorten(const char *name, char out[NAME_WIDTH + 1]) {
     else snprintf(out, NAME_WIDTH + 1, "...%s", name + length - (NAME_WIDTH - 3));
 }
 
-static void print_process(const SmiGpu *gpu, const nvmlProcessInfo_t *process) {
+static void print_process(const SmiGpu *gpu, const SmiProcess *found) {
+    const nvmlProcessInfo_t *process = &found->info;
     char name[256], shown[NAME_WIDTH + 1], instance[32], memory[32] = "N/A";
     smi_process_name(process->pid, name, sizeof name);
     shorten(name, shown);
@@ -22,7 +23,7 @@ static void print_process(const SmiGpu *gpu, const nvmlProcessInfo_t *process) {
     else snprintf(instance, sizeof instance, "%5u%5u ", process->gpuInstanceId, process->computeInstanceId);
     if (process->usedGpuMemory != ~0ull)
         snprintf(memory, sizeof memory, "%lluMiB", smi_mib(process->usedGpuMemory));
-    printf("|%5u%s%16u      C   %-32s%14s |\n", gpu->index, instance, process->pid, shown, memory);
+    printf("|%5u%s%16u%7s   %-32s%14s |\n", gpu->index, instance, process->pid, found->type, shown, memory);
 }
 
 void smi_process_table(const SmiGpuList *list) {
@@ -34,7 +35,7 @@ void smi_process_table(const SmiGpuList *list) {
     puts("|=========================================================================================|");
     unsigned printed = 0;
     for (unsigned i = 0; i < list->count; i++) {
-        nvmlProcessInfo_t *infos = NULL;
+        SmiProcess *infos = NULL;
         unsigned count = 0;
         if (smi_processes(&list->gpus[i], &infos, &count)) continue;
         for (unsigned p = 0; p < count; p++) print_process(&list->gpus[i], &infos[p]);

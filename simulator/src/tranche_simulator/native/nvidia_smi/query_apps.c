@@ -48,13 +48,13 @@ static void read_field(AppField field, const SmiGpu *gpu, const nvmlProcessInfo_
 }
 
 static void print_apps(const SmiGpu *gpu, const AppFieldName **fields, unsigned count, const QueryFormat *format) {
-    nvmlProcessInfo_t *infos = NULL;
+    SmiProcess *infos = NULL;
     unsigned processes = 0;
     if (smi_processes(gpu, &infos, &processes)) return;
     for (unsigned p = 0; p < processes; p++) {
         for (unsigned f = 0; f < count; f++) {
             char value[QUERY_VALUE_SIZE] = "";
-            read_field(fields[f]->field, gpu, &infos[p], value);
+            read_field(fields[f]->field, gpu, &infos[p].info, value);
             query_print_value(value, fields[f]->unit, f, format);
         }
         putchar('\n');

@@ -128,7 +128,7 @@ void report_clocks(const SmiGpu *gpu) {
 }
 
 void report_processes(const SmiGpu *gpu) {
-    nvmlProcessInfo_t *infos = NULL;
+    SmiProcess *infos = NULL;
     unsigned count = 0;
     nvmlReturn_t result = smi_processes(gpu, &infos, &count);
     if (result || !count) {
@@ -139,14 +139,14 @@ void report_processes(const SmiGpu *gpu) {
     report_heading(1, "Processes");
     for (unsigned i = 0; i < count; i++) {
         char name[256];
-        bool mig = infos[i].gpuInstanceId != NVML_VALUE_NOT_AVAILABLE;
+        bool mig = infos[i].info.gpuInstanceId != NVML_VALUE_NOT_AVAILABLE;
         nvmlReturn_t none = mig ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-        report_number(2, "GPU instance ID", none, infos[i].gpuInstanceId, "");
-        report_number(2, "Compute instance ID", none, infos[i].computeInstanceId, "");
-        report_number(2, "Process ID", NVML_SUCCESS, infos[i].pid, "");
-        report_text(3, "Type", "C");
-        report_text(3, "Name", smi_process_name(infos[i].pid, name, sizeof name));
-        report_number(3, "Used GPU Memory", NVML_SUCCESS, smi_mib(infos[i].usedGpuMemory), "MiB");
+        report_number(2, "GPU instance ID", none, infos[i].info.gpuInstanceId, "");
+        report_number(2, "Compute instance ID", none, infos[i].info.computeInstanceId, "");
+        report_number(2, "Process ID", NVML_SUCCESS, infos[i].info.pid, "");
+        report_text(3, "Type", infos[i].type);
+        report_text(3, "Name", smi_process_name(infos[i].info.pid, name, sizeof name));
+        report_number(3, "Used GPU Memory", NVML_SUCCESS, smi_mib(infos[i].info.usedGpuMemory), "MiB");
     }
     free(infos);
 }

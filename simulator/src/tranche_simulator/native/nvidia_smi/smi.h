@@ -90,7 +90,12 @@ int smi_chosen_gpus(SmiGpuList *list, const char *ids);
 unsigned smi_mig_devices(const SmiGpu *gpu, nvmlDevice_t devices[SMI_MAX_INSTANCES]);
 
 /* processes.c */
-nvmlReturn_t smi_processes(const SmiGpu *gpu, nvmlProcessInfo_t **infos, unsigned *count);
+typedef struct {
+    nvmlProcessInfo_t info;
+    const char *type; /* "C", or "M+C" for a client of an MPS server */
+} SmiProcess;
+
+nvmlReturn_t smi_processes(const SmiGpu *gpu, SmiProcess **processes, unsigned *count);
 const char *smi_process_name(unsigned pid, char *name, unsigned size);
 
 /* the commands; each gives the exit code */

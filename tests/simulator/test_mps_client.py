@@ -1,0 +1,226 @@
+"""Unmodified CUDA programs under an MPS daemon of a simulated machine: limits, ceilings, errors, and what tools list."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml as nvml
+import pytest
+
+from tests.machines import wait_until
+from tests.simulator.cuda_programs import MIB, cuda, cuda_program
+from tests.simulator.machines import create, gpu, make_machine, mig_devices, span, talking_to
+from tests.simulator.mps_daemon import MpsBench, mps_daemon
+from tests.simulator.smi_runner import Smi
+from tranche_simulator import SimulatedMachine
+
+OUT_OF_MEMORY, DEVICE_UNAVAILABLE, NO_DEVICE = 2, 46, 100
+RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS_REACHED, CLIENT_TERMINATED = 806, 807, 808, 810
+
+# The largest allocation in MiB that succeeds, what the context left of the limit included; free and total as CUDA tells them.
+MEASURE = """
+context()
+available, total = (value >> 20 for value in check(cu.cuMemGetInfo()))
+refused = code(cu.cuMemAlloc((available + 2) << 20))
+granted = code(cu.cuMemAlloc(available << 20))
+tell([available, total, refused, granted])
+"""
+HOLD = """
+context()
+check(cu.cuMemAlloc(1 << 30))
+tell("here")
+wait()
+tell(code(cu.cuMemAlloc(1 << 20)))
+wait()
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[MpsBench]:
+    """One on a machine of a T4 whose contexts take 128 MiB."""
+    machine = make_machine(tmp_path, "T4")
+    machine.set_context_memory(128 * MIB)
+    with mps_daemon(machine) as started:
+        yield started
+
+
+def run(daemon: MpsBench, code: str, **variables: str) -> Any:
+    return cuda(daemon.machine, code, CUDA_MPS_PIPE_DIRECTORY=str(daemon.pipe), **variables)
+
+
+def test_a_pinned_limit_is_a_wall_for_each_process(daemon: MpsBench) -> None:
+    daemon("set_default_device_pinned_mem_limit 0 3G")
+    total = 15360 - 0
+    for _ in range(2):
+        available, seen, refused, granted = run(daemon, MEASURE)
+        assert available == 3 * 1024 - 128
+        assert abs(seen - total) < 1024  # the whole GPU's, whatever the limit
+        assert (refused, granted) == (OUT_OF_MEMORY, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "available"),
+    [
+        ("0=1G", 1024 - 128),
+        ("{uuid}=1G", 1024 - 128),
+        ("0=512MB", 512 - 128),
+        ("0=4G", 2048 - 128),
+        ("nonsense", 2048 - 128),
+    ],
+)
+def test_a_process_can_lower_its_limit_and_not_raise_it(daemon: MpsBench, own: str, available: int) -> None:
+    daemon("set_default_device_pinned_mem_limit 0 2G")
+    uuid = daemon.machine.gpus()[0].uuid
+    assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own.format(uuid=uuid))[0] == available
+
+
+@pytest.mark.parametrize("unseen", ["1=1G", "0=1G,7=1G", "GPU-00000000-0000=1G"])
+def test_an_entry_for_a_gpu_that_the_process_does_not_see_undoes_every_limit(daemon: MpsBench, unseen: str) -> None:
+    daemon("set_default_device_pinned_mem_limit 0 2G")
+    assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=unseen)[0] > 10 * 1024
+
+
+def test_clients_number_the_devices_that_the_daemon_leaves(tmp_path: Path) -> None:
+    machine = make_machine(tmp_path, "T4", "T4", "T4")
+    uuids = [each.uuid for each in machine.gpus()]
+    names = (
+        "check(cu.cuInit(0)); devices = range(check(cu.cuDeviceGetCount()))\n"
+        "tell([bytes(check(cu.cuDeviceGetUuid(i)).bytes).hex() for i in devices])"
+    )
+    with mps_daemon(machine, CUDA_VISIBLE_DEVICES=uuids[1]) as daemon:
+        only = [uuids[1].removeprefix("GPU-").replace("-", "")]
+        assert run(daemon, names) == only
+        assert run(daemon, names, CUDA_VISIBLE_DEVICES="0") == only
+        assert run(daemon, names, CUDA_VISIBLE_DEVICES=uuids[1]) == only
+        for old in ("1", uuids[0]):
+            assert run(daemon, "tell(code(cu.cuInit(0)))", CUDA_VISIBLE_DEVICES=old) == NO_DEVICE
+
+
+COUNT = """
+from cuda.bindings.driver import CUdevice_attribute as a
+context()
+tell(check(cu.cuDeviceGetAttribute(a.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "count"),
+    [("100", "", 40), ("50", "", 20), ("25", "100", 10), ("100", "10", 4), ("33", "", 12), ("1", "", 2)],
+)
+def test_a_percentage_is_a_ceiling_in_multiprocessors(daemon: MpsBench, default: str, own: str, count: int) -> None:
+    daemon(f"set_default_active_thread_percentage {default}")
+    variables = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": own} if own else {}
+    assert run(daemon, COUNT, **variables) == count
+
+
+def test_tools_list_the_server_and_its_clients(daemon: MpsBench) -> None:
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=str(daemon.pipe)) as program:
+        program.told()
+        (server,) = daemon.servers()
+        with talking_to(daemon.machine):
+            computing = nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu())
+            clients = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu())
+        assert [(each.pid, each.usedGpuMemory // MIB) for each in computing] == [(server, 30)]
+        assert [(each.pid, each.usedGpuMemory // MIB) for each in clients] == [(program.pid, 1024 + 128)]
+        assert daemon(f"get_client_list {server}") == f"{program.pid}\n"
+        smi = Smi(daemon.machine)
+        rows = [line.split()[4:6] for line in smi.succeed().splitlines() if "N/A  N/A  " in line]
+        assert rows == [[str(server), "C"], [str(program.pid), "M+C"]]
+        types = [line.split()[-1] for line in smi.succeed("-q").splitlines() if line.strip().startswith("Type ")]
+        assert types == ["C", "M+C"]
+        listed = smi.succeed("--query-compute-apps=pid", "--format=csv,noheader").split()
+        assert listed == [str(server), str(program.pid)]
+    wait_until(lambda: daemon(f"get_client_list {server}") == "")
+
+
+def test_without_a_daemon_programs_run_without_limits_and_are_not_told(daemon: MpsBench) -> None:
+    daemon("set_default_device_pinned_mem_limit 0 1G")
+    assert run(daemon, MEASURE)[0] < 1024
+    for folder in ("/nowhere", str(daemon.folder)):
+        assert cuda(daemon.machine, MEASURE, CUDA_MPS_PIPE_DIRECTORY=folder)[0] > 10 * 1024
+    os.kill(daemon.pid(), signal.SIGKILL)
+    wait_until(lambda: daemon.program(typed="ps\n").code == 1)
+    assert run(daemon, MEASURE)[0] > 10 * 1024
+
+
+def test_an_exclusive_gpu_admits_clients_of_its_server_alone(daemon: MpsBench) -> None:
+    Smi(daemon.machine).succeed("-c", "EXCLUSIVE_PROCESS")
+    create_context = "check(cu.cuInit(0)); tell(code(cu.cuCtxCreate(None, 0, 0)))"
+    assert run(daemon, create_context) == 0
+    assert cuda(daemon.machine, create_context, CUDA_MPS_PIPE_DIRECTORY="/nowhere") == DEVICE_UNAVAILABLE
+    assert run(daemon, create_context) == 0
+
+
+def test_a_client_whose_server_dies_is_told_at_its_next_call(daemon: MpsBench) -> None:
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=str(daemon.pipe)) as program:
+        program.told()
+        (server,) = daemon.servers()
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: daemon.servers() == [])
+        program.go_on()
+        assert program.told() == RPC_FAILURE
+
+
+def test_a_terminated_client_holds_nothing_and_can_do_nothing(daemon: MpsBench) -> None:
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=str(daemon.pipe)) as program:
+        program.told()
+        (server,) = daemon.servers()
+        assert daemon(f"terminate_client {server} {program.pid}") == "0\n"
+        assert [client.pid for client in daemon.machine.clients()] == [server]
+        program.go_on()
+        assert program.told() == CLIENT_TERMINATED
+        assert [client.pid for client in daemon.machine.clients()] == [server]
+
+
+def test_a_fault_of_one_client_ends_the_other(daemon: MpsBench) -> None:
+    faulty = """
+context()
+tell("here")
+wait()
+tell(code(cu.cuMemAlloc(1)))
+wait()
+"""
+    pipe = str(daemon.pipe)
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=pipe) as beside:
+        beside.told()
+        with cuda_program(daemon.machine, faulty, CUDA_MPS_PIPE_DIRECTORY=pipe) as culprit:
+            culprit.told()
+            daemon.machine.inject_error("cuMemAlloc", 700)
+            culprit.go_on()
+            assert culprit.told() == 700
+            (server,) = daemon.servers()
+            wait_until(lambda: "FAULT" in daemon(f"get_server_status {server}"))
+            assert run(daemon, "tell(code(cu.cuInit(0)))") == SERVER_NOT_READY
+            beside.go_on()
+            assert beside.told() == 700
+    wait_until(lambda: "ACTIVE" in daemon(f"get_server_status {server}"))
+    assert run(daemon, "tell(code(cu.cuInit(0)))") == 0
+
+
+def test_a_forked_child_does_not_keep_its_parent_a_client(daemon: MpsBench) -> None:
+    code = "context()\nchild = os.fork()\nif child == 0:\n    wait()\n    os._exit(0)\ntell(child)\nos._exit(0)"
+    with cuda_program(daemon.machine, code, CUDA_MPS_PIPE_DIRECTORY=str(daemon.pipe)) as program:
+        child = program.told()
+        (server,) = daemon.servers()
+        wait_until(lambda: daemon(f"get_client_list {server}") == "")
+        assert Path(f"/proc/{child}").exists()
+        program.go_on()
+
+
+def test_in_a_mig_device(machine: SimulatedMachine, a100: Any) -> None:
+    machine.set_context_memory(128 * MIB)
+    for profile in (9, 19):
+        span(create(a100, profile))
+    large, small = (nvml.nvmlDeviceGetUUID(device) for device in mig_devices(a100))
+    with mps_daemon(machine, CUDA_VISIBLE_DEVICES=large) as daemon:
+        daemon("set_default_device_pinned_mem_limit 0 2G")
+        assert run(daemon, MEASURE, CUDA_VISIBLE_DEVICES=large)[0] == 2048 - 128
+        assert run(daemon, MEASURE)[0] == 2048 - 128
+        assert run(daemon, "tell(code(cu.cuInit(0)))", CUDA_VISIBLE_DEVICES=small) == NO_DEVICE
+        own = f"{large}=1G"  # not known to count by that name
+        assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own)[0] == 2048 - 128
+        assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")[0] == 1024 - 128
