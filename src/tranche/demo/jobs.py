@@ -156,7 +156,7 @@ class JobRunner:
         return JobRecord(job, grants, created, destroyed, asked, granted, ended)
 
     def _run_child(self, job: Job, held: Held) -> None:
-        share = share_environment(held, self._host.driver.observe_gpu, self._host.places.state_dir)
+        share = share_environment(held, self._host.observe_gpu, self._host.places)
         with self._lock:
             self._check_not_stopping()
             child = subprocess.Popen(

@@ -16,13 +16,19 @@ from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess
 _NO_INSTANCE = 0xFFFFFFFF
 _COMPUTE_PROFILE_ENUMS = range(9)
 _LOOKS = 10
+# Clients of MPS have a list of their own; the server that they share stands in the first.
+_PROCESS_LISTS = (
+    pynvml.nvmlDeviceGetComputeRunningProcesses,
+    pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    pynvml.nvmlDeviceGetMPSComputeRunningProcesses,
+)
 _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[GpuProcess]]:
     """Processes by (GPU instance id, compute instance id); (None, None) for those on the uncut GPU."""
     found: dict[tuple[int | None, int | None], dict[int, GpuProcess]] = {}
-    for query in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+    for query in _PROCESS_LISTS:
         try:
             listed = query(handle)
         except pynvml.NVMLError as error:

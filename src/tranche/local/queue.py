@@ -104,12 +104,12 @@ class Queue:
         self._host.release(allocation_id, why=why)
         self.ring_next()
 
-    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = ()) -> Remains:
+    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = (), killed: bool = False) -> Remains:
         """Give a share back whose command has ended, and ring whoever can use it; what is left of the command keeps it.
 
-        `orphans` are this process's children that came of the command, oldest first.
+        `orphans` and `killed` as for `Host.give_back`.
         """
-        remains = self._host.give_back(held, why=why, orphans=orphans)
+        remains = self._host.give_back(held, why=why, orphans=orphans, killed=killed)
         if remains.life is Life.GONE:
             self.ring_next()
         return remains

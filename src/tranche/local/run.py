@@ -8,12 +8,13 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.evidence import Life
 from tranche.core.request import Request
+from tranche.local.limits_watch import watching_limits
 from tranche.local.orphans import Orphans
 from tranche.local.queue import Cancelled, Queue
 from tranche.local.turn import Record
@@ -28,6 +29,9 @@ from tranche.planning.allocate import Waiting
 
 _AFTERMATH_SECONDS = 0.25
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+_BY_SIGNAL = 128
+_LOST_SECONDS = 5.0
+"""For so long a lost limit waits for others to end their decisions before it is written down by somebody later."""
 
 
 class Terminated(BaseException):
@@ -53,13 +57,15 @@ def run(
     cancelled: Callable[[Exception], None] = lambda error: None,
     left: Callable[[Remains], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
+    unlimited: Callable[[], None] = lambda: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
     What the command started may outlive it: `left` is told what of it keeps the share, which comes back when that ends.
     `cancelled` is told when somebody cancels the request while it waits; the code is that of SIGTERM then. The command's code
     is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
-    takes the share from this dead process. `record` is told each decision.
+    takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
+    daemon dies that keeps the share's limits.
     """
     path = find_command(command[0], environment)
     _refuse_inside(host, environment.get(MARK, ""))
@@ -80,14 +86,18 @@ def run(
         )
         orphans = Orphans()
         try:
-            share = share_environment(held, host.driver.observe_gpu, host.places.state_dir)
+            share = share_environment(held, host.observe_gpu, host.places)
             granted(held)
-            code = run_workload(path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid))
+            with watching_limits(held.allocation, host.daemons.records, lambda: _limits_lost(host, unlimited)):
+                code = run_workload(
+                    path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid)
+                )
         except BaseException:
             _give_back(queue, held, orphans, left, why="the command could not be run")
             raise
         try:
-            _give_back(queue, held, orphans, left, why=f"the command ended with exit code {code}")
+            why = f"the command ended with exit code {code}"
+            _give_back(queue, held, orphans, left, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             kept(error)
         return code
@@ -119,7 +129,16 @@ def _as_text(command: Sequence[str]) -> str:
     return os.fsencode(shlex.join(command)).decode(errors="replace")
 
 
-def _give_back(queue: Queue, held: Held, orphans: Orphans, left: Callable[[Remains], None], *, why: str) -> None:
+def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
+    """Tell the person, and have it written down for everybody else."""
+    unlimited()
+    with suppress(TrancheError):
+        host.view(seconds=_LOST_SECONDS)
+
+
+def _give_back(
+    queue: Queue, held: Held, orphans: Orphans, left: Callable[[Remains], None], *, why: str, killed: bool = True
+) -> None:
     # How this ends is decided by now: a signal must not leave the share to whoever looks next.
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -127,7 +146,7 @@ def _give_back(queue: Queue, held: Held, orphans: Orphans, left: Callable[[Remai
     deadline = time.monotonic() + _AFTERMATH_SECONDS
     while (living := orphans.living()) and time.monotonic() < deadline:
         _await_end(living, deadline)
-    while (remains := queue.give_back(held, why=why, orphans=living)).life is not Life.GONE:
+    while (remains := queue.give_back(held, why=why, orphans=living, killed=killed)).life is not Life.GONE:
         if time.monotonic() >= deadline:
             break
         _await_end(remains.processes, deadline)

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +17,12 @@ from tranche.core.evidence import Life
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import register
+from tranche.node.draining import drain
 from tranche.node.host import Host
 from tranche.node.keeping import Remains, remains_of
 from tranche.node.leftovers import runs
 from tranche.node.locks import is_held
-from tranche.node.processes import ancestors_of
+from tranche.node.processes import ancestors_of, heeds_sigterm
 from tranche.node.session import sees_processes_of
 
 _POLL_SECONDS = 0.02
@@ -74,7 +75,7 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
     for _ in range(_ROUNDS):
         if not pids and not remains.locked:
             break
-        last = _end_all(pids, grace) or last
+        last = _end_all(pids, grace, lambda doomed: drain(host.daemons, allocation, doomed)) or last
         ended += pids
         _await_owner(lock)
         remains = remains_of(host.places, allocation_id, keeper)
@@ -141,8 +142,11 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: Remains) -> GpuB
     return GpuBusy(f"{what} is in use by a process that cannot be seen from here: {command}", hint=hint)
 
 
-def _end_all(pids: Sequence[int], grace: float) -> int:
-    """End the processes; the last signal that was sent, 0 when none lives."""
+def _end_all(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
+    """End the processes; the last signal that was sent, 0 when none lives.
+
+    `drained` is told of the processes that the next signal kills outright, before it is sent.
+    """
     with ExitStack() as stack:
         watched: list[tuple[int, int]] = []
         for pid in pids:
@@ -153,10 +157,12 @@ def _end_all(pids: Sequence[int], grace: float) -> int:
                 watched.append((pid, descriptor))
         if not watched:
             return 0
+        drained({pid for pid, _ in watched if not heeds_sigterm(pid)})
         for pid, _ in watched:
             _signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace
         stubborn = [(pid, each) for pid, each in watched if not _ended(each, max(0.0, deadline - time.monotonic()))]
+        drained({pid for pid, _ in stubborn})
         for pid, _ in stubborn:
             _signal(pid, signal.SIGKILL)
         for _, each in stubborn:

@@ -9,25 +9,28 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from tranche.core.devices import device_uuid
 from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
+from tranche.local.part_environment import part_environment
 from tranche.node.host import Held
+from tranche.node.mps_records import DaemonRecords
 from tranche.node.processes import KEY, MARK, REGISTER
+from tranche.node.session import Places
 
 
-def share_environment(held: Held, observe: Callable[[str], GpuState], register: Path) -> dict[str, str]:
-    """The variables that confine a CUDA program to the allocation's grants.
+def share_environment(held: Held, observe: Callable[[str], GpuState], places: Places) -> dict[str, str]:
+    """The variables that confine a CUDA program to the allocation's grants, and keep it within their limits.
 
     They also name the share and the folder of its register, so that a lost register can be made anew. VerificationFailed when a
-    granted instance is not on its GPU.
+    granted instance is not on its GPU, or nobody keeps the limits of a part.
     """
     devices: list[str] = []
+    gpus: dict[str, GpuState] = {}
     for grant in held.allocation.grants:
-        gpu = observe(grant.gpu_uuid)
+        gpus[grant.gpu_uuid] = gpu = observe(grant.gpu_uuid)
         uuid = device_uuid(grant, gpu)
         if not uuid:
             missing = "device" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement}"
@@ -42,7 +45,8 @@ def share_environment(held: Held, observe: Callable[[str], GpuState], register: 
         "NVIDIA_VISIBLE_DEVICES": joined,
         MARK: held.allocation.id,
         KEY: held.key,
-        REGISTER: str(register.resolve()),
+        REGISTER: str(places.state_dir.resolve()),
+        **part_environment(held.allocation, gpus, DaemonRecords(places.mps)),
     }
 
 

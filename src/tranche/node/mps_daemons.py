@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ class MpsDaemons:
         """Ask these daemons how their servers are, and write down what has changed; the records that have."""
         changed = []
         for record in records:
-            if not record.ready or record.state is DaemonState.LOST:
+            if record.wedged or not record.ready or record.state is DaemonState.LOST:
                 continue
             fault = self._fault(record)
             if fault != record.fault:
@@ -92,7 +91,7 @@ class MpsDaemons:
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
-            record = replace(record, ready=False, fault="", suspect=False, limit=0)
+            record = replace(record, ready=False, fault="", suspect=False, wedged=False, limit=0)
             self.records.write(record)
             process.stop(sleep=sleep)
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
@@ -116,16 +115,19 @@ class MpsDaemons:
             driver.set_compute_mode(gpu.uuid, before)
         self.records.remove(record)
 
-    def drain(self, device_uuid: str, pids: Sequence[int]) -> bool:
-        """End the contexts of these clients, so that their processes can be killed; False when the server did not do it in time.
-
-        A client that is killed while a kernel of its runs can take its neighbours with it, or wedge the server.
-        """
+    def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...]:
+        """The clients of a device's daemon, each with its server, by their pids; none when the daemon does not answer."""
         control = self.process(device_uuid).control
-        drained = True
-        with suppress(MpsFailed):
-            for server in control.servers():
-                for client in control.clients(server):
-                    if client in pids:
-                        drained = control.terminate_client(server, client, seconds=_DRAIN_SECONDS) and drained
-        return drained
+        try:
+            return tuple((server, client) for server in control.servers() for client in control.clients(server))
+        except MpsFailed:
+            return ()
+
+    def terminate(self, record: DaemonRecord, server: int, client: int) -> bool:
+        """End the contexts of a client, so that its process can be killed; a server that does not is wedged, and fenced."""
+        done = self.process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
+        if not done and client in (pid for _, pid in self.clients(record.device_uuid)):
+            wedged = f"its server did not let go of client {client}"
+            self.records.write(replace(record, fault=wedged, wedged=True))
+            return False
+        return True

@@ -28,7 +28,7 @@ class DaemonRecord:
 
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
     clock ticks since that boot) name the daemon's process once it is ready, `uid` its user. `fault` says why nobody more is let
-    in, `suspect` that a client of it was killed, which may have wedged its server.
+    in; `wedged` that the reason lasts until the daemon ends. `suspect` says that a client was killed, which may have wedged it.
     """
 
     gpu_uuid: str
@@ -45,6 +45,7 @@ class DaemonRecord:
     ready: bool = False
     fault: str = ""
     suspect: bool = False
+    wedged: bool = False
 
     @property
     def slot(self) -> InstanceKey | None:

@@ -7,6 +7,7 @@ is nobody's child. Both keep their environment, which names the share.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,6 +100,16 @@ def ancestors_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
         found.append(process.parent)
         pid = process.parent
     return tuple(found)
+
+
+def heeds_sigterm(pid: int, proc: Path = PROC) -> bool:
+    """Whether the process has a handler for SIGTERM, to end in its own way."""
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def holders_of(lock: Path) -> list[int]:

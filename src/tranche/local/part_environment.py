@@ -1,0 +1,69 @@
+"""What a program needs in its environment to run in its part of a shared device, and within its limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from tranche.core.allocation import Allocation, Part
+from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
+from tranche.core.sharing import Sharing
+from tranche.core.state import DaemonState, GpuState
+from tranche.node.mps_records import DaemonRecord, DaemonRecords
+
+MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
+"""The variable with the most that the program may have of each device, in bytes. Under MPS CUDA shows the whole device."""
+
+
+def part_environment(
+    allocation: Allocation, gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int | None = None
+) -> dict[str, str]:
+    """The variables for the parts of an allocation, none where it has none; `gpus` are those of its grants, as they are now.
+
+    VerificationFailed when the daemon that keeps the limits does not serve; MpsUserRefused when it serves another user than
+    `uid`, this process's by default; SharingUnavailable when one program would need two daemons.
+    """
+    parts = [grant for grant in allocation.grants if isinstance(grant, Part)]
+    found: dict[str, str] = {}
+    if any(part.sharing is not Sharing.TIME_SLICING for part in parts):
+        found[MEMORY_LIMIT] = str(min(part.memory for part in parts))
+    by_mps = [part for part in parts if part.sharing is Sharing.MPS]
+    return {**found, **_mps(by_mps, gpus, records, os.geteuid() if uid is None else uid)} if by_mps else found
+
+
+def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int) -> Mapping[str, str]:
+    from tranche.hardware.mps_answers import limit_text
+    from tranche.hardware.mps_control import PIPES
+
+    (part, *others) = parts
+    if others:
+        raise SharingUnavailable(
+            f"a program can use one MPS daemon, and parts of {len(parts)} devices have one each",
+            hint="ask for one share, or for whole GPUs: --gpus",
+        )
+    record = _serving(part, gpus[part.gpu_uuid], records)
+    if record.uid != uid:
+        raise MpsUserRefused(
+            f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait without end",
+            hint="run the command as that user, or when nobody shares the device any more",
+        )
+    # A daemon shows its clients the one device that it serves, and calls it 0.
+    limits = {
+        PIPES: str(records.pipes(record.device_uuid)),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(part.memory)}",
+    }
+    ceiling = {} if part.compute is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part.compute)}
+    return {**limits, **ceiling}
+
+
+def _serving(part: Part, gpu: GpuState, records: DaemonRecords) -> DaemonRecord:
+    """The record of the daemon that serves the part's device now, with a limit that holds for the part."""
+    daemon = gpu.daemon_of(part.slot)
+    record = records.find(part.gpu_uuid, part.slot)
+    if record is None or daemon is None or daemon.state is not DaemonState.READY or daemon.limit < part.memory:
+        state = "is not there" if daemon is None else f"is in state '{daemon.state}'"
+        raise VerificationFailed(
+            f"{gpu.label}: the MPS daemon that should limit this share {state}, so the command is not started",
+            hint="run it again: a daemon is started anew when nobody shares the device any more",
+        )
+    return record
