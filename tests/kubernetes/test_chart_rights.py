@@ -23,8 +23,9 @@ from tranche.cli import agent
 from tranche.cli.main import root as command_line
 from tranche.core.allocation import NodeView
 from tranche.hardware.host_facts import HostFacts
+from tranche.kubernetes.agent.boot_unit import OPTION
 from tranche.kubernetes.api.client import KubeClient
-from tranche.kubernetes.api.cluster_client import ClusterClient
+from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
@@ -121,6 +122,31 @@ def test_the_hosts_root_is_where_the_agent_looks_for_it_and_cannot_be_written() 
         roots = [mount for mount in container["volumeMounts"] if mount["name"] in ("driver-root", "host-root")]
         assert len(roots) == 2
         assert all(mount["readOnly"] for mount in roots)
+
+
+def test_the_unit_at_boot_needs_three_folders_of_the_host_and_no_right() -> None:
+    """Without it none of them is mounted; the agent finds them under the root that it looks for."""
+    booting = {"boot": {"enabled": True, "partition": "all-1g.5gb"}}
+    root = str(default("host_root"))
+    added = mounted(**booting).items() - mounted().items()
+    assert added == {
+        (f"{root}{folder}", folder) for folder in ("/etc/systemd/system", "/etc/default", "/usr/lib/systemd/system")
+    }
+    _, container = agents_pod(**booting)
+    unwritable = {mount["mountPath"] for mount in container["volumeMounts"] if mount.get("readOnly")}
+    assert unwritable == {f"{root}/usr/lib/systemd/system"}
+    assert granted(*objects("ClusterRole", **booting), *objects("Role", **booting)) == granted(
+        *objects("ClusterRole"), *objects("Role")
+    )
+    daemon_set = DaemonSet("", arguments=tuple(container["args"]))
+    assert daemon_set.has_option(OPTION)
+    context = agent.command.make_context("agent", list(container["args"]), resilient_parsing=True)
+    assert (context.params["boot_program"], context.params["boot_partition"]) == (
+        "/opt/tranche/bin/tranche",
+        "all-1g.5gb",
+    )
+    _, container = agents_pod()
+    assert not DaemonSet("", arguments=tuple(container["args"])).has_option(OPTION)
 
 
 def test_every_right_is_bound_to_the_account_that_the_agent_runs_as() -> None:

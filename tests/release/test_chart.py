@@ -147,6 +147,10 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"nodeDiscovery": "any"}, "rollout.maxUnavailable to a number"),
         ({"nodeDiscovery": "any", "rollout": {"maxUnavailable": 3}, "runtimeClassName": "nvidia"}, "no such runtime"),
         ({"namespaceOverride": "default"}, "--namespace tranche-system"),
+        ({"boot": {"enabled": True}, "stateDirectory": "/srv/tranche"}, "stateDirectory=/var/lib/tranche"),
+        ({"boot": {"partition": "7*19"}}, "boot.enabled=true"),
+        ({"boot": {"enabled": True, "partition": "7 slices"}}, "boot/partition"),
+        ({"boot": {"enabled": True, "program": "tranche"}}, "boot/program"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], said: str) -> None:

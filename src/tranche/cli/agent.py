@@ -14,10 +14,12 @@ import click
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.extras import extra_missing
 from tranche.cli.runtime import open_host
+from tranche.cli.service_path import absolute_path
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from tranche.boot.installation import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
     from tranche.kubernetes.agent.process import Part
 
@@ -49,6 +51,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         metrics=_metrics(values),
         daemon_set=values["daemon_set"],
         cdi_folder=values["cdi_folder"],
+        boot=_boot(values),
     )
     if "mig-manager" not in values["without"]:
         _refuse_to_stop_host_services(os.environ)
@@ -102,6 +105,24 @@ def _metrics(values: dict[str, Any]) -> MetricsSettings | None:
         values["metrics_port"],
         MetricNames(values["metrics_names"]),
         default_layout="" if "mig-manager" in values["without"] else values["default_layout"],
+    )
+
+
+def _boot(values: dict[str, Any]) -> NodeInstallation | None:
+    """What the agent installs for the next boot; None without --boot-program. UsageError for a word that the unit cannot have."""
+    if values["boot_program"] is None:
+        return None
+    from tranche.boot.installation import WAIT_SECONDS, NodeInstallation
+    from tranche.core.partition import parse_partition
+
+    partition, seconds = values["boot_partition"], values["boot_timeout"]
+    if partition:
+        parse_partition(partition)
+    return NodeInstallation(
+        values["host_root"],
+        absolute_path(values["boot_program"], "--boot-program"),
+        partition,
+        WAIT_SECONDS if seconds is None else seconds,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tranche.cli.duration import Duration
 from tranche.core.errors import PluginConfigInvalid, UsageError
 from tranche.kubernetes.device_plugin.selection import Fallback
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
@@ -68,6 +69,32 @@ AGENT_OPTIONS = (
         is_flag=True,
         help="On a machine without a GPU of NVIDIA serve nothing, be ready, and look again each minute; else not ready.",
     ),
+    click.Option(
+        ["--host-root"],
+        type=click.Path(path_type=Path),
+        envvar="HOST_ROOT_MOUNT",
+        default="/host",
+        show_default=True,
+        help="Where the host's root is mounted, for --with-reboot, or some of its folders, for --boot-program.",
+    ),
+    click.Option(
+        ["--boot-program"],
+        metavar="PATH",
+        help="Install the systemd unit of 'tranche boot' on the host, with this program of the host's; the agent removes it "
+        "when its DaemonSet has this option no more, or is deleted.",
+    ),
+    click.Option(
+        ["--boot-partition"],
+        metavar="TEXT",
+        default="",
+        help="What the host's /etc/default/mig is to ask for, unless the host has such a file of its own.",
+    ),
+    click.Option(
+        ["--boot-timeout"],
+        type=Duration(),
+        metavar="TIME",
+        help="How long the unit waits for a driver that is late. Default: 2m.",
+    ),
     click.Option(["--log-format"], type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
     click.Option(["--verbose", "-v"], is_flag=True, help="Log what is done in detail."),
 )
@@ -111,14 +138,6 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             is_flag=True,
             envvar="WITH_REBOOT",
             help="Restart the machine for a MIG mode that changes no other way.",
-        ),
-        click.Option(
-            ["--host-root"],
-            type=click.Path(path_type=Path),
-            envvar="HOST_ROOT_MOUNT",
-            default="/host",
-            show_default=True,
-            help="Where the host's root is mounted, for --with-reboot.",
         ),
         click.Option(
             ["--operator-namespace"],

@@ -16,16 +16,17 @@ import click
 
 from tranche.boot.cut import CutAtBoot, CutResult
 from tranche.boot.deadline import CutInterrupted, ending_after
-from tranche.boot.order import circle_through
+from tranche.boot.installation import WAIT_SECONDS, install_unit
 from tranche.boot.outcome import read_outcome, record_outcome
 from tranche.boot.status_line import say_status
-from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit, unit_text
+from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
 from tranche.cli import streams
 from tranche.cli.duration import Duration
 from tranche.cli.layout.options import read_layouts
 from tranche.cli.layout.report import sum_up
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host, register_places
+from tranche.cli.service_path import absolute_path
 from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
 from tranche.core.errors import PartitionInvalid, TrancheError, UsageError, WaitTimeout
 from tranche.core.layout import LayoutFile
@@ -35,7 +36,6 @@ from tranche.hardware.host_facts import has_nvidia_gpu
 from tranche.node.files import read_text
 from tranche.node.session import boot_id
 
-_WAIT_SECONDS = 120.0
 _STATUS_SECONDS = 2.0
 _WRITE_SECONDS = 10.0
 _TIMEOUT_KEY = "tranche.boot.timeout"
@@ -65,7 +65,7 @@ _root_option = click.option(
     "--timeout",
     type=Duration(),
     metavar="TIME",
-    default=_WAIT_SECONDS,
+    default=WAIT_SECONDS,
     help="How long to wait for the driver, such as 30s or 10m. Default: 2m.",
 )
 @click.pass_context
@@ -93,24 +93,12 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
 
     The unit runs at the next boot, or when it is started: systemctl start tranche-boot.
     """
-    settings_file, seconds = _absolute(context.meta[_FILE_KEY], "--file"), context.meta[_TIMEOUT_KEY]
-    arguments = [_absolute(program, "--program") if program else _own_program(), "boot"]
-    if settings_file != SETTINGS_FILE:
-        arguments += ["--file", settings_file]
-    if seconds != _WAIT_SECONDS:
-        arguments += ["--timeout", f"{seconds:g}"]
-    unit = InstalledUnit(root)
-    changed = unit.install(unit_text(tuple(arguments), settings_file=settings_file, seconds=seconds))
-    circle = circle_through(root)
-    if circle:
-        unit.remove()
-        raise UsageError(
-            f"the unit would close a circle in the order of the other units, and is removed again: {circle}",
-            hint="this machine starts the driver after what uses it; see docs/guides/boot.md",
-        )
+    settings_file = absolute_path(context.meta[_FILE_KEY], "--file")
+    program = absolute_path(program, "--program") if program else _own_program()
+    changed = install_unit(root, program, settings_file=settings_file, seconds=context.meta[_TIMEOUT_KEY])
     if changed:
         _tell_systemd(root, "daemon-reload")
-    say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
+    say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'as it should be'}")
     if not (root / settings_file.lstrip("/")).exists():
         say(f"nothing is cut before {settings_file} is there, with MIG_PARTITION=... in it")
     if any((root / folder / "nvidia-mig-manager.service").exists() for folder in _UNIT_FOLDERS):
@@ -236,12 +224,6 @@ def _own_program() -> str:
     if not program.is_file() or not os.access(program, os.X_OK):
         raise UsageError("this command does not know where it is installed", hint="say it with --program PATH")
     return str(program.absolute())
-
-
-def _absolute(path: str, option: str) -> str:
-    if not path.startswith("/") or any(not each.isprintable() for each in path):
-        raise UsageError(f"{option} {path} is no absolute path", hint="a service has no folder of its own")
-    return path
 
 
 def _tell_systemd(root: Path, *arguments: str) -> None:

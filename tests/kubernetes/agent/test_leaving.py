@@ -17,7 +17,7 @@ from tranche.core.allocation import NodeView
 from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
 from tranche.hardware.host_facts import HostFacts
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.agent.leaving import is_deleted, leave, take_files_along
+from tranche.kubernetes.agent.leaving import last_look_at, leave, take_files_along
 from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleaning, cleaning, is_marked
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
@@ -143,7 +143,8 @@ def test_an_agent_knows_an_uninstallation_by_its_daemon_set() -> None:
             connection = ApiConnection(ApiServer(server.url))
 
             async def deleted() -> bool:
-                return await patiently(is_deleted(connection, "tranche-system", "tranche-agent"))
+                found = await patiently(last_look_at(connection, "tranche-system", "tranche-agent"))
+                return found is not None and found.deleting
 
             cluster_of_two(server)
             assert not await deleted()

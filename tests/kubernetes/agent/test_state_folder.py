@@ -43,7 +43,7 @@ class RunningAgent:
 
 
 @asynccontextmanager
-async def agent(machine: TestMachine, server: FakeApiServer) -> AsyncIterator[RunningAgent]:
+async def agent(machine: TestMachine, server: FakeApiServer, *more: str) -> AsyncIterator[RunningAgent]:
     options = [
         f"--kubeconfig={kubeconfig_in(machine.folder, server.url)}",
         "--node-name=n1",
@@ -53,7 +53,7 @@ async def agent(machine: TestMachine, server: FakeApiServer) -> AsyncIterator[Ru
     options += [f"--pod-resources-socket={machine.folder / 'none.sock'}"]
     options += ["--without=mig-manager", "--without=feature-labels", "--without=device-plugin"]
     process = await asyncio.create_subprocess_exec(
-        *TRANCHE, "agent", *options, env=machine.environment, stderr=asyncio.subprocess.PIPE
+        *TRANCHE, "agent", *options, *more, env=machine.environment, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     reading = None

@@ -203,6 +203,15 @@ requiredDuringSchedulingIgnoredDuringExecution:
 - --operator-namespace={{ . }}
 {{- end }}
 {{- end }}
+{{- if .Values.boot.enabled }}
+- --boot-program={{ .Values.boot.program }}
+{{- with .Values.boot.partition }}
+- {{ printf "--boot-partition=%s" . | quote }}
+{{- end }}
+{{- if ne .Values.boot.timeout "2m" }}
+- --boot-timeout={{ .Values.boot.timeout }}
+{{- end }}
+{{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}

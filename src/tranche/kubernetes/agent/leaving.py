@@ -17,7 +17,7 @@ from tranche.hardware.cdi import CdiSpec, write_spec
 from tranche.hardware.nodes import ContainerEdits
 from tranche.kubernetes.agent.traces import cleaning, is_marked
 from tranche.kubernetes.api.client import KubeClient
-from tranche.kubernetes.api.cluster_client import ClusterClient
+from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
@@ -101,17 +101,16 @@ async def _clean(cluster: ClusterClient, client: KubeClient, name: str, parts: C
     )
 
 
-async def is_deleted(connection: ApiConnection, namespace: str, daemon_set: str) -> bool:
-    """Whether that DaemonSet is being deleted; False when the API server does not say so within a second.
+async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: str) -> DaemonSet | None:
+    """That DaemonSet as an agent finds it at its own end; None when the API server does not show it within a second.
 
     One that is not there has perhaps never been: this agent may run without.
     """
     try:
         async with asyncio.timeout(_ASK_SECONDS):
-            found = await ClusterClient(connection).daemon_set(namespace, daemon_set)
+            return await ClusterClient(connection).daemon_set(namespace, daemon_set)
     except (TimeoutError, TrancheError):
-        return False
-    return found is not None and found.deleting
+        return None
 
 
 def take_files_along(cdi_folder: Path) -> None:

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
+from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
 from tranche.kubernetes.agent.health_server import HealthServer
-from tranche.kubernetes.agent.leaving import is_deleted, take_files_along
+from tranche.kubernetes.agent.leaving import last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.agent.state_folder import StateFolder
@@ -58,7 +59,7 @@ class AgentOptions:
 
     `namespace` "" means the one that the way to the API server names; `period` is in seconds. `daemon_set` is the one that runs
     the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder`. `metrics` is None when none are
-    served.
+    served. `boot` is what cuts the GPUs at boot, where the agent is to install it.
     """
 
     node_name: str
@@ -72,6 +73,7 @@ class AgentOptions:
     metrics: MetricsSettings | None
     daemon_set: str = "tranche-agent"
     cdi_folder: Path = Path("/var/run/cdi")
+    boot: Installation | None = None
 
 
 def run_agent(
@@ -144,6 +146,9 @@ async def _serve(
         plugin_config,
         *built,
     ]
+    boot_unit = None if options.boot is None else BootUnit(options.boot)
+    if boot_unit is not None:
+        components.append(boot_unit)
     metrics = None
     if options.metrics is not None:
         metrics = metrics_server(services, options.metrics, built, lambda: node_agent.readiness())
@@ -167,11 +172,14 @@ async def _serve(
         inventory.keep_marks()
         for task in (running, *ends):
             task.cancel()
-        leaving = asyncio.create_task(is_deleted(connection, namespace, options.daemon_set))
+        last_look = asyncio.create_task(last_look_at(connection, namespace, options.daemon_set))
         await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
-        if await leaving:
+        daemon_set = await last_look
+        if daemon_set is not None and daemon_set.deleting:
             _log.info("leaving for good", extra={"daemon_set": options.daemon_set})
             take_files_along(options.cdi_folder)
+        if boot_unit is not None:
+            boot_unit.end(daemon_set)
         _end_threads(threads, metrics, 1 if state_folder.lost.is_set() else 0)
     await connection.close()
     if state_folder.lost.is_set():

@@ -15,11 +15,16 @@ _PAGE = "500"
 
 @dataclass(frozen=True, slots=True)
 class DaemonSet:
-    """A DaemonSet: whether it is being deleted, and the labels that its pods have."""
+    """A DaemonSet: whether it is being deleted, the labels that its pods have, and the arguments of their containers."""
 
     name: str
     deleting: bool = False
     selector: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+    def has_option(self, name: str) -> bool:
+        """Whether a container is started with that option, such as `--verbose` or `--layouts=sizes`."""
+        return any(each.partition("=")[0] == name for each in self.arguments)
 
 
 class ClusterClient:
@@ -35,9 +40,13 @@ class ClusterClient:
             raw = answer.accepted()
         except KubernetesNotFound:
             return None
-        selector = (raw.get("spec") or {}).get("selector") or {}
+        spec = raw.get("spec") or {}
         deleting = (raw.get("metadata") or {}).get("deletionTimestamp") is not None
-        return DaemonSet(name, deleting, selector.get("matchLabels") or {})
+        containers = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ()
+        arguments = tuple(
+            word for each in containers for word in (*(each.get("command") or ()), *(each.get("args") or ()))
+        )
+        return DaemonSet(name, deleting, (spec.get("selector") or {}).get("matchLabels") or {}, arguments)
 
     async def delete_daemon_set(self, namespace: str, name: str) -> None:
         """Have it deleted, after its pods; nothing to do when there is none."""
