@@ -48,6 +48,7 @@ def test_each_mechanism_is_offered_or_refused_in_words_and_turns_always_work(fac
     assert means.offered | means.refused.keys() == set(Sharing)
     assert not means.offered & means.refused.keys()
     assert all(means.refused.values())
+    assert isinstance(means.offered, frozenset), "recordings know frozen sets only"
     assert Sharing.TIME_SLICING in means.offered
 
 

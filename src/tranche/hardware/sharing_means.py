@@ -45,7 +45,7 @@ def sharing_means(facts: MachineFacts) -> SharingMeans:
         if why
     }
     clients = _CLIENTS_FROM_CUDA_13_1 if facts.cuda is not None and facts.cuda >= (13, 1) else _CLIENTS
-    return SharingMeans(frozenset(Sharing) - refused.keys(), refused, 0 if Sharing.MPS in refused else clients)
+    return SharingMeans(frozenset(Sharing).difference(refused), refused, 0 if Sharing.MPS in refused else clients)
 
 
 def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:
