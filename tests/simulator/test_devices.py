@@ -9,7 +9,9 @@ import pynvml as nvml
 import pytest
 
 from tests.simulator.machines import enable_mig, error_of, gpu, make_machine, talking_to
+from tests.simulator.smi_runner import Smi
 from tranche_simulator import MACHINE_TYPES, SimulatedMachine
+from tranche_simulator.errors import InvalidRequest
 
 INVALID, NOT_SUPPORTED, NOT_FOUND, TOO_SMALL, NO_DRIVER, WRONG_VERSION = 2, 3, 6, 7, 9, 25
 
@@ -221,3 +223,31 @@ def test_a_destroyed_machine_has_no_driver(p4d: SimulatedMachine, monkeypatch: p
         assert error_of(nvml.nvmlDeviceSetPersistenceMode, gpu(), 0) == NO_DRIVER, "a change needs the file"
     monkeypatch.setenv("TRANCHE_SIM_STATE", str(p4d.state))
     assert error_of(nvml.nvmlInit) == NO_DRIVER
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "library"),
+    [
+        ("470.256.02", 11040, "11.470.256.02"),
+        ("535.104.05", 12020, "12.535.104.05"),
+        ("580.95.05", 13000, "13.580.95.05"),
+        ("615.71.09", 13040, "13.615.71.09"),
+    ],
+)
+def test_a_machine_of_another_driver(tmp_path: Path, driver: str, cuda: int, library: str) -> None:
+    machine = SimulatedMachine.create("other", boards=["T4"], root=tmp_path, time_scale=0, driver=driver)
+    assert machine.driver == driver
+    with talking_to(machine):
+        assert nvml.nvmlSystemGetDriverVersion() == driver
+        assert nvml.nvmlSystemGetCudaDriverVersion() == cuda
+        assert nvml.nvmlSystemGetNVMLVersion() == library
+    assert f"Driver Version: {driver} " in Smi(machine).succeed()
+    machine.set_driver("580.95.05")
+    assert machine.driver == "580.95.05"
+
+
+@pytest.mark.parametrize("version", ["580", "580.95.05.1", "new", "580.x"])
+def test_what_is_no_version_of_a_driver(tmp_path: Path, version: str) -> None:
+    with pytest.raises(InvalidRequest):
+        SimulatedMachine.create("other", boards=["T4"], root=tmp_path, driver=version)
+    assert SimulatedMachine.list(tmp_path) == []

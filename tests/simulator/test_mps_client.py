@@ -14,6 +14,7 @@ import pytest
 from tests.machines import wait_until
 from tests.simulator.cuda_programs import MIB, cuda, cuda_program
 from tests.simulator.machines import create, gpu, make_machine, mig_devices, span, talking_to
+from tests.simulator.mps_caller import mps_callers
 from tests.simulator.mps_daemon import MpsBench, mps_daemon
 from tests.simulator.smi_runner import Smi
 from tranche_simulator import SimulatedMachine
@@ -224,3 +225,28 @@ def test_in_a_mig_device(machine: SimulatedMachine, a100: Any) -> None:
         own = f"{large}=1G"  # not known to count by that name
         assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own)[0] == 2048 - 128
         assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")[0] == 1024 - 128
+
+
+def test_a_driver_before_495_knows_no_limits(tmp_path: Path) -> None:
+    machine = SimulatedMachine.create("old", boards=["T4"], root=tmp_path, time_scale=0, driver="470.256.02")
+    with mps_daemon(machine, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G") as daemon:
+        assert daemon.program("-v").text == "Binary version: 11040\n"
+        for command in ("set_default_device_pinned_mem_limit 0 1G", "get_default_device_pinned_mem_limit 0"):
+            assert daemon(command).startswith("Unrecognized command")
+        assert run(daemon, MEASURE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")[0] > 10 * 1024
+        assert daemon("set_default_active_thread_percentage 50") == "50.0\n"
+
+
+@pytest.mark.parametrize(("driver", "most"), [("580.95.05", 48), ("615.71.09", 60)])
+def test_the_client_maximum_follows_the_driver(tmp_path: Path, driver: str, most: int) -> None:
+    machine = SimulatedMachine.create("machine", boards=["T4"], root=tmp_path, time_scale=0, driver=driver)
+    with mps_daemon(machine) as daemon, mps_callers(daemon, most):
+        assert run(daemon, "check(cu.cuInit(0))\ntell(code(cu.cuCtxCreate(None, 0, 0)))") == MAX_CLIENTS_REACHED
+
+
+@pytest.mark.parametrize(("driver", "counts"), [("550.54.15", False), ("580.95.05", True)])
+def test_a_limit_by_uuid_follows_the_driver(tmp_path: Path, driver: str, counts: bool) -> None:
+    machine = SimulatedMachine.create("machine", boards=["T4"], root=tmp_path, time_scale=0, driver=driver)
+    with mps_daemon(machine) as daemon:
+        daemon(f"set_default_device_pinned_mem_limit {machine.gpus()[0].uuid} 1G")
+        assert (run(daemon, MEASURE)[0] < 1024) == counts

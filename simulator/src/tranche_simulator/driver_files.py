@@ -13,13 +13,8 @@ from collections.abc import Sequence
 from tranche_simulator.capabilities import mig_minors
 from tranche_simulator.simulated_gpu import SimulatedGpu
 
-DRIVER_VERSION = "580.95.05"
 MODULES = ("nvidia_uvm", "nvidia_modeset", "nvidia")
 CHARACTER_DEVICES = {195: ("nvidia", "nvidia-modeset", "nvidiactl"), 237: ("nvidia-caps",), 511: ("nvidia-uvm",)}
-_VERSION = (
-    f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  Tue Sep 23 10:11:16 UTC 2025\n"
-    "GCC version:  gcc version 12.2.0\n"
-)
 _PARAMS = (
     "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
     "EnableMSI: 1\nEnableGpuFirmware: 18\n"
@@ -36,10 +31,13 @@ def sysfs_address(bus_id: str) -> str:
     return f"{domain[-4:]}:{rest}"
 
 
-def proc_driver(gpus: Sequence[SimulatedGpu]) -> dict[str, str]:
-    """Path below /proc/driver -> text, without the capabilities that come and go."""
+def proc_driver(driver: str, gpus: Sequence[SimulatedGpu]) -> dict[str, str]:
+    """For a driver of that version: path below /proc/driver -> text, without the capabilities that come and go."""
     files = {
-        "nvidia/version": _VERSION,
+        "nvidia/version": (
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Tue Sep 23 10:11:16 UTC 2025\n"
+            "GCC version:  gcc version 12.2.0\n"
+        ),
         "nvidia/params": _PARAMS,
         "nvidia-caps/mig-minors": mig_minors(),
         "nvidia-caps/sys-minors": "fabric-mgmt 0\n",

@@ -48,6 +48,7 @@ class DescriptionStruct(ctypes.Structure):
         ("seed", c_ulonglong),
         ("boots", c_ulonglong),
         ("changed_at", c_ulonglong),
+        ("driver", c_char * 32),
     ]
 
 
@@ -102,6 +103,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "trancheSimDescribeGpu": (c_void_p, c_uint, POINTER(GpuDescriptionStruct)),
     "trancheSimListClients": (c_void_p, POINTER(ClientStruct), POINTER(c_uint)),
     "trancheSimSetTimeScale": (c_void_p, c_double),
+    "trancheSimSetDriver": (c_void_p, c_char_p),
     "trancheSimSetContextMemory": (c_void_p, c_ulonglong),
     "trancheSimReboot": (c_void_p,),
     "trancheSimUpdateCapabilityFiles": (c_void_p,),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tranche_simulator.simulated_gpu import SimulatedGpu
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DRIVER = re.compile(r"\d{3}\.\d{2,3}(\.\d{2})?")
 
 
 class Client(NamedTuple):
@@ -76,14 +77,15 @@ class SimulatedMachine:
         root: Path | None = None,
         time_scale: float = 1.0,
         seed: int = 0,
+        driver: str = "",
     ) -> SimulatedMachine:
         """Create a machine of a named type, of boards (catalogue keys or product names), or of explicit GPUs.
 
         `time_scale` multiplies how long operations take: 1 as on hardware, 0 no time at all. The same name, GPUs and seed give
-        the same UUIDs.
+        the same UUIDs. `driver` is its version; the usual one is 580.95.05.
 
         Raises:
-            InvalidRequest: bad name, unknown type or board, or not exactly one of type, boards and GPUs.
+            InvalidRequest: bad name, no version, unknown type or board, or not exactly one of type, boards and GPUs.
             MachineExists: there is one of that name.
             SimulatorError: the folder cannot be written.
         """
@@ -98,6 +100,8 @@ class SimulatedMachine:
             )
         if not 0 <= time_scale < float("inf"):
             raise InvalidRequest(f"the time scale must be a number from 0 on, not {time_scale}")
+        if driver and not DRIVER.fullmatch(driver):
+            raise InvalidRequest(f"{driver!r} is no version of the driver", hint="write it as in 580.95.05")
         machine = cls((root or machines_directory()) / name)
         try:
             machine.directory.mkdir(parents=True, exist_ok=True)
@@ -116,6 +120,8 @@ class SimulatedMachine:
                 f"there is already a simulated machine {name!r} in {machine.directory.parent}", name=name
             )
         library.check(code, f"cannot create the simulated machine {name!r}")
+        if driver:
+            machine.set_driver(driver)
         machine._describe(name, machine_type, time_scale, seed)
         return machine
 
@@ -169,6 +175,15 @@ class SimulatedMachine:
     def set_time_scale(self, scale: float) -> None:
         """Change how long operations take, for all processes from now on."""
         self._call("trancheSimSetTimeScale", scale, doing=f"cannot set the time scale of {self.name} to {scale}")
+
+    @property
+    def driver(self) -> str:
+        """The version of its driver."""
+        return str(self._description().driver.decode())
+
+    def set_driver(self, version: str) -> None:
+        """Change the driver, for processes that start from now on."""
+        self._call("trancheSimSetDriver", version.encode(), doing=f"cannot give {self.name} driver {version}")
 
     def set_context_memory(self, memory: int) -> None:
         """Change how much device memory a new CUDA context takes, in bytes; 0 for what its multiprocessors make it take."""

@@ -37,7 +37,7 @@ def enter(machine: SimulatedMachine) -> None:
         raise SimulatorError("this kernel has no /proc/driver, where the driver's files would be")
     _lay_over(_PROC_DRIVER, own=True)
     gpus = machine.gpus()
-    for name, text in driver_files.proc_driver(gpus).items():
+    for name, text in driver_files.proc_driver(machine.driver, gpus).items():
         _write(_PROC_DRIVER / name, text.encode())
     _bind(capabilities, _make_folder(_PROC_DRIVER / "nvidia" / "capabilities"))
     _show_pci(machine)

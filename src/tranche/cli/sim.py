@@ -44,7 +44,10 @@ command.add_command(inject)
     show_default=True,
     help="Factor for how long driver operations take; 0 for no time at all.",
 )
-def create(name: str | None, machine_type: str | None, boards: tuple[str, ...], time_scale: float) -> None:
+@click.option("--driver", metavar="VERSION", help="The version of its driver; 580.95.05 if not given.")
+def create(
+    name: str | None, machine_type: str | None, boards: tuple[str, ...], time_scale: float, driver: str | None
+) -> None:
     """Make a machine. NAME defaults to its type, and its type to NAME."""
     if not machine_type and not boards and not name:
         raise UsageError("which machine?", hint=f"name a type ({', '.join(MACHINE_TYPES)}), or its boards with --gpu")
@@ -53,6 +56,7 @@ def create(name: str | None, machine_type: str | None, boards: tuple[str, ...], 
         machine_type=machine_type or ("" if boards else name or ""),
         boards=boards,
         time_scale=time_scale,
+        driver=driver or "",
     )
     say(f"created {machine.name} with {_count(len(machine.gpus()), 'GPU')}; use it in a shell with")
     say(f'  eval "$(tranche sim env {shlex.quote(machine.name)})"')

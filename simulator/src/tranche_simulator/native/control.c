@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "clients.h"
+#include "driver_release.h"
 
 nvmlReturn_t trancheSimDescribe(trancheSimMachine_t m, trancheSimDescription_t *description) {
     if (m == NULL || description == NULL) {
@@ -16,6 +17,7 @@ nvmlReturn_t trancheSimDescribe(trancheSimMachine_t m, trancheSimDescription_t *
     description->seed = m->state->seed;
     description->boots = atomic_load(&m->state->boots);
     description->changedAt = atomic_load(&m->state->changed_at);
+    driver_version(m, description->driver);
     return NVML_SUCCESS;
 }
 
@@ -77,6 +79,14 @@ nvmlReturn_t trancheSimSetTimeScale(trancheSimMachine_t m, double timeScale) {
     uint64_t bits;
     memcpy(&bits, &timeScale, sizeof bits);
     atomic_store(&m->state->time_scale, bits);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t trancheSimSetDriver(trancheSimMachine_t m, const char *version) {
+    if (m == NULL || !m->writable || version == NULL || driver_number(version) == 0) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    atomic_store(&m->state->driver, driver_number(version));
     return NVML_SUCCESS;
 }
 

@@ -15,7 +15,7 @@
 #include "tranche_sim.h"
 
 #define STATE_MAGIC "TRNCHSIM"
-#define STATE_LAYOUT 3u
+#define STATE_LAYOUT 4u
 #define STATE_MAX_CIS 8u
 #define STATE_MAX_CLIENTS 1024u
 #define STATE_MAX_FAULTS 64u
@@ -113,6 +113,7 @@ struct machine_state {
     uint32_t owner_uid;
     uint64_t seed;
     _Atomic uint64_t time_scale; /* the bits of a double */
+    _Atomic uint64_t driver; /* its version, as driver_release.c numbers it; 0: the usual one */
     _Atomic uint64_t context_bytes; /* what every CUDA context takes; 0: by the number of its multiprocessors */
     _Atomic uint64_t boots;
     _Atomic uint64_t changes[STATE_MAX_COUNTERS];

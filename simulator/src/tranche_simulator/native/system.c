@@ -1,13 +1,7 @@
+#include <stdio.h>
+
+#include "driver_release.h"
 #include "session.h"
-#include "system.h"
-
-static const char *const DRIVER_VERSION = "580.95.05";
-static const char *const NVML_VERSION = "13.580.95.05";
-static const int CUDA_VERSION = 13000;
-
-const char *simulated_driver_version(void) { return DRIVER_VERSION; }
-
-int simulated_cuda_version(void) { return CUDA_VERSION; }
 
 const char *nvmlErrorString(nvmlReturn_t result) {
     switch (result) {
@@ -82,20 +76,25 @@ const char *nvmlErrorString(nvmlReturn_t result) {
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     const struct session *session;
     ENTER(&session);
-    return give_text(version, length, DRIVER_VERSION);
+    char text[DRIVER_VERSION_SIZE];
+    driver_version(session->m, text);
+    return give_text(version, length, text);
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
     const struct session *session;
     ENTER(&session);
-    return give_text(version, length, NVML_VERSION);
+    char driver[DRIVER_VERSION_SIZE], text[DRIVER_VERSION_SIZE + 8];
+    driver_version(session->m, driver);
+    snprintf(text, sizeof text, "%d.%s", driver_cuda(session->m) / 1000, driver);
+    return give_text(version, length, text);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
     const struct session *session;
     ENTER(&session);
     REQUIRE(version != NULL);
-    *version = CUDA_VERSION;
+    *version = driver_cuda(session->m);
     return NVML_SUCCESS;
 }
 
@@ -103,7 +102,7 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
     const struct session *session;
     ENTER(&session);
     REQUIRE(version != NULL);
-    *version = CUDA_VERSION;
+    *version = driver_cuda(session->m);
     return NVML_SUCCESS;
 }
 

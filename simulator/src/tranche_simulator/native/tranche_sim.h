@@ -36,6 +36,7 @@ typedef struct {
     unsigned long long seed;
     unsigned long long boots;     /* how many times it was rebooted */
     unsigned long long changedAt; /* nanoseconds of CLOCK_MONOTONIC when a GPU was last changed; 0: never */
+    char driver[32]; /* its version */
 } trancheSimDescription_t;
 
 typedef struct {
@@ -89,6 +90,8 @@ NVML_API nvmlReturn_t trancheSimDescribeGpu(trancheSimMachine_t machine, unsigne
 NVML_API nvmlReturn_t trancheSimListClients(trancheSimMachine_t machine, trancheSimClient_t *clients,
                                             unsigned int *count);
 NVML_API nvmlReturn_t trancheSimSetTimeScale(trancheSimMachine_t machine, double timeScale);
+/* Another driver: "615.71.09". For a machine that nobody uses: what runs keeps what it knows. INVALID_ARGUMENT: no version. */
+NVML_API nvmlReturn_t trancheSimSetDriver(trancheSimMachine_t machine, const char *version);
 /* Device memory that each CUDA context takes from now on; 0: by the number of multiprocessors that it may use. */
 NVML_API nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t machine, unsigned long long bytes);
 

@@ -5,9 +5,7 @@
 #include <string.h>
 
 #include "contexts.h"
-
-/* The CUDA version of the driver that the NVML half claims to be: major * 1000 + minor * 10. */
-static const int CUDA_VERSION = 13000;
+#include "driver_release.h"
 
 struct driver driver;
 
@@ -162,6 +160,6 @@ CUDA_API CUresult cuInit(unsigned int flags) {
 
 CUDA_API CUresult cuDriverGetVersion(int *version) {
     REQUIRE_VALUE(version != NULL);
-    *version = CUDA_VERSION;
+    *version = driver_cuda(driver.m);
     return CUDA_SUCCESS;
 }

@@ -4,6 +4,9 @@
 
 #include "entry_points.h"
 
+#include "driver.h"
+#include "driver_release.h"
+
 /* The functions by the name that programs ask for, the CUDA version since which the name stands for it, and its symbol. */
 #define ENTRY_POINTS(ENTRY)                                                     \
     ENTRY(cuInit, 2000, cuInit)                                                 \
@@ -82,15 +85,14 @@ static const struct {
     entry_point function;
 } entries[] = {ENTRY_POINTS(ROW)};
 
-static const int DRIVER_VERSION = 13000;
-
 /* The newest function of that name which a program of that CUDA version knows. */
 CUresult entry_point_named(const char *name, void **function, int version, int *status) {
+    int cuda = driver_cuda(driver.m);
     entry_point newest = NULL;
     int since = -1;
     bool known = false;
     for (unsigned int i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-        if (strcmp(entries[i].name, name) != 0 || entries[i].since > DRIVER_VERSION) {
+        if (strcmp(entries[i].name, name) != 0 || entries[i].since > cuda) {
             continue;
         }
         known = true;

@@ -119,7 +119,7 @@ static const struct cuda_device *device_of_key(const char *key) {
 
 /* An ordinal always counts; a UUID in later drivers, and only a GPU's. */
 static bool key_counts(const char *key) {
-    return strncasecmp(key, "MIG-", 4) != 0 && (strncasecmp(key, "GPU-", 4) != 0 || mps_heeds_uuids());
+    return strncasecmp(key, "MIG-", 4) != 0 && (strncasecmp(key, "GPU-", 4) != 0 || mps_heeds_uuids(driver.m));
 }
 
 /* The server's limit, which the environment may lower. An entry for a device that the process does not see undoes all limits, the
@@ -128,7 +128,7 @@ static uint64_t memory_limit(const struct mps_session *session, const struct cud
     uint64_t limit = session->grant.devices[number_of(session, device->uuid)].limit;
     const char *text = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
     struct mps_settings own = {0};
-    if (text == NULL || !mps_has_limits() || !mps_parse_limits(text, &own)) {
+    if (text == NULL || !mps_has_limits(driver.m) || !mps_parse_limits(text, &own)) {
         return limit;
     }
     for (uint32_t i = 0; i < own.count; i++) {

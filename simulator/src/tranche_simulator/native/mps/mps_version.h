@@ -2,15 +2,12 @@
 #ifndef TRANCHE_MPS_VERSION_H
 #define TRANCHE_MPS_VERSION_H
 
-#include <stdbool.h>
+#include "driver_release.h"
 
-/* CUDA's version as a number: 13000. */
-int mps_version(void);
-/* The driver's main number: 580. */
-int mps_driver(void);
 /* The commands and the variable for limits of pinned memory came with 495. */
-bool mps_has_limits(void);
+static inline bool mps_has_limits(const machine *m) { return driver_release(m) >= 495; }
+
 /* Keys by UUID were ignored at first. Which release heeds them is not documented. */
-bool mps_heeds_uuids(void);
+static inline bool mps_heeds_uuids(const machine *m) { return driver_release(m) >= 570; }
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "driver_release.h"
 #include "mps/mps_log.h"
 #include "mps/mps_version.h"
 #include "mps_control/control.h"
@@ -33,6 +34,9 @@ static void become_daemon(void) {
     }
     mps_settings_from_environment(&control.defaults);
     control.defaults.partitions = control.partitions;
+    if (!mps_has_limits(NULL)) {
+        control.defaults.count = 0;
+    }
     control.wanted = NO_USER;
 }
 
@@ -91,7 +95,7 @@ int main(int argc, char **argv) {
         } else if (strcmp(flag, "-multiuser-server") == 0) {
             control.multiuser = true;
         } else if (strcmp(flag, "-v") == 0) {
-            printf("Binary version: %d\n", mps_version());
+            printf("Binary version: %d\n", driver_cuda(NULL));
             return 0;
         } else {
             printf("Unknown option: %s\n", flag);

@@ -60,7 +60,7 @@ static const struct setting_kind {
 
 static const struct setting_kind *kind_of(const char *name) {
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
-        if (strcmp(KINDS[i].name, name) == 0 && (KINDS[i].run != limit || mps_has_limits())) {
+        if (strcmp(KINDS[i].name, name) == 0 && (KINDS[i].run != limit || mps_has_limits(NULL))) {
             return &KINDS[i];
         }
     }

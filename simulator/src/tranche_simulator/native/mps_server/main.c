@@ -8,8 +8,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "driver_release.h"
 #include "mps/mps_log.h"
-#include "mps/mps_version.h"
 #include "mps_server/server.h"
 
 enum { CHANNEL = 3, LOG = 4, SETTLE_MS = 5 };
@@ -89,7 +89,7 @@ static void serve(void) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "-v") == 0) {
-        printf("Binary version: %d\n", mps_version());
+        printf("Binary version: %d\n", driver_cuda(NULL));
         return 0;
     }
     if (fcntl(CHANNEL, F_GETFD) < 0) {

@@ -19,7 +19,7 @@ static unsigned int most_contexts(const struct board *board) {
     if (board->cc_major < VOLTA) {
         return CONTEXTS_BEFORE_VOLTA;
     }
-    return mps_version() >= 13010 ? CONTEXTS_13_1 : CONTEXTS;
+    return driver_cuda(server.m) >= 13010 ? CONTEXTS_13_1 : CONTEXTS;
 }
 
 static struct served_device describe(const struct device_place *place) {
@@ -167,7 +167,7 @@ uint64_t device_limit(unsigned int device) {
     snprintf(ordinal, sizeof ordinal, "%u", device);
     for (uint32_t i = 0; i < server.settings.count; i++) {
         const struct mps_limit *limit = &server.settings.limits[i];
-        bool by_uuid = mps_heeds_uuids() && strncmp(limit->device, "GPU-", 4) == 0 && strlen(limit->device) > 4 &&
+        bool by_uuid = mps_heeds_uuids(server.m) && strncmp(limit->device, "GPU-", 4) == 0 && strlen(limit->device) > 4 &&
                        strncmp(uuid, limit->device, strlen(limit->device)) == 0;
         if (by_uuid || strcmp(limit->device, ordinal) == 0) {
             bytes = limit->bytes;
