@@ -6,9 +6,11 @@ import asyncio
 import json
 import signal
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.kubernetes.fake_api_server import api_server
@@ -54,6 +56,24 @@ def test_a_restart_of_the_machine_needs_the_hosts_root(two_a100: TestMachine, tm
     done = two_a100.tranche("agent", *options, f"--host-root={tmp_path / 'none'}", code=2)
     assert "--with-reboot needs the host's root" in done.stderr
     assert "migManager.withReboot=true" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("holds", "mode", "words"), [(("dpkg", "dbus"), 0o755, "it holds dbus, dpkg"), ((), 0o1777, "everybody")]
+)
+def test_a_folder_that_is_everybodys_stays_as_it_is(
+    two_a100: TestMachine, tmp_path: Path, holds: tuple[str, ...], mode: int, words: str
+) -> None:
+    """The agent closes its state folder to others, which of /var/lib or /tmp would stop the machine."""
+    folder = tmp_path / "var-lib"
+    for name in ("", *holds):
+        (folder / name).mkdir()
+    folder.chmod(mode)
+    options = [f"--kubeconfig={kubeconfig_in(tmp_path, 'http://127.0.0.1:1')}", "--health-port=0", "--metrics-port=0"]
+    done = two_a100.tranche("agent", *options, code=60, TRANCHE_STATE_DIR=str(folder))
+    assert words in done.stderr
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert sorted(each.name for each in folder.iterdir()) == sorted(holds)
 
 
 def test_a_taken_health_port_is_said(two_a100: TestMachine, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import click
 
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.extras import extra_missing
-from tranche.cli.runtime import open_host
+from tranche.cli.runtime import open_host, register_places
 from tranche.cli.service_path import absolute_path
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
@@ -62,6 +62,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         )
     # Sockets and state are this process's alone: on a cluster's node nobody else has to read them.
     os.umask(0o077)
+    register_places(settings, anywhere=True).refuse_shared()
     with open_host(settings, anywhere=True) as host:
         host.places.keep_private()
         run_agent(host, options, _parts(values), os.environ)

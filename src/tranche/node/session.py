@@ -9,6 +9,7 @@ from pathlib import Path
 from tranche.core.errors import LedgerUnavailable
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "lost+found"})
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
@@ -18,8 +19,23 @@ class Places:
 
     state_dir: Path
 
+    def refuse_shared(self) -> None:
+        """LedgerUnavailable when the folder is not Tranche's alone: one of everybody's, such as /var/lib or /tmp."""
+        try:
+            with os.scandir(self.state_dir) as entries:
+                others = sorted(each.name for each in entries if each.is_dir() and each.name not in _OWN_FOLDERS)
+        except OSError:
+            return  # not there yet; or whoever opens the ledger says what stands in the way
+        if others or (self.state_dir.stat().st_mode & 0o002):
+            found = f"it holds {', '.join(others[:3])}" if others else "everybody may write it"
+            raise LedgerUnavailable(
+                f"{self.state_dir} is no folder of Tranche's own: {found}",
+                hint="an agent keeps its state folder to itself: name one that holds nothing else",
+            )
+
     def keep_private(self) -> None:
-        """Let nobody but the owner into the folder; LedgerUnavailable when it belongs to somebody else."""
+        """Let nobody but the owner into the folder; LedgerUnavailable when it is everybody's, or belongs to somebody else."""
+        self.refuse_shared()
         try:
             self.state_dir.chmod(0o700)
         except OSError as error:
