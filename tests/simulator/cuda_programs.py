@@ -15,7 +15,7 @@ from tranche_simulator import SimulatedMachine
 MIB = 1 << 20
 
 # What every program begins with: `check` gives what a call of cuda-bindings returns, `tell` and `wait` talk to the test.
-PREAMBLE = """
+PREAMBLE = '''
 import ctypes, json, os, sys
 from cuda.bindings import driver as cu
 
@@ -41,7 +41,30 @@ def address(buffer):
 
 def free():
     return check(cu.cuMemGetInfo())[0]
+
+PTX = b"""
+.version 8.0
+.target sm_75
+.address_size 64
+// tranche-sim: work time=param0*1us
+// tranche-sim: bad time=1ms fault=700
+.visible .entry work(.param .u64 microseconds) { ret; }
+.visible .entry bad() { ret; }
 """
+
+def kernel(name=b"work"):
+    return check(cu.cuModuleGetFunction(check(cu.cuModuleLoadData(PTX)), name))
+
+# Blocks enough for every multiprocessor, unless told otherwise.
+def launch(function, microseconds, stream=0, blocks=1000):
+    arguments = ((microseconds,), (ctypes.c_ulonglong,))
+    return code(cu.cuLaunchKernel(function, blocks, 1, 1, 128, 1, 1, 0, stream, arguments, 0))
+
+def event(stream=0):
+    made = check(cu.cuEventCreate(0))
+    check(cu.cuEventRecord(made, stream))
+    return made
+'''
 
 
 def cuda(machine: SimulatedMachine, code: str, **variables: str) -> Any:

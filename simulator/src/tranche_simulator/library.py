@@ -91,6 +91,7 @@ class ClientStruct(ctypes.Structure):
         ("utilization_percent", c_uint),
         ("mps_server", c_uint),
         ("memory_bytes", c_ulonglong),
+        ("compute_nanoseconds", c_ulonglong),
         ("name", c_char * 64),
     ]
 

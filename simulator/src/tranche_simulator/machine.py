@@ -24,9 +24,10 @@ DRIVER = re.compile(r"\d{3}\.\d{2,3}(\.\d{2})?")
 
 
 class Client(NamedTuple):
-    """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances. Memory in bytes.
+    """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances.
 
-    `mps_server` is the pid of the MPS server through which it does.
+    Memory in bytes. `compute_seconds` is how long its kernels have had a whole GPU, before the time scale: a half of it for two
+    seconds is one second. `mps_server` is the pid of the MPS server through which it uses the GPU.
     """
 
     pid: int
@@ -35,6 +36,7 @@ class Client(NamedTuple):
     compute_instance_id: int | None
     memory: int
     utilization: int
+    compute_seconds: float
     name: str
     phantom: bool
     mps_server: int | None = None
@@ -388,6 +390,7 @@ def _client(struct: library.ClientStruct) -> Client:
         compute_instance_id=instance(struct.compute_instance_id),
         memory=struct.memory_bytes,
         utilization=struct.utilization_percent,
+        compute_seconds=struct.compute_nanoseconds / 1e9,
         name=struct.name.decode(errors="replace"),
         phantom=bool(struct.phantom),
         mps_server=struct.mps_server or None,

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compute.h"
 #include "mig_devices.h"
 
 enum { NO_LOCK = -1 };
@@ -64,7 +65,8 @@ unsigned int clients_alive(const machine *m, trancheSimClient_t *clients, unsign
             client->computeInstanceId = record.compute_instance;
             client->phantom = atomic_load(&record.kind) == CLIENT_PHANTOM;
             client->memoryBytes = record.memory_bytes;
-            client->utilizationPercent = record.utilization;
+            client->utilizationPercent = client_is_computing(m, slot) ? 100 : record.utilization;
+            client->computeNanoseconds = atomic_load(&record.computed);
             client->mpsServer = record.mps_server;
             memcpy(client->name, record.name, sizeof client->name);
         }
@@ -155,6 +157,7 @@ static void fill(struct client_record *record, const machine *m, const struct de
     atomic_store(&record->memory_bytes, burden->memory_bytes);
     record->utilization = burden->utilization;
     record->mps_server = burden->mps_server;
+    atomic_store(&record->computed, 0);
     snprintf(record->name, sizeof record->name, "%s", name);
 }
 
@@ -323,6 +326,9 @@ nvmlReturn_t trancheSimInjectBusy(trancheSimMachine_t m, const char *uuid, unsig
 nvmlReturn_t trancheSimListClients(trancheSimMachine_t m, trancheSimClient_t *clients, unsigned int *count) {
     if (m == NULL || count == NULL || (clients == NULL && *count > 0)) {
         return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    for (unsigned int gpu = 0; gpu < m->state->gpu_count; gpu++) {
+        compute_settle(m, gpu);
     }
     unsigned int capacity = *count;
     *count = clients_alive(m, clients, capacity);

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include "clients.h"
+#include "compute.h"
 
 /* Clients that a query on the device shows, put first in `clients`; the number of them. A GPU shows those of all its
  * instances (only the visible ones, in a container that was given MIG devices). */
 enum process_kind { PROCESS_COMPUTE = 1, PROCESS_MPS = 2, PROCESS_ANY = PROCESS_COMPUTE | PROCESS_MPS };
 
 static unsigned int shown_clients(const struct target *target, enum process_kind kinds, trancheSimClient_t *clients) {
+    compute_settle(target->m, target->place.gpu);
     unsigned int alive = clients_alive(target->m, clients, STATE_MAX_CLIENTS);
     unsigned int count = 0;
     for (unsigned int i = 0; i < alive; i++) {

@@ -3,12 +3,14 @@
 #include <time.h>
 
 #include "clients.h"
+#include "compute.h"
 
 /* What the sensors say. Memory follows the clients; temperature, power and clocks are plausible values between an idle
  * and a busy figure of the board, not a model. */
 
 static struct usage usage_of_target(const struct target *target) {
     struct usage usage;
+    compute_settle(target->m, target->place.gpu);
     usage_of(target->m, target->place.gpu, target->place.gi, NO_INSTANCE, &usage);
     return usage;
 }

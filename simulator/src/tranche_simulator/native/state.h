@@ -21,6 +21,10 @@
 #define STATE_MAX_FAULTS 64u
 #define STATE_EVENT_RING 64u
 #define STATE_MAX_COUNTERS 31u
+#define STATE_MAX_LANES 512u
+#define STATE_LANE_DEPTH 32u
+#define STATE_UNITS (BOARD_MAX_GI_IDS * STATE_MAX_CIS + 1u)
+#define NO_LANE 0xFFFFFFFFu
 #define NO_INSTANCE TRANCHE_SIM_NO_INSTANCE
 
 struct ci_state {
@@ -90,7 +94,41 @@ struct client_record {
     _Atomic uint64_t memory_bytes;
     uint32_t utilization;
     uint32_t mps_server; /* pid of the MPS server through which it reaches the GPU; 0: none */
+    _Atomic uint64_t computed; /* nanoseconds of a whole GPU that its work has had */
     char name[64];
+};
+
+/* A piece of work that was given to a GPU: a kernel, or with none of its own a mark that others wait for. */
+struct lane_item {
+    uint64_t work;         /* nanoseconds that it takes on a whole GPU that does nothing else, before the time scale */
+    uint32_t width;        /* multiprocessors that it can use */
+    uint32_t after_lane;   /* it begins when that lane has done so much; NO_LANE: at once */
+    uint32_t after_turn;
+    uint64_t after_item;
+    uint64_t finished_at;  /* nanoseconds of CLOCK_MONOTONIC */
+};
+
+/* Work that is done one piece after the other, as a stream's is. Owned by a client, and void when that is dead. */
+struct lane {
+    _Atomic uint32_t used;
+    _Atomic uint32_t turn; /* changes whenever the lane is given to somebody else */
+    uint32_t client;       /* slot */
+    uint32_t client_turn;
+    uint32_t gpu;
+    uint32_t unit;
+    uint32_t ceiling;      /* multiprocessors that it may use at a time; 0: all */
+    uint64_t group;        /* lanes of one group run at the same time, groups take turns */
+    _Atomic uint64_t issued;
+    _Atomic uint64_t done;
+    _Atomic uint64_t left; /* of the first item that is not done, as its work */
+    struct lane_item items[STATE_LANE_DEPTH];
+};
+
+/* A GPU or a compute instance, as what divides its time among those who compute there. */
+struct compute_unit {
+    _Atomic uint64_t settled_at; /* nanoseconds of CLOCK_MONOTONIC up to which the lanes are right */
+    _Atomic uint64_t holder;     /* the group whose turn it is */
+    _Atomic uint64_t slice_left; /* nanoseconds of its turn, before the time scale */
 };
 
 enum fault_kind { FAULT_NONE = 0, FAULT_ERROR = 1, FAULT_LATENCY = 2 };
@@ -123,6 +161,10 @@ struct machine_state {
     struct gpu_record gpus[TRANCHE_SIM_MAX_GPUS];
     struct fault_record faults[STATE_MAX_FAULTS];
     struct client_record clients[STATE_MAX_CLIENTS];
+    _Atomic uint32_t lanes_in_use; /* slots from here on were never used */
+    /* From here on a new machine's file is a hole: pages appear as they are written. */
+    struct lane lanes[STATE_MAX_LANES];
+    struct compute_unit units[TRANCHE_SIM_MAX_GPUS][STATE_UNITS];
 };
 
 /* An opened machine. Stays mapped until closed; safe to use from several threads. */
@@ -146,7 +188,8 @@ enum lock_place {
     LOCK_GPU = 0,     /* what a call changes about a GPU; held for as long as the change takes */
     LOCK_MEMORY = 32, /* who has how much of a GPU's memory; taken after LOCK_GPU where both are */
     LOCK_TABLES = 64,
-    LOCK_CLIENT = 128
+    LOCK_CLIENT = 128,
+    LOCK_COMPUTE = 2048 /* the lanes of a GPU; LOCK_TABLES is taken before it where both are */
 };
 nvmlReturn_t state_lock(const machine *m, unsigned int place, int *lock);
 void state_unlock(int lock);
@@ -155,6 +198,9 @@ nvmlReturn_t state_try_lock(const machine *m, unsigned int place, int *lock);
 /* A descriptor to ask about locks with. */
 nvmlReturn_t state_lock_reader(const machine *m, int *reader);
 bool state_is_locked(int reader, unsigned int place);
+
+/* The time on CLOCK_MONOTONIC. */
+uint64_t monotonic_nanoseconds(void);
 
 /* state_gpu.c */
 void gpu_read(const machine *m, unsigned int gpu, struct gpu_state *copy);
@@ -191,5 +237,7 @@ void simulate_gi_destroy(const machine *m, const struct board *board, unsigned i
 void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices);
 void simulate_ci_destroy(const machine *m, const struct board *board, unsigned int slices);
 void sleep_seconds(double seconds);
+/* The machine's own, whatever this process's environment says: what several processes share runs by it. */
+double machine_time_scale(const machine *m);
 
 #endif

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,13 +118,17 @@ static nvmlReturn_t write_state(const char *path, const struct machine_state *st
     nvmlReturn_t result = NVML_SUCCESS;
     const char *bytes = (const char *)state;
     size_t written = 0;
-    while (written < sizeof *state) {
-        ssize_t step = write(descriptor, bytes + written, sizeof *state - written);
+    const size_t filled = offsetof(struct machine_state, lanes);
+    while (written < filled) {
+        ssize_t step = write(descriptor, bytes + written, filled - written);
         if (step < 0 && errno != EINTR) {
             result = NVML_ERROR_OPERATING_SYSTEM;
             break;
         }
         written += step > 0 ? (size_t)step : 0;
+    }
+    if (result == NVML_SUCCESS && ftruncate(descriptor, (off_t)sizeof *state) != 0) {
+        result = NVML_ERROR_OPERATING_SYSTEM;
     }
     /* Every process must map it for writing: unprivileged ones count calls and attach as clients. */
     if (result == NVML_SUCCESS && fchmod(descriptor, 0666) != 0) {

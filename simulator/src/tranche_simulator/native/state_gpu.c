@@ -41,7 +41,7 @@ void gpu_read(const machine *m, unsigned int gpu, struct gpu_state *copy) {
     }
 }
 
-static uint64_t monotonic_nanoseconds(void) {
+uint64_t monotonic_nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;

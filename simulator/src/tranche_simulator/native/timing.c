@@ -25,6 +25,13 @@ void sleep_seconds(double seconds) {
     }
 }
 
+double machine_time_scale(const machine *m) {
+    uint64_t bits = atomic_load(&m->state->time_scale);
+    double scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
 static double time_scale(const machine *m) {
     const char *override = getenv("TRANCHE_SIM_TIME_SCALE");
     if (override != NULL && override[0] != '\0') {
@@ -34,10 +41,7 @@ static double time_scale(const machine *m) {
             return scale;
         }
     }
-    uint64_t bits = atomic_load(&m->state->time_scale);
-    double scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return scale;
+    return machine_time_scale(m);
 }
 
 static void simulate(const machine *m, double seconds) { sleep_seconds(seconds * time_scale(m)); }

@@ -71,6 +71,7 @@ typedef struct {
     unsigned int utilizationPercent;
     unsigned int mpsServer; /* pid of the MPS server through which it reaches the GPU; 0: none */
     unsigned long long memoryBytes;
+    unsigned long long computeNanoseconds; /* of a whole GPU, that its kernels have had */
     char name[64];
 } trancheSimClient_t;
 

@@ -14,6 +14,8 @@ typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
 
 typedef enum {
     CUDA_SUCCESS = 0,
@@ -73,6 +75,20 @@ typedef struct {
 
 #define CU_MEMORYTYPE_HOST 1u
 #define CU_MEMORYTYPE_DEVICE 2u
+
+#define CU_LAUNCH_PARAM_END ((void *)0)
+#define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
+#define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+
+/* A launch's arguments as cuLaunchKernelEx takes them. */
+typedef struct {
+    unsigned int gridDimX, gridDimY, gridDimZ;
+    unsigned int blockDimX, blockDimY, blockDimZ;
+    unsigned int sharedMemBytes;
+    CUstream hStream;
+    void *attrs;
+    unsigned int numAttrs;
+} CUlaunchConfig;
 
 #define CU_GET_PROC_ADDRESS_FOUND 0
 #define CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND 1

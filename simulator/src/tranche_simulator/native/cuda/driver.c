@@ -2,7 +2,7 @@
 #include "driver.h"
 
 #include <pthread.h>
-#include <string.h>
+#include <unistd.h>
 
 #include "contexts.h"
 #include "driver_release.h"
@@ -75,6 +75,11 @@ static CUresult health(const struct cuda_device *device) {
     return driver.fault;
 }
 
+CUresult driver_health(void) {
+    CUcontext context = context_current();
+    return context == NULL || context->device == NULL ? CUDA_ERROR_CONTEXT_IS_DESTROYED : health(context->device);
+}
+
 struct call call_begin_context(const char *function) {
     struct call call = call_begin(function);
     if (call.result == CUDA_ERROR_NOT_INITIALIZED) {
@@ -139,6 +144,7 @@ static CUresult initialise(void) {
         driver.device_count = 0;
         return result;
     }
+    driver.pid = (int)getpid();
     driver.initialised = true;
     return CUDA_SUCCESS;
 }

@@ -31,6 +31,7 @@ struct cuda_device {
 struct driver {
     bool initialised;
     machine *m;
+    int pid;
     uint64_t boot; /* of the machine, when cuInit was called */
     struct mps_session *mps;
     unsigned int device_count;
@@ -82,6 +83,8 @@ bool device_is_there(const struct cuda_device *device);
 /* From here on the process can do no more on any device. */
 void driver_fault(CUresult fault);
 bool fault_is_fatal(CUresult code);
+/* What has ended the process's work, or the current context's device has ended it; success otherwise. */
+CUresult driver_health(void);
 
 /* visible_devices.c: fills driver.devices from the environment; 0 devices is no error there. */
 CUresult find_devices(void);

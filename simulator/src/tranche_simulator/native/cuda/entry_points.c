@@ -71,7 +71,51 @@
     ENTRY(cuMemsetD32, 3020, cuMemsetD32_v2)                                    \
     ENTRY(cuMemsetD2D8, 3020, cuMemsetD2D8_v2)                                  \
     ENTRY(cuMemsetD2D16, 3020, cuMemsetD2D16_v2)                                \
-    ENTRY(cuMemsetD2D32, 3020, cuMemsetD2D32_v2)
+    ENTRY(cuMemsetD2D32, 3020, cuMemsetD2D32_v2)                                \
+    ENTRY(cuStreamCreate, 2000, cuStreamCreate)                                 \
+    ENTRY(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority)         \
+    ENTRY(cuStreamDestroy, 4000, cuStreamDestroy_v2)                            \
+    ENTRY(cuStreamSynchronize, 2000, cuStreamSynchronize)                       \
+    ENTRY(cuStreamQuery, 2000, cuStreamQuery)                                   \
+    ENTRY(cuStreamWaitEvent, 3020, cuStreamWaitEvent)                           \
+    ENTRY(cuStreamGetFlags, 5050, cuStreamGetFlags)                             \
+    ENTRY(cuStreamGetPriority, 5050, cuStreamGetPriority)                       \
+    ENTRY(cuStreamGetId, 12000, cuStreamGetId)                                  \
+    ENTRY(cuStreamGetCtx, 9020, cuStreamGetCtx)                                 \
+    ENTRY(cuStreamGetDevice, 12080, cuStreamGetDevice)                          \
+    ENTRY(cuStreamIsCapturing, 10000, cuStreamIsCapturing)                      \
+    ENTRY(cuLaunchHostFunc, 10000, cuLaunchHostFunc)                            \
+    ENTRY(cuEventCreate, 2000, cuEventCreate)                                   \
+    ENTRY(cuEventDestroy, 4000, cuEventDestroy_v2)                              \
+    ENTRY(cuEventRecord, 2000, cuEventRecord)                                   \
+    ENTRY(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags)                \
+    ENTRY(cuEventQuery, 2000, cuEventQuery)                                     \
+    ENTRY(cuEventSynchronize, 2000, cuEventSynchronize)                         \
+    ENTRY(cuEventElapsedTime, 2000, cuEventElapsedTime)                         \
+    ENTRY(cuEventElapsedTime, 12080, cuEventElapsedTime_v2)                     \
+    ENTRY(cuModuleLoadData, 2000, cuModuleLoadData)                             \
+    ENTRY(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx)                         \
+    ENTRY(cuModuleLoad, 2000, cuModuleLoad)                                     \
+    ENTRY(cuModuleUnload, 2000, cuModuleUnload)                                 \
+    ENTRY(cuModuleGetFunction, 2000, cuModuleGetFunction)                       \
+    ENTRY(cuModuleGetFunctionCount, 12040, cuModuleGetFunctionCount)            \
+    ENTRY(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode)                \
+    ENTRY(cuFuncGetModule, 11000, cuFuncGetModule)                              \
+    ENTRY(cuFuncGetName, 12030, cuFuncGetName)                                  \
+    ENTRY(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo)                        \
+    ENTRY(cuFuncGetAttribute, 2020, cuFuncGetAttribute)                         \
+    ENTRY(cuFuncSetAttribute, 9000, cuFuncSetAttribute)                         \
+    ENTRY(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig)                     \
+    ENTRY(cuLaunchKernel, 4000, cuLaunchKernel)                                 \
+    ENTRY(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel)           \
+    ENTRY(cuLaunchKernelEx, 11060, cuLaunchKernelEx)                            \
+    ENTRY(cuMemcpyAsync, 4000, cuMemcpyAsync)                                   \
+    ENTRY(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2)                        \
+    ENTRY(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2)                        \
+    ENTRY(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2)                        \
+    ENTRY(cuMemsetD8Async, 3020, cuMemsetD8Async)                               \
+    ENTRY(cuMemsetD16Async, 3020, cuMemsetD16Async)                             \
+    ENTRY(cuMemsetD32Async, 3020, cuMemsetD32Async)
 
 #define DECLARE(name, since, symbol) CUDA_API void symbol(void);
 ENTRY_POINTS(DECLARE)

@@ -1,5 +1,6 @@
 #include "account.h"
 #include "allocations.h"
+#include "streams.h"
 
 CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
     ENTER_CONTEXT();
@@ -50,8 +51,11 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr address) {
     struct allocation *allocation = allocation_beginning(address);
     REQUIRE_VALUE(allocation != NULL &&
                   (allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_MANAGED));
-    allocation_free(allocation);
-    return CUDA_SUCCESS;
+    CUresult result = context_drain(allocation->context);
+    if (result == CUDA_SUCCESS) {
+        allocation_free(allocation);
+    }
+    return result;
 }
 
 CUDA_API CUresult cuMemAllocHost_v2(void **host, size_t size) {

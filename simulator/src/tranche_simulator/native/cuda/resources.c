@@ -1,5 +1,13 @@
 #include "resources.h"
 
 #include "allocations.h"
+#include "events.h"
+#include "modules.h"
+#include "streams.h"
 
-void resources_free(CUcontext context) { allocations_free(context); }
+void resources_free(CUcontext context) {
+    events_free(context);
+    streams_free(context);
+    modules_free(context);
+    allocations_free(context);
+}
