@@ -20,7 +20,7 @@ from tests.simulator.smi_runner import Smi
 from tranche_simulator import SimulatedMachine
 
 OUT_OF_MEMORY, DEVICE_UNAVAILABLE, NO_DEVICE = 2, 46, 100
-RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS_REACHED, CLIENT_TERMINATED = 806, 807, 808, 810
+CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS_REACHED, CLIENT_TERMINATED = 805, 806, 807, 808, 810
 
 # The largest allocation in MiB that succeeds, what the context left of the limit included; free and total as CUDA tells them.
 MEASURE = """
@@ -250,3 +250,26 @@ def test_a_limit_by_uuid_follows_the_driver(tmp_path: Path, driver: str, counts:
     with mps_daemon(machine) as daemon:
         daemon(f"set_default_device_pinned_mem_limit {machine.gpus()[0].uuid} 1G")
         assert (run(daemon, MEASURE)[0] < 1024) == counts
+
+
+def test_a_daemon_that_drops_a_limit_shows_it_when_it_is_read_back(daemon: MpsBench) -> None:
+    daemon("set_default_device_pinned_mem_limit 0 2G")
+    daemon.machine.inject_error("mpsSetLimit", 999)
+    assert daemon("set_default_device_pinned_mem_limit 0 1G") == ""
+    assert daemon("get_default_device_pinned_mem_limit 0") == "2G\n"
+    assert run(daemon, MEASURE)[0] > 1024
+
+
+def test_a_server_that_does_not_enforce_a_limit_shows_it_to_a_canary_alone(daemon: MpsBench) -> None:
+    daemon("set_default_device_pinned_mem_limit 0 1G")
+    daemon.machine.inject_error("mpsEnforceLimit", 999)
+    assert run(daemon, MEASURE)[0] > 10 * 1024
+    (server,) = daemon.servers()
+    assert daemon(f"get_device_pinned_mem_limit {server} 0") == "1G\n"
+    assert run(daemon, MEASURE)[0] < 1024
+
+
+def test_a_server_that_does_not_start_fails_its_clients_once(daemon: MpsBench) -> None:
+    daemon.machine.inject_error("mpsServerStart", 999)
+    assert run(daemon, "tell(code(cu.cuInit(0)))") == CONNECTION_FAILED
+    assert run(daemon, "tell(code(cu.cuInit(0)))") == 0

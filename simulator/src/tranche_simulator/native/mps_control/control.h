@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include "mps/mps_wire.h"
+#include "state.h"
 
 #define CONTROL_MAX_CALLERS 512u
 #define NO_USER ((uid_t)-1)
@@ -41,6 +42,7 @@ struct server {
 };
 
 struct control {
+    machine *m; /* NULL: there is no driver, and no server will start */
     int listener;
     int signals;
     bool foreground;

@@ -32,9 +32,13 @@ static void become_daemon(void) {
     if (!folder_open(&control)) {
         exit(1);
     }
+    const char *path = trancheSimDefaultStatePath();
+    if (path == NULL || trancheSimOpen(path, &control.m) != NVML_SUCCESS) {
+        control.m = NULL;
+    }
     mps_settings_from_environment(&control.defaults);
     control.defaults.partitions = control.partitions;
-    if (!mps_has_limits(NULL)) {
+    if (!mps_has_limits(control.m)) {
         control.defaults.count = 0;
     }
     control.wanted = NO_USER;

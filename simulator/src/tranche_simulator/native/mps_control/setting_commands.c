@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "mps/mps_faults.h"
 #include "mps/mps_version.h"
 #include "mps_control/control.h"
 
@@ -33,7 +34,7 @@ static void limit(struct command *command, struct mps_settings *settings, char *
     uint64_t bytes;
     if (!mps_parse_size(words[1], "GM", &bytes)) {
         command_say(command, "Invalid device pinned memory limit %s\n", words[1]);
-    } else {
+    } else if (!mps_fails(command->control->m, MPS_SET_LIMIT)) {
         mps_set_limit(settings, words[0], bytes);
     }
 }
@@ -58,9 +59,9 @@ static const struct setting_kind {
     {"client_priority", priority, 1, 0, false},
 };
 
-static const struct setting_kind *kind_of(const char *name) {
+static const struct setting_kind *kind_of(const struct control *control, const char *name) {
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
-        if (strcmp(KINDS[i].name, name) == 0 && (KINDS[i].run != limit || mps_has_limits(NULL))) {
+        if (strcmp(KINDS[i].name, name) == 0 && (KINDS[i].run != limit || mps_has_limits(control->m))) {
             return &KINDS[i];
         }
     }
@@ -75,7 +76,7 @@ bool setting_command(struct command *command, const char *name) {
     }
     name += 4;
     bool of_server = strncmp(name, DEFAULT, sizeof DEFAULT - 1) != 0;
-    const struct setting_kind *kind = kind_of(of_server ? name : name + sizeof DEFAULT - 1);
+    const struct setting_kind *kind = kind_of(command->control, of_server ? name : name + sizeof DEFAULT - 1);
     if (kind == NULL || (of_server && !kind->of_servers)) {
         return false;
     }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "driver_release.h"
+#include "mps/mps_faults.h"
 #include "mps/mps_log.h"
 #include "mps_server/server.h"
 
@@ -26,7 +27,8 @@ void tell_daemon(enum mps_order_kind kind, uint32_t number) {
 static bool start(void) {
     mps_log("Start");
     const char *path = trancheSimDefaultStatePath();
-    if (path == NULL || trancheSimOpen(path, &server.m) != NVML_SUCCESS || !devices_open()) {
+    bool opened = path != NULL && trancheSimOpen(path, &server.m) == NVML_SUCCESS;
+    if (!opened || mps_fails(server.m, MPS_SERVER_START) || !devices_open()) {
         mps_log("MPS Server failed to start");
         return false;
     }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "clients.h"
+#include "mps/mps_faults.h"
 #include "mps/mps_log.h"
 #include "mps_server/server.h"
 
@@ -13,9 +14,6 @@
 enum { CHANNELS = 2 };
 
 enum { ILLEGAL_ADDRESS = 700 };
-/* A fault of the simulator's that is injected like an error of an NVML function: the next client that is killed amid its work
- * takes the server with it. */
-static const char KILLED[] = "mpsClientKilled";
 
 unsigned int clients_here(void) {
     unsigned int count = 0;
@@ -80,9 +78,10 @@ static bool give_grant(struct served_client *client) {
         .priority = server.settings.priority,
         .count = server.device_count,
     };
+    bool unlimited = mps_fails(server.m, MPS_ENFORCE_LIMIT);
     for (unsigned int i = 0; i < server.device_count; i++) {
         memcpy(grant.devices[i].uuid, server.devices[i].uuid, sizeof grant.devices[i].uuid);
-        grant.devices[i].limit = device_limit(i);
+        grant.devices[i].limit = unlimited ? 0 : device_limit(i);
     }
     bool sent = client->page != NULL && mps_send_with(client->connection, &grant, sizeof grant, shared);
     close(shared);
@@ -177,7 +176,7 @@ static bool has_neighbours(const struct served_client *client) {
 
 /* Its neighbours see a fault; without any, the server serves nobody any more, and nobody is told. */
 static void killed_amid_work(const struct served_client *client) {
-    if (fault_check(server.m, KILLED, TRANCHE_SIM_ANY_GPU) == NVML_SUCCESS) {
+    if (!mps_fails(server.m, MPS_CLIENT_KILLED)) {
         return; /* what usually happens: the work is lost, and no more */
     }
     if (has_neighbours(client)) {

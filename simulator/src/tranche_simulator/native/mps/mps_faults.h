@@ -1,0 +1,21 @@
+/* What can be made to go wrong with MPS: an error injected into one of these names, as if it were a function of NVML, whatever its
+ * code. */
+#ifndef TRANCHE_MPS_FAULTS_H
+#define TRANCHE_MPS_FAULTS_H
+
+#include "session.h"
+
+/* The next server does not start. */
+#define MPS_SERVER_START "mpsServerStart"
+/* The daemon drops a limit of memory that it is given, and says nothing. */
+#define MPS_SET_LIMIT "mpsSetLimit"
+/* A server serves a client without any limit of memory. */
+#define MPS_ENFORCE_LIMIT "mpsEnforceLimit"
+/* A client that is killed amid its work takes its neighbours with it, or the server. */
+#define MPS_CLIENT_KILLED "mpsClientKilled"
+
+static inline bool mps_fails(machine *m, const char *what) {
+    return m != NULL && fault_check(m, what, TRANCHE_SIM_ANY_GPU) != NVML_SUCCESS;
+}
+
+#endif
