@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.node.machines import Node, change, create, enable, node_of
-from tranche.core.allocation import Slice, WholeGpu
+from tranche.core.allocation import Part, Slice, WholeGpu
 from tranche.core.errors import LedgerUnavailable, NoRoom
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.local.queue import Queue
 from tranche.node.host import Host
@@ -143,3 +144,19 @@ def test_who_still_has_the_lost_ledger_open_decides_nothing_by_it(tmp_path: Path
 def _take_all(host: Host) -> None:
     for _ in range(2):
         Queue(host).acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=Patience(False, None))
+
+
+def test_programs_in_parts_of_one_gpu_are_all_taken_over(tmp_path: Path) -> None:
+    node, _ = a100_in_slices(tmp_path)
+    with node.host() as host:
+        gpu = host.driver.observe().gpus[1].uuid
+    limits = {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_MPS_PIPE_DIRECTORY": "/m", "TRANCHE_GPU_MEMORY_LIMIT": str(4 << 30)}
+    one, other = ({**limits, "TRANCHE_ALLOCATION": f"aaaa000{number}"} for number in (5, 6))
+    with loiterer(node, **one), loiterer(node, **other):
+        lose(node)
+        with node.host() as host:
+            found = host.view().allocations
+            assert [each.id for each in found] == ["aaaa0005", "aaaa0006"]
+            # No daemon is known that keeps their limits.
+            lost = Part(WholeGpu(gpu), 4 << 30, Sharing.MPS, unlimited=True)
+            assert [each.grants for each in found] == [(lost,), (lost,)]

@@ -9,10 +9,8 @@ from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
+from tranche.node.adoption import MEMORY_LIMIT, MPS_PIPES
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
-
-MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
-"""The variable with the most that the program may have of each device, in bytes. Under MPS CUDA shows the whole device."""
 
 
 def part_environment(
@@ -33,7 +31,6 @@ def part_environment(
 
 def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int) -> Mapping[str, str]:
     from tranche.hardware.mps_answers import limit_text
-    from tranche.hardware.mps_control import PIPES
 
     (part, *others) = parts
     if others:
@@ -49,7 +46,7 @@ def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRec
         )
     # A daemon shows its clients the one device that it serves, and calls it 0.
     limits = {
-        PIPES: str(records.pipes(record.device_uuid)),
+        MPS_PIPES: str(records.pipes(record.device_uuid)),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(part.memory)}",
     }
     ceiling = {} if part.compute is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part.compute)}

@@ -13,12 +13,19 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
+from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request
+from tranche.core.sharing import Sharing
 from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
 from tranche.node.session import process_command
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
+MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
+"""The variable with the most that a program may have of each device, in bytes. Under MPS CUDA shows the whole device."""
+
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+
+_BYTES = re.compile("[1-9][0-9]{0,14}")
 _ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
 
 
@@ -34,7 +41,7 @@ def shares_of_processes(
     for process, environment in _environments(proc):
         name = environment.get(MARK, "")
         uuids = environment.get(DEVICES, "").split(",")
-        grants = tuple(devices[uuid] for uuid in dict.fromkeys(uuids) if uuid in devices)
+        grants = tuple(_given(devices[uuid], environment) for uuid in dict.fromkeys(uuids) if uuid in devices)
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())
         if here and _ID.fullmatch(name) and grants and not older and process.uid in (0, uid):
@@ -51,6 +58,14 @@ def shares_of_processes(
         )
         for name, (process, grants, key) in sorted(found.items())
     )
+
+
+def _given(device: Grant, environment: Mapping[str, str]) -> Grant:
+    """What the process has of the device: all of it, or the part that its environment limits it to."""
+    limit = environment.get(MEMORY_LIMIT, "")
+    if MPS_PIPES in environment and _BYTES.fullmatch(limit) and isinstance(device, WholeGpu | Slice):
+        return Part(device, int(limit), Sharing.MPS)
+    return device
 
 
 def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:

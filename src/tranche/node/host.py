@@ -466,7 +466,8 @@ class Host:
         found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
         with self.ledger.write() as db:
             known = {each.id for each in register.allocations(db)}
-            self.holders.adopt(db, [each for each in found if each.id not in known])
+            memory = {part: size for each in found for part, size in _capacities(each, view).items()}
+            self.holders.adopt(db, [each for each in found if each.id not in known], memory)
             if self.driver.scope is Scope.ALL:
                 register.chore_done(db, ADOPT_SHARES)
 

@@ -5,12 +5,14 @@ No daemon is asked, and none of NVIDIA's programs is started, so that whoever on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tranche.core.state import GpuInstance, GpuProcess, GpuState, NodeState
+from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, NodeState
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 from tranche.node.processes import process_at
+
+_SERVER = "nvidia-cuda-mps-server"
 
 
 def node_with_daemons(node: NodeState, known: DaemonRecords) -> NodeState:
@@ -27,26 +29,29 @@ def with_daemons_of(gpu: GpuState, records: Sequence[DaemonRecord]) -> GpuState:
     if not ours:
         return gpu
     pids = {record.pid for record in ours if record.ready}
+    orphaned = any(record.state is DaemonState.LOST for record in ours)
+
+    def users(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+        return tuple(each for each in processes if not _is_server(each, pids, orphaned))
+
     return replace(
         gpu,
         daemons=tuple(record.seen for record in ours),
-        processes=_without(gpu.processes, pids),
-        instances=tuple(_instance_without(instance, pids) for instance in gpu.instances),
+        processes=users(gpu.processes),
+        instances=tuple(_used_by(instance, users) for instance in gpu.instances),
     )
 
 
-def _instance_without(instance: GpuInstance, daemons: set[int]) -> GpuInstance:
+def _used_by(instance: GpuInstance, users: Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]) -> GpuInstance:
     if not instance.has_processes:
         return instance
-    inside = tuple(replace(each, processes=_without(each.processes, daemons)) for each in instance.compute_instances)
-    return replace(instance, compute_instances=inside, stray_processes=_without(instance.stray_processes, daemons))
+    inside = tuple(replace(each, processes=users(each.processes)) for each in instance.compute_instances)
+    return replace(instance, compute_instances=inside, stray_processes=users(instance.stray_processes))
 
 
-def _without(processes: tuple[GpuProcess, ...], daemons: set[int]) -> tuple[GpuProcess, ...]:
-    """Those that no daemon has started: a server is its daemon's child."""
-
-    def is_server(pid: int) -> bool:
-        found = process_at(pid)
-        return found is not None and found.parent in daemons
-
-    return tuple(each for each in processes if not is_server(each.pid))
+def _is_server(process: GpuProcess, daemons: set[int], orphaned: bool) -> bool:
+    """Whether one of the daemons has started the process; the server of one that has died has another parent now."""
+    if orphaned and process.name == _SERVER:
+        return True
+    found = process_at(process.pid)
+    return found is not None and found.parent in daemons
