@@ -78,6 +78,18 @@ def test_a_failed_node_holds_up_all_others_until_somebody_says_go_on() -> None:
     assert [each.node for each in grants([told, ticket("a", WAITING)], 1, {}).granted] == ["a"]
 
 
+def test_go_on_is_no_word_about_nodes_that_are_well() -> None:
+    """Somebody may say it of all tickets at once; the budget holds all the same."""
+    tickets = [ticket("z", CHANGING, go_on=True), *(ticket(name, WAITING, go_on=True) for name in "abc")]
+    assert grants(tickets, 1, {}).granted == ()
+    assert len(grants(tickets, 2, {}).granted) == 1
+    assert len(grants(tickets, 1, {"z": LOST_SECONDS}).granted) == 1
+    lease = Lease(ticket_name("a"), annotations={GO_ON_ANNOTATION: "yes"})
+    granted = read_ticket(write_ticket(replace(tickets[1], state=GRANTED, lease=lease), node_uid=""))
+    assert granted is not None
+    assert not granted.go_on, "or the failure that comes next would stop nobody"
+
+
 def test_a_node_that_is_heard_of_no_more_while_it_changes_holds_up_all_others() -> None:
     tickets = [ticket("gone", CHANGING), ticket("a", WAITING)]
     assert [each.node for each in grants(tickets, 2, {"gone": LOST_SECONDS - 1}).granted] == ["a"]

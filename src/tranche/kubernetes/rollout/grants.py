@@ -31,7 +31,7 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
     """Who may begin. `limit` is how many may change at once, `silent` for how many seconds each ticket was seen as it is.
 
     The order is that of the tickets. A node that has failed, or was heard of no more while it changed, holds all others up until
-    somebody says go on. A failed node that others are to pass takes no place of the budget.
+    somebody says go on; then it takes no place of the budget. Of any other node that word means nothing.
     """
 
     def unheard(ticket: RolloutTicket, seconds: float) -> bool:
@@ -41,11 +41,12 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
     waiting = sorted(by_state[TicketState.WAITING], key=lambda each: each.order)
     taken_back = tuple(each for each in by_state[TicketState.GRANTED] if unheard(each, UNTAKEN_SECONDS))
     lost = [each for each in by_state[TicketState.CHANGING] if unheard(each, LOST_SECONDS)]
-    held_up_by = tuple(each for each in (*by_state[TicketState.FAILED], *lost) if not each.go_on)
+    in_trouble = (*by_state[TicketState.FAILED], *lost)
+    held_up_by = tuple(each for each in in_trouble if not each.go_on)
     left = len(waiting) + len(taken_back)
     if held_up_by:
         return Grants(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
-    busy = sum(each.state is not TicketState.WAITING and not each.go_on for each in tickets)
+    busy = len(tickets) - len(waiting) - len(in_trouble)  # those in trouble are passed by now
     granted = tuple([each for each in waiting if not each.passed_over][: max(limit - busy, 0)])
     return Grants(granted, taken_back, waiting=left - len(granted))
 

@@ -95,7 +95,9 @@ def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
         _MESSAGE: ticket.message[:_LONGEST_MESSAGE],
         _PASSED_OVER: ticket.lease.renewed if ticket.passed_over else "",
     }
-    others = {key: value for key, value in ticket.lease.annotations.items() if key not in own}
+    # What somebody said of a failure does not hold for the next one.
+    past = () if ticket.state is TicketState.FAILED else (GO_ON_ANNOTATION,)
+    others = {key: value for key, value in ticket.lease.annotations.items() if key not in (*own, *past)}
     return replace(
         ticket.lease,
         name=ticket_name(ticket.node),
