@@ -260,3 +260,16 @@ def test_a_machine_that_cannot_be_read_hides_no_other(cli: Cli, tmp_path: Path, 
         assert "b is left out: " in done.stderr
     cli.succeed("sim", "destroy", "b")
     assert cli("sim", "list").stderr == ""
+
+
+def test_a_machine_of_another_version_is_named_as_the_reason(tmp_path: Path) -> None:
+    tranche = Cli(tmp_path)
+    tranche.succeed("sim", "create", "g4dn.xlarge")
+    state = tmp_path / "g4dn.xlarge" / "state"
+    with state.open("r+b") as file:
+        file.seek(len("TRNCHSIM"))
+        file.write((2**31).to_bytes(4, "little"))
+    done = tranche("--simulate", "g4dn.xlarge", "gpus")
+    assert done.returncode != 0
+    assert "another version made it: tranche sim destroy" in done.stderr
+    tranche.succeed("sim", "destroy", "g4dn.xlarge")
