@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,32 @@ def test_a_timeout_holds_also_while_somebody_else_works_on_the_gpus(two_a100: Te
         lock.release()
     assert two_a100.json("ps") | {"allocations": [], "waiters": []} == two_a100.json("ps")
     two_a100.tranche("run", "--no-wait", *SLICE, "--", "true")
+
+
+def test_a_timeout_holds_also_while_somebody_else_writes_the_ledger(two_a100: TestMachine) -> None:
+    two_a100.tranche("run", "-q", *SLICE, "--", "true")
+    apply = ("layout", "apply", "--selected-config", "all-disabled", "--wait", "--timeout", "1")
+    with sqlite3.connect(two_a100.ledger) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        for arguments in (("run", "--timeout", "1", *SLICE, "--", "true"), apply):
+            done = two_a100.tranche(*arguments, code=70)
+            assert f"could not be written for 1 s: pid {os.getpid()} (" in done.stderr
+            assert f"kill -9 {os.getpid()}" in done.stderr
+        writer.rollback()
+    assert two_a100.json("ps")["waiters"] == []
+
+
+def test_a_timeout_holds_also_while_somebody_else_begins_to_write_when_a_request_waits(two_a100: TestMachine) -> None:
+    """Its place in the queue cannot be given up in time, so whoever comes next drops it."""
+    holder = two_a100.hold("--gpus", "2")
+    waiter = two_a100.start("run", "--timeout", "3", "--gpus", "1", "--", "true")
+    wait_until(lambda: len(two_a100.json("ps")["waiters"]) == 1, waiter)
+    with sqlite3.connect(two_a100.ledger) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert waiter.wait() == 70
+        writer.rollback()
+    assert two_a100.json("ps")["waiters"] == []
+    assert holder.process.poll() is None
 
 
 def test_who_does_not_wait_gives_others_a_minute() -> None:

@@ -16,7 +16,14 @@ import pytest
 from tests.machines import wait_until
 from tests.node.processes import Child, in_child
 from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
-from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
+from tranche.core.errors import (
+    LedgerCorrupt,
+    LedgerTooNew,
+    LedgerUnavailable,
+    PermissionDenied,
+    TrancheError,
+    WaitTimeout,
+)
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
@@ -248,7 +255,7 @@ def test_who_waits_for_a_writer_is_told_who_it_is(tmp_path: Path) -> None:
         wait_for(tmp_path / "writing")
         ledger = Ledger(path)
         told = rf"for 0.1 s: pid {child.pid} \("
-        with pytest.raises(LedgerUnavailable, match=told) as caught, ledger.waiting(0.1), ledger.write():
+        with pytest.raises(WaitTimeout, match=told) as caught, ledger.waiting(0.1), ledger.write():
             pass
         assert f"kill -9 {child.pid}" in caught.value.hint
         with ledger.read() as db:

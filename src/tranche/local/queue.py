@@ -86,7 +86,7 @@ class Queue:
             return self._wait(request, ticket, bell, patience, begun, waiting, progress)
         except BaseException as error:
             removed = not ticket.lock.in_place
-            waited = self._host.leave(ticket)
+            waited = self._leave(ticket, patience.with_others(self._monotonic() - begun))
             self.ring_next()
             if not waited and removed:
                 raise LedgerUnavailable(
@@ -98,6 +98,18 @@ class Queue:
             raise
         finally:
             bell.close()
+
+    def _leave(self, ticket: Ticket, seconds: float | None) -> bool:
+        """Give the place up; False when somebody had cancelled the request.
+
+        Where somebody else writes for all that time, the next command drops the place: nobody holds its lock any more.
+        """
+        try:
+            with self._host.ledger.waiting(seconds):
+                return self._host.leave(ticket)
+        except WaitTimeout:
+            ticket.lock.release()
+            return True
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Give a share back and ring whoever can use it."""

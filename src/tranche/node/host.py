@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -231,7 +232,7 @@ class Host:
         theirs. GpuBusy when another change works on one of its GPUs. WaitTimeout when others still decide, or work on one of its
         GPUs, after `seconds`.
         """
-        with self._deciding(seconds), self.ledger.waiting(seconds):
+        with self._deciding(seconds):
             view = self._current_view()
             plan = with_daemons(decide(view), (), view)
             if plan.empty:
@@ -312,7 +313,7 @@ class Host:
         # Commands that only look at the machine never come here, and start faster without the planner.
         from tranche.planning.allocate import Waiting
 
-        with self._deciding(seconds), self.ledger.waiting(seconds):
+        with self._deciding(seconds):
             view = self._current_view()
             queue = self.waiters()
             decision = decide(view, queue)
@@ -439,9 +440,12 @@ class Host:
             journal.close_plan(db, plan_id, records.PlanStatus.DONE, ended=self._clock())
         self._boundary()
 
-    def _deciding(self, seconds: float | None) -> FileLock:
+    @contextmanager
+    def _deciding(self, seconds: float | None) -> Iterator[None]:
+        """Decide, and write what was decided; WaitTimeout when others take longer than `seconds` with either."""
         self.require_whole_gpus()
-        return take_turn(self.places, seconds)
+        with take_turn(self.places, seconds), self.ledger.waiting(seconds):
+            yield
 
     def _current_view(self) -> NodeView:
         """The machine as it is now; the decision lock is held."""

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tranche.core.errors import LedgerCorrupt, LedgerTooNew, LedgerUnavailable, PermissionDenied, TrancheError
+from tranche.core.errors import (
+    LedgerCorrupt,
+    LedgerTooNew,
+    LedgerUnavailable,
+    PermissionDenied,
+    TrancheError,
+    WaitTimeout,
+)
 from tranche.node import schema
 from tranche.node.ledger_copy import copied
 from tranche.node.lock_table import LockHolder, lock_pids
@@ -48,6 +55,7 @@ class Ledger:
         self._size = 0
         self._log_size = 0
         self._patience = _BUSY_SECONDS
+        self._timeout: type[TrancheError] = LedgerUnavailable
         self.unwritable: LedgerUnavailable | None = None
         """Why a ledger that this user may write is read as a copy; None when it is not."""
         self._connection: sqlite3.Connection
@@ -178,12 +186,17 @@ class Ledger:
 
     @contextmanager
     def waiting(self, seconds: float | None) -> Iterator[None]:
-        """For the length of the block, wait for other writers so many seconds at most; never more than a minute."""
-        before, self._patience = self._patience, _BUSY_SECONDS if seconds is None else min(seconds, _BUSY_SECONDS)
+        """For the length of the block, wait for other writers so many seconds at most; never more than a minute.
+
+        WaitTimeout when they take longer; LedgerUnavailable when nobody said how long to wait (None).
+        """
+        before = self._patience, self._timeout
+        self._patience = _BUSY_SECONDS if seconds is None else min(seconds, _BUSY_SECONDS)
+        self._timeout = LedgerUnavailable if seconds is None else WaitTimeout
         try:
             yield
         finally:
-            self._patience = before
+            self._patience, self._timeout = before
 
     def _begin_to_write(self) -> None:
         """Wait for the write lock; whoever was stopped while he had it is continued meanwhile."""
@@ -203,11 +216,13 @@ class Ledger:
                 self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             pids = lock_pids(index, kind="POSIX", byte=_WRITE_LOCK)
-            if not _is_busy(error) or not pids:
+            if not _is_busy(error):
                 raise
-            raise LedgerUnavailable(
-                f"the ledger {self.path} could not be written for {self._patience:g} s: {LockHolder(pids[0], 0.0)} is writing",
-                hint=f"end that process, with kill -9 {pids[0]} say: what it has not completed is taken back",
+            holder = LockHolder(pids[0] if pids else 0, 0.0)
+            ending = f", with kill -9 {holder.pid} say" if holder.pid else ""
+            raise self._timeout(
+                f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing",
+                hint=f"end that process{ending}: what it has not completed is taken back",
             ) from error
         finally:
             self._connection.execute(busy.format(round(_BUSY_SECONDS * 1000)))
