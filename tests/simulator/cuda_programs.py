@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,6 +86,11 @@ class CudaProgram:
         line = self.process.stdout.readline()
         assert line, "the program has ended"
         return json.loads(line)
+
+    def has_told(self) -> bool:
+        """Whether it tells something that nobody has read."""
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def go_on(self, word: str = "") -> None:
         """Let its `wait()` return."""

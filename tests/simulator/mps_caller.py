@@ -56,7 +56,7 @@ class MpsCaller:
         devices = (DEVICE.unpack_from(message, GRANT.size + i * DEVICE.size) for i in range(count))
         self.limits = {uuid.rstrip(b"\0").decode(): limit for uuid, limit in devices}
         for file in files:
-            self.page = mmap.mmap(file, 8)
+            self.page = mmap.mmap(file, 4)
             os.close(file)
         return self
 
@@ -84,11 +84,6 @@ class MpsCaller:
         """What every call of the client would return."""
         assert self.page is not None
         return int(struct.unpack_from("I", self.page)[0])
-
-    def work(self, kernels: int) -> None:
-        """So many kernels are under way."""
-        assert self.page is not None
-        struct.pack_into("I", self.page, 4, kernels)
 
     def leave(self) -> None:
         """As when the process ends, however it does."""

@@ -19,7 +19,7 @@ from tests.simulator.mps_daemon import MpsBench, mps_daemon
 from tests.simulator.smi_runner import Smi
 from tranche_simulator import SimulatedMachine
 
-OUT_OF_MEMORY, DEVICE_UNAVAILABLE, NO_DEVICE = 2, 46, 100
+OUT_OF_MEMORY, DEVICE_UNAVAILABLE, NO_DEVICE, ILLEGAL_ADDRESS = 2, 46, 100, 700
 CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS_REACHED, CLIENT_TERMINATED = 805, 806, 807, 808, 810
 
 # The largest allocation in MiB that succeeds, what the context left of the limit included; free and total as CUDA tells them.
@@ -273,3 +273,97 @@ def test_a_server_that_does_not_start_fails_its_clients_once(daemon: MpsBench) -
     daemon.machine.inject_error("mpsServerStart", 999)
     assert run(daemon, "tell(code(cu.cuInit(0)))") == CONNECTION_FAILED
     assert run(daemon, "tell(code(cu.cuInit(0)))") == 0
+
+
+# A kernel of ten minutes of the model, which its test can wait for no more than its program.
+AT_WORK = """
+context(); work = kernel()
+launch(work, 600 * 10**6)
+tell("at work")
+wait()
+tell(code(cu.cuCtxSynchronize()))
+wait()
+"""
+JOIN = "tell(code(cu.cuInit(0)))"
+
+
+def with_time(daemon: MpsBench, scale: float = 1.0) -> str:
+    """Kernels take time from now on; the daemon's pipe folder."""
+    daemon.machine.set_time_scale(scale)
+    return str(daemon.pipe)
+
+
+def departures(daemon: MpsBench) -> int:
+    return daemon.log("server.log").count("Client process disconnected")
+
+
+def test_a_client_killed_amid_its_work_harms_nobody_by_itself(daemon: MpsBench) -> None:
+    pipe = with_time(daemon)
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=pipe) as beside:
+        beside.told()
+        with cuda_program(daemon.machine, AT_WORK, CUDA_MPS_PIPE_DIRECTORY=pipe) as killed:
+            killed.told()
+        wait_until(lambda: departures(daemon) == 1)
+        beside.go_on()
+        assert beside.told() == 0
+    assert run(daemon, JOIN) == 0
+
+
+def test_a_client_killed_amid_its_work_can_take_its_neighbours_along(daemon: MpsBench) -> None:
+    pipe = with_time(daemon)
+    daemon.machine.inject_error("mpsClientKilled", 999)
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=pipe) as beside:
+        beside.told()
+        with cuda_program(daemon.machine, AT_WORK, CUDA_MPS_PIPE_DIRECTORY=pipe) as killed:
+            killed.told()
+        (server,) = daemon.servers()
+        wait_until(lambda: "FAULT" in daemon(f"get_server_status {server}"))
+        beside.go_on()
+        assert beside.told() == ILLEGAL_ADDRESS
+
+
+def test_a_lone_client_killed_amid_its_work_can_wedge_the_server_silently(daemon: MpsBench) -> None:
+    pipe = with_time(daemon)
+    daemon.machine.inject_error("mpsClientKilled", 999)
+    with cuda_program(daemon.machine, AT_WORK, CUDA_MPS_PIPE_DIRECTORY=pipe) as killed:
+        killed.told()
+    wait_until(lambda: departures(daemon) == 1)
+    (server,) = daemon.servers()
+    with cuda_program(daemon.machine, JOIN, CUDA_MPS_PIPE_DIRECTORY=pipe) as later:
+        wait_until(lambda: daemon(f"get_client_list {server}") == f"{later.pid}\n")
+        assert "ACTIVE" in daemon(f"get_server_status {server}")
+        with daemon.typing(f"terminate_client {server} {later.pid}") as terminal:
+            wait_until(lambda: f"Cmd:terminate_client {server}" in daemon.log("control.log"))
+            assert terminal.poll() is None  # for ever
+            assert not later.has_told()  # it hangs in cuInit
+            daemon("quit -t 0")
+            assert terminal.communicate()[0] == ""
+        assert later.told() == CONNECTION_FAILED
+    daemon.start()
+    assert run(daemon, JOIN) == 0
+
+
+def test_a_client_whose_work_is_done_harms_nobody_when_it_is_killed(daemon: MpsBench) -> None:
+    pipe = with_time(daemon, 1e-6)  # the kernel takes 0.6 ms
+    daemon.machine.inject_error("mpsClientKilled", 999)
+    with cuda_program(daemon.machine, AT_WORK, CUDA_MPS_PIPE_DIRECTORY=pipe) as killed:
+        killed.told()
+        killed.go_on()
+        assert killed.told() == 0
+    wait_until(lambda: departures(daemon) == 1)
+    assert run(daemon, JOIN) == 0
+
+
+def test_terminate_client_waits_for_work_under_way(daemon: MpsBench) -> None:
+    pipe = with_time(daemon)
+    with cuda_program(daemon.machine, AT_WORK, CUDA_MPS_PIPE_DIRECTORY=pipe) as program:
+        program.told()
+        (server,) = daemon.servers()
+        with daemon.typing(f"terminate_client {server} {program.pid}") as terminal:
+            wait_until(lambda: f"Cmd:terminate_client {server}" in daemon.log("control.log"))
+            assert len(daemon("ps").splitlines()) == 2  # others are answered meanwhile
+            assert terminal.poll() is None
+            daemon.machine.set_time_scale(1e-6)
+            assert terminal.communicate()[0] == "0\n"
+        program.go_on()
+        assert program.told() == CLIENT_TERMINATED

@@ -13,7 +13,7 @@ import pytest
 
 from tests.machines import readable_folder, wait_until
 from tests.simulator.machines import create, make_machine, mig_devices, span, talking_to
-from tests.simulator.mps_caller import BYE, DESTROY, FAULT, MpsCaller, mps_callers
+from tests.simulator.mps_caller import DESTROY, FAULT, MpsCaller, mps_callers
 from tests.simulator.mps_daemon import MpsBench, mps_daemon
 from tests.simulator.smi_runner import Smi
 from tranche_simulator import SimulatedMachine
@@ -217,48 +217,6 @@ def test_a_fault_reaches_only_gpus_that_the_culprit_uses(tmp_path: Path) -> None
         assert elsewhere.create(0) == SERVER_NOT_READY
 
 
-def test_a_client_killed_amid_its_work_harms_nobody_by_itself(daemon: MpsBench) -> None:
-    with mps_callers(daemon, 2) as (killed, beside):
-        killed.work(1)
-        killed.leave()
-        wait_until(lambda: "Client process disconnected" in daemon.log("server.log"))
-        assert (status(daemon), beside.health()) == ("ACTIVE", 0)
-
-
-def test_a_client_killed_amid_its_work_takes_its_neighbours_along(daemon: MpsBench) -> None:
-    daemon.machine.inject_error("mpsClientKilled", 999)
-    with mps_callers(daemon, 2) as (killed, beside):
-        killed.work(1)
-        killed.leave()
-        wait_until(lambda: status(daemon) == "FAULT")
-        assert beside.health() == ILLEGAL_ADDRESS
-
-
-def test_a_lone_client_killed_amid_its_work_wedges_the_server_silently(daemon: MpsBench) -> None:
-    daemon.machine.inject_error("mpsClientKilled", 999)
-    with mps_callers(daemon, 1) as (killed,):
-        killed.work(1)
-        killed.leave()
-        wait_until(lambda: "Client process disconnected" in daemon.log("server.log"))
-    assert status(daemon) == "ACTIVE"
-    later = MpsCaller.connect(daemon)
-    wait_until(lambda: daemon.log("server.log").count("Received new client request") == 2)
-    assert later.waits()
-    daemon("quit -t 0")
-    daemon.start()
-    assert MpsCaller.connect(daemon).join().error == 0
-
-
-def test_a_client_that_is_idle_or_says_goodbye_wedges_nothing(daemon: MpsBench) -> None:
-    daemon.machine.inject_error("mpsClientKilled", 999, calls=2)
-    with mps_callers(daemon, 2) as (idle, polite):
-        idle.leave()
-        polite.work(1)
-        polite.tell(BYE)
-        wait_until(lambda: daemon.log("server.log").count("Client process disconnected") == 2)
-    assert MpsCaller.connect(daemon).join().error == 0
-
-
 def test_terminate_client(daemon: MpsBench) -> None:
     with mps_callers(daemon, 1) as (caller,):
         assert daemon(f"terminate_client {caller.server} {os.getpid()}") == "0\n"
@@ -267,17 +225,6 @@ def test_terminate_client(daemon: MpsBench) -> None:
         assert daemon(f"get_client_list {caller.server}") == ""
         assert caller.create() == CLIENT_TERMINATED
         assert daemon(f"terminate_client {caller.server} {os.getpid()}") == "CUDA_ERROR_INVALID_VALUE\n"
-
-
-def test_terminate_client_waits_for_work_under_way(daemon: MpsBench) -> None:
-    with mps_callers(daemon, 1) as (caller,):
-        caller.work(1)
-        with daemon.typing(f"terminate_client {caller.server} {os.getpid()}") as terminal:
-            wait_until(lambda: caller.health() == CLIENT_TERMINATED)
-            assert len(daemon("ps").splitlines()) == 2  # others are answered meanwhile
-            assert terminal.poll() is None
-            caller.work(0)
-            assert terminal.communicate()[0] == "0\n"
 
 
 def test_a_server_that_dies_leaves_its_clients_alone_and_the_next_gets_another(daemon: MpsBench) -> None:

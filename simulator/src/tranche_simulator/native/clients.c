@@ -286,17 +286,27 @@ nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
     return NVML_SUCCESS;
 }
 
+unsigned int clients_through(const machine *m, uint32_t pid, uint32_t mps_server, unsigned int *slots, unsigned int room) {
+    unsigned int count = 0;
+    uint32_t in_use = atomic_load(&m->state->clients_in_use);
+    for (uint32_t slot = 0; slot < in_use && slot < STATE_MAX_CLIENTS && count < room; slot++) {
+        const struct client_record *record = &m->state->clients[slot];
+        if (atomic_load(&record->kind) == CLIENT_LIVE && record->pid == pid && record->mps_server == mps_server) {
+            slots[count++] = slot;
+        }
+    }
+    return count;
+}
+
 void clients_end(machine *m, uint32_t pid, uint32_t mps_server) {
     int tables;
     if (state_lock(m, LOCK_TABLES, &tables) != NVML_SUCCESS) {
         return;
     }
-    uint32_t in_use = atomic_load(&m->state->clients_in_use);
-    for (uint32_t slot = 0; slot < in_use && slot < STATE_MAX_CLIENTS; slot++) {
-        struct client_record *record = &m->state->clients[slot];
-        if (atomic_load(&record->kind) == CLIENT_LIVE && record->pid == pid && record->mps_server == mps_server) {
-            atomic_store(&record->kind, CLIENT_FREE); /* nobody else gets the slot before the process lets go of its lock */
-        }
+    unsigned int slots[STATE_MAX_CLIENTS];
+    for (unsigned int left = clients_through(m, pid, mps_server, slots, STATE_MAX_CLIENTS); left > 0; left--) {
+        /* Nobody else gets the slot before the process lets go of its lock. */
+        atomic_store(&m->state->clients[slots[left - 1]].kind, CLIENT_FREE);
     }
     state_unlock(tables);
 }

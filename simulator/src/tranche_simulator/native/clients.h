@@ -23,7 +23,9 @@ unsigned int whole_gpu_clients(const machine *m, unsigned int gpu);
 /* trancheSimAttach, for a process that reaches the GPU through the MPS server of that pid (0: by itself). */
 nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, uint32_t utilization, uint32_t mps_server,
                            unsigned int *client);
-/* The process of that pid, as it sees itself, reaches nothing through the MPS server any more, and holds nothing there. */
+/* Slots of the process of that pid, as it sees itself, which reaches or reached GPUs through the MPS server; how many there are. */
+unsigned int clients_through(const machine *m, uint32_t pid, uint32_t mps_server, unsigned int *slots, unsigned int room);
+/* It reaches none any more, and holds nothing there. */
 void clients_end(machine *m, uint32_t pid, uint32_t mps_server);
 /* client_memory.c: a client of this process holds so many bytes from now on. MEMORY: not that much is free. */
 nvmlReturn_t client_resize(machine *m, unsigned int client, uint64_t memory_bytes);

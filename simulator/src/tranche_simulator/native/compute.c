@@ -30,8 +30,11 @@ static bool owner_is_alive(const machine *m, int reader, const struct lane *lane
            client->boot == atomic_load(&m->state->boots) && state_is_locked(reader, LOCK_CLIENT + lane->client);
 }
 
-/* Lanes of a unit that have work, with what the rule needs to know. */
-static void gather(const machine *m, int reader, unsigned int gpu, unsigned int unit, struct division *division) {
+enum { NOBODY = STATE_MAX_CLIENTS };
+
+/* Lanes of a unit that have work, with what the rule needs to know; the `ghost` counts as if it lived. */
+static void gather(const machine *m, int reader, unsigned int gpu, unsigned int unit, unsigned int ghost,
+                   struct division *division) {
     const struct compute_unit *shared = &m->state->units[gpu][unit];
     struct gpu_state state;
     gpu_read(m, gpu, &state);
@@ -48,7 +51,7 @@ static void gather(const machine *m, int reader, unsigned int gpu, unsigned int 
         const struct lane *lane = &m->state->lanes[i];
         uint64_t issued = atomic_load_explicit(&lane->issued, memory_order_acquire);
         if (atomic_load(&lane->used) == 0 || lane->gpu != gpu || lane->unit != unit ||
-            atomic_load(&lane->done) >= issued || !owner_is_alive(m, reader, lane)) {
+            atomic_load(&lane->done) >= issued || (lane->client != ghost && !owner_is_alive(m, reader, lane))) {
             continue;
         }
         division->lanes[division->count++] = (struct running){
@@ -81,7 +84,7 @@ static void settle_unit(machine *m, int reader, unsigned int gpu, unsigned int u
     if (settled_at == 0 || settled_at > now) { /* never, or before the host was started anew */
         settled_at = now;
     }
-    gather(m, reader, gpu, unit, division);
+    gather(m, reader, gpu, unit, NOBODY, division);
     double scale = machine_time_scale(m);
     struct stamps stamps = {.m = m, .settled_at = settled_at, .scale = scale};
     double until = scale > 0.0 ? (double)(now - settled_at) / scale : FOREVER;
@@ -247,6 +250,41 @@ nvmlReturn_t lane_look(machine *m, unsigned int lane, uint64_t number, struct la
     }
     state_unlock(lock);
     return NVML_SUCCESS;
+}
+
+/* What would have become of the lane by now, had its process lived: nothing of it is kept. */
+static bool would_be_busy(machine *m, int reader, const struct lane *lane) {
+    struct division division;
+    double scale = machine_time_scale(m);
+    uint64_t settled_at = atomic_load(&m->state->units[lane->gpu][lane->unit].settled_at);
+    gather(m, reader, lane->gpu, lane->unit, lane->client, &division);
+    divide(&division, scale > 0.0 ? (double)(monotonic_nanoseconds() - settled_at) / scale : FOREVER, NO_LANE, 0, NULL, NULL);
+    for (unsigned int i = 0; i < division.count; i++) {
+        if (division.lanes[i].shared == lane && division.lanes[i].done < division.lanes[i].issued) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool client_died_at_work(machine *m, unsigned int client) {
+    int lock, reader;
+    bool busy = false;
+    unsigned int gpu = m->state->clients[client].gpu;
+    uint32_t in_use = atomic_load_explicit(&m->state->lanes_in_use, memory_order_acquire);
+    if (state_lock(m, LOCK_COMPUTE + gpu, &lock) != NVML_SUCCESS) {
+        return false;
+    }
+    if (state_lock_reader(m, &reader) == NVML_SUCCESS) {
+        for (unsigned int i = 0; i < in_use && i < STATE_MAX_LANES && !busy; i++) {
+            const struct lane *lane = &m->state->lanes[i];
+            busy = atomic_load(&lane->used) != 0 && lane->client == client &&
+                   lane->client_turn == atomic_load(&m->state->clients[client].turn) && would_be_busy(m, reader, lane);
+        }
+        close(reader);
+    }
+    state_unlock(lock);
+    return busy;
 }
 
 bool client_is_computing(const machine *m, unsigned int client) {

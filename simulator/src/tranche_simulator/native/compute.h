@@ -35,6 +35,8 @@ bool lane_is_busy(const machine *m, unsigned int lane);
 
 /* Brings every lane of the GPU, and what its clients have computed, up to the present. */
 void compute_settle(machine *m, unsigned int gpu);
+/* The process of the client has died, and had work that was not done. */
+bool client_died_at_work(machine *m, unsigned int client);
 /* A client has work that is not done, as of the last time that somebody looked. */
 bool client_is_computing(const machine *m, unsigned int client);
 

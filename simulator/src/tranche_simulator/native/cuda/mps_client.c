@@ -214,15 +214,3 @@ void mps_report_fault(struct mps_session *session, CUresult fault) {
         tell(session, MPS_NOTE_FAULT, 0, (uint32_t)fault);
     }
 }
-
-void mps_work_begins(struct mps_session *session) {
-    if (session != NULL) {
-        atomic_fetch_add(&session->page->in_flight, 1);
-    }
-}
-
-void mps_work_ends(struct mps_session *session) {
-    if (session != NULL) {
-        atomic_fetch_sub(&session->page->in_flight, 1);
-    }
-}

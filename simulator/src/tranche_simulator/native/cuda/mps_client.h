@@ -30,8 +30,5 @@ void mps_close(struct mps_session *session, const char *uuid);
 CUresult mps_health(struct mps_session *session);
 /* A fault of this process that ends its work: the server tells its other clients. */
 void mps_report_fault(struct mps_session *session, CUresult fault);
-/* A kernel or a copy of the process is on the GPU, or no longer: who is killed meanwhile may harm others. */
-void mps_work_begins(struct mps_session *session);
-void mps_work_ends(struct mps_session *session);
 
 #endif

@@ -65,8 +65,7 @@ struct mps_grant {
 
 /* Shared by a client and its server for as long as one of them lives. */
 struct mps_page {
-    _Atomic uint32_t error;     /* set by the server: what every call of the client returns from now on; 0: nothing */
-    _Atomic uint32_t in_flight; /* kept by the client: kernels and copies that have begun and not ended */
+    _Atomic uint32_t error; /* set by the server: what every call of the client returns from now on; 0: nothing */
 };
 
 /* What a client tells its server. The server answers MPS_NOTE_CREATE alone, with an int32_t. */

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "clients.h"
+#include "compute.h"
 #include "mps/mps_faults.h"
 #include "mps/mps_log.h"
 #include "mps_server/server.h"
@@ -186,8 +187,23 @@ static void killed_amid_work(const struct served_client *client) {
     }
 }
 
+static bool is_computing(const struct served_client *client, bool dead) {
+    unsigned int slots[MPS_MAX_DEVICES];
+    unsigned int count = clients_through(server.m, client->hello.pid, (uint32_t)getpid(), slots, MPS_MAX_DEVICES);
+    bool computing = false;
+    for (unsigned int i = 0; i < count && !computing; i++) {
+        if (dead) {
+            computing = client_died_at_work(server.m, slots[i]);
+        } else {
+            compute_settle(server.m, server.m->state->clients[slots[i]].gpu);
+            computing = client_is_computing(server.m, slots[i]);
+        }
+    }
+    return computing;
+}
+
 static void client_leaves(struct served_client *client, bool said_so) {
-    if (!said_so && client->page != NULL && atomic_load(&client->page->in_flight) > 0) {
+    if (!said_so && is_computing(client, true)) {
         killed_amid_work(client);
     }
     mps_log("Receive command failed, assuming client exit");
@@ -242,7 +258,7 @@ bool clients_settle(void) {
         if (!client->here || client->query == 0 || server.wedged) {
             continue;
         }
-        if (atomic_load(&client->page->in_flight) > 0) {
+        if (is_computing(client, false)) {
             waiting = true;
             continue;
         }
