@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, Part
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.allocate import Decision, Waiting, granted
 from tranche.planning.candidates import Candidate, candidate, check_possible, gpus_needed
+from tranche.planning.choices import options
+from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.options import Freedom, Option, options
+from tranche.planning.options import Effort, Freedom, Option
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.queue import WaitingRequest
 from tranche.planning.tables import geometry_of
@@ -30,7 +33,7 @@ def decide_by_scan(
     reserved: Mapping[str, str] | None = None,
 ) -> Decision:
     """As `decide`, with an obstacle for each GPU however many there are. `reserved` maps UUIDs to waiters."""
-    check_possible(request, [(gpu, 1) for gpu in view.node])
+    check_possible(request, [(gpu, _rules(view, gpu), 1) for gpu in view.node])
     freedom = Freedom(adopt_foreign_destroy)
     best: list[tuple[tuple[float, ...], Option]] = []
     obstacles: list[Obstacle] = []
@@ -52,19 +55,23 @@ def reserved_by_scan(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[
     reserved: dict[str, str] = {}
     for waiter in waiters:
         try:
-            check_possible(waiter.request, [(gpu, 1) for gpu in view.node])
+            check_possible(waiter.request, [(gpu, _rules(view, gpu), 1) for gpu in view.node])
         except TrancheError:
             continue
         for gpu in view.node:
-            if isinstance(candidate(waiter.request, gpu), Candidate):
+            if isinstance(candidate(waiter.request, gpu, _rules(view, gpu)), Candidate):
                 reserved.setdefault(gpu.uuid, waiter.id)
     return reserved
+
+
+def _rules(view: NodeView, gpu: GpuState) -> GpuRules:
+    return GpuRules(view.use_of(gpu.uuid), view.node.sharing)
 
 
 def _ways(
     view: NodeView, gpu: GpuState, request: Request, freedom: Freedom, reserved: Mapping[str, str]
 ) -> tuple[Option, ...] | Obstacle:
-    answer = candidate(request, gpu)
+    answer = candidate(request, gpu, _rules(view, gpu))
     if isinstance(answer, Obstacle):
         return answer
     if gpu.uuid in view.changing:
@@ -80,7 +87,13 @@ def _cheapest(gpu: GpuState, found: Iterable[Option], policy: Policy) -> tuple[t
     def preference(option: Option) -> tuple[float, ...]:
         slot = option.grant.slot
         spot = None if slot is None else slot.placement
+        start = 0 if spot is None else spot.start
+        cheap = (option.change, option.destroys, option.memory)
+        if isinstance(option.grant, Part):
+            weakness = 1 + list(Sharing).index(option.grant.sharing)
+            opens = option.change is not Effort.NONE and slot is None and gpu.mig_capable
+            return (weakness, *cheap, option.left + opens * 2.0**60, gpu.index, start)
         cost = 0.0 if spot is None else policy.cost(geometry, option.mask, option.mask | spot.mask)
-        return (option.change, option.destroys, option.memory, cost, gpu.index, 0 if spot is None else spot.start)
+        return (0, *cheap, cost, gpu.index, start)
 
     return min(((preference(option), option) for option in found), key=lambda pair: pair[0])

@@ -12,7 +12,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuInstance, GpuState, InstanceKey, NodeState
+from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
@@ -39,7 +39,7 @@ def carry_out(view: NodeView, plan: Plan) -> NodeView:
         assert gpus[uuid].fingerprint == fingerprint
     for step in plan.steps:
         gpus[step.gpu_uuid] = _after(view, gpus[step.gpu_uuid], step)
-    return replace(view, node=NodeState(tuple(gpus.values())))
+    return replace(view, node=replace(view.node, gpus=tuple(gpus.values())))
 
 
 def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:

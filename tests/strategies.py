@@ -6,7 +6,7 @@ mode is off has no instances, and grants of a view never overlap.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -14,12 +14,23 @@ from hypothesis import strategies as st
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.board import Board, GpuInstanceProfile, catalogue
+from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Occupant, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
-from tranche.core.sharing import Sharing
-from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey, MigMode, NodeState
+from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.state import (
+    ComputeInstance,
+    DaemonState,
+    GpuInstance,
+    GpuProcess,
+    GpuState,
+    InstanceKey,
+    MigMode,
+    MpsDaemon,
+    NodeState,
+)
 
 PLACEABLE_BOARDS = tuple(board for board in catalogue() if board.memory_slices and board.memory)
 FAMILY_BOARDS = tuple(
@@ -149,10 +160,11 @@ _STATES = ("active", "preparing", "promised", "shared", "divided", "owned", "emp
 
 
 @st.composite
-def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> NodeView:
+def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncuttable: int = 1) -> NodeView:
     """A node between commands: held, shared, promised, idle, foreign and used slices; GPUs lost, busy, pending and being re-cut.
 
-    Commands hold, and pods; alone, parts of a device together, and compute slices of one instance side by side.
+    Commands hold, and pods; alone, parts of a device together, and compute slices of one instance side by side. Of ten GPUs so
+    many as `uncuttable` have no MIG, where kinds are mixed.
     """
     states: list[GpuState] = []
     allocations: list[Allocation] = []
@@ -169,13 +181,14 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
 
     def share(device: WholeGpu | Slice, memory: int) -> None:
         parts = draw(st.integers(1, 3))
+        of = parts + draw(st.integers(0, 3))
         limits = isinstance(device, WholeGpu)  # the driver's limits for control groups are not for slices
         sharing = draw(st.sampled_from(Sharing if limits else [Sharing.MPS, Sharing.TIME_SLICING]))
         for _ in range(parts):
-            allocate(Part(device, memory // parts, sharing), GpuMemory(memory // parts), draw(st.sampled_from(Phase)))
+            allocate(Part(device, memory // of, sharing), GpuMemory(memory // of), draw(st.sampled_from(Phase)))
 
     for index in range(draw(st.integers(1, max_gpus))):
-        if mixed and draw(st.integers(0, 9)) == 0:
+        if mixed and draw(st.integers(0, 9)) < uncuttable:
             gpu = uncuttable_gpu(index)
         else:
             board = draw(boards()) if mixed else one_board
@@ -228,6 +241,35 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True) -> Nod
             allocate(Slice(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)
         states.append(gpu)
     return view_of(*states, allocations=allocations, owned=owned, changing=changing)
+
+
+def means() -> st.SearchStrategy[SharingMeans]:
+    """What a machine shares devices by: nothing, one mechanism, or several."""
+    offered = st.frozensets(st.sampled_from(Sharing), max_size=3)
+    return st.builds(lambda some, clients: SharingMeans(some, {}, clients), offered, st.sampled_from([0, 3, 48]))
+
+
+@st.composite
+def sharing_views(draw: st.DrawFn, *, max_gpus: int = 4) -> NodeView:
+    """A node as above that can share its devices, with daemons of MPS and an administrator who has his own mind."""
+    view = draw(node_views(max_gpus=max_gpus, uncuttable=4))
+    uses = {gpu.uuid: draw(st.sampled_from([GpuUse.AUTO] * 5 + list(GpuUse))) for gpu in view.node}
+    gpus = [replace(gpu, daemons=tuple(_daemons(draw, view, gpu))) for gpu in view.node]
+    return replace(view, node=replace(view.node, gpus=tuple(gpus), sharing=draw(means())), uses=uses)
+
+
+def _daemons(draw: st.DrawFn, view: NodeView, gpu: GpuState) -> Iterator[MpsDaemon]:
+    """A daemon for most devices that are shared by MPS, and now and then for one that nobody has any more."""
+    shared = {part.slot for part in view.grants_on(gpu.uuid) if isinstance(part, Part) and part.sharing is Sharing.MPS}
+    held = {grant.slot for grant in view.grants_on(gpu.uuid)}
+    idle = {gpu.key(instance) for instance in gpu.instances} if gpu.mig_enabled else {None}
+    for slot in sorted(shared, key=str):
+        state = draw(st.sampled_from([DaemonState.READY] * 6 + [*DaemonState, None]))
+        if state is not None:
+            yield MpsDaemon(slot, "", state, 1 << 30)
+    for slot in sorted(idle - held, key=str):
+        if draw(st.integers(0, 9)) == 0:
+            yield MpsDaemon(slot, "", draw(st.sampled_from(DaemonState)), 1 << 30)
 
 
 def repeated(view: NodeView, gpus: int) -> NodeView:

@@ -83,7 +83,10 @@ def test_a_model_that_is_not_there_names_those_that_are(two_a100: TestMachine) -
 
 def test_a_part_of_a_gpu_without_mig_is_refused_by_name(make_machine: MakeMachine) -> None:
     machine = make_machine("T4")
-    says(machine.tranche("run", "--gpu-memory", "2G", *COMMAND, code=33), "which this version does not serve")
+    hard = machine.tranche("run", "--gpu-memory", "2G", "--isolation", "hard", *COMMAND, code=33)
+    says(hard, "has no MIG, and nothing else fences a part of a GPU hard")
+    growing = machine.tranche("run", "--gpu-memory", "2G", "--gpu-memory-limit", "4G", *COMMAND, code=33)
+    says(growing, "memory that may grow needs memory limits of the driver (")
 
 
 def test_nothing_free_and_no_patience(make_machine: MakeMachine) -> None:

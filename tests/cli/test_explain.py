@@ -59,8 +59,13 @@ def test_a_request_that_can_never_be_served_has_its_errors_code(
     assert two_a100.tranche("explain", *request_options, code=code).stdout.startswith(f"{status}: ")
 
 
-def test_a_part_of_a_gpu_without_mig_needs_what_is_not_served_yet(make_machine: MakeMachine) -> None:
-    assert make_machine("T4").json("explain", "--gpu", "0.5", code=33)["status"] == "SharingUnavailable"
+def test_a_part_of_a_gpu_without_mig_is_a_share_with_its_walls(make_machine: MakeMachine) -> None:
+    machine = make_machine("T4")
+    document = machine.json("explain", "--gpu", "0.5")
+    (given,) = document["grants"]
+    assert (given["mechanism"], given["isolation"], given["walls"]["memory"]) == ("mps", "soft", "driver")
+    assert "memory limited by the driver, even turns, faults shared" in document["message"]
+    assert machine.json("explain", "--gpu", "0.5", "--isolation", "hard", code=33)["status"] == "SharingUnavailable"
 
 
 @pytest.mark.parametrize("request_options", [(), ("--gpu", "0"), ("--gpus", "1", "--gpu", "0.5"), ("--gpus", "x")])

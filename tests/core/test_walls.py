@@ -70,5 +70,5 @@ def test_a_mechanism_that_was_not_looked_for_is_not_offered() -> None:
     means = SharingMeans(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
     assert means.why_not(Sharing.MPS) == ""
     assert means.why_not(Sharing.MEMORY_LIMITS) == "driver 580.65 is older than 615"
-    assert means.why_not(Sharing.TIME_SLICING) == "this machine does not offer it"
+    assert means.why_not(Sharing.TIME_SLICING) == "not offered here"
     assert all(NO_SHARING.why_not(each) for each in Sharing)

@@ -15,6 +15,7 @@ from tranche.core.errors import DoesNotFit
 from tranche.core.quantity import MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
 from tranche.planning.candidates import Candidate, candidate, check_possible, plain_profiles
+from tranche.planning.gpu_rules import NO_RULES
 from tranche.planning.obstacle import Obstacle
 
 
@@ -120,7 +121,7 @@ def test_a_gpu_without_mig_serves_only_what_leaves_no_room_for_another_like_it(
 
 
 def test_only_gpus_that_could_serve_one_share_count_for_several() -> None:
-    gpus = [(gpu_on(FAMILY_BOARDS[0]), 1), (uncuttable_gpu(1), 2)]
+    gpus = [(gpu_on(FAMILY_BOARDS[0]), NO_RULES, 1), (uncuttable_gpu(1), NO_RULES, 2)]
     check_possible(parse_request(gpu="0.2"), gpus)
     with pytest.raises(DoesNotFit, match="asks for 2 GPUs and this machine has 1 that could serve one of its shares"):
         check_possible(parse_request(gpu="0.2", count="2"), gpus)

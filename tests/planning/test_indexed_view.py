@@ -12,11 +12,21 @@ from bench.plain_scan import decide_by_scan, reserved_by_scan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, repeated, requests_for, uncuttable_gpu, view_of
+from tests.strategies import (
+    FAMILY_BOARDS,
+    gpu_on,
+    node_views,
+    repeated,
+    requests_for,
+    sharing_views,
+    uncuttable_gpu,
+    view_of,
+)
 from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.errors import AllocationUnknown, GpuNotFound, TrancheError
 from tranche.core.quantity import GIB
 from tranche.core.request import Request, parse_request
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState
 from tranche.planning.allocate import Decision, Granted, Waiting, decide
 from tranche.planning.answers import Terms, best_option, option_at, ranking_of
@@ -25,6 +35,7 @@ from tranche.planning.effect import apply
 from tranche.planning.foresee import without
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.options import Freedom
+from tranche.planning.part_wish import PartWay, PartWish
 from tranche.planning.policy import POLICIES, Policy
 from tranche.planning.queue import WaitingRequest, may_start, outlooks, reserved_for, startable
 from tranche.planning.situation import kind_of
@@ -32,12 +43,21 @@ from tranche.planning.tenancy import tenancy
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 policies = st.sampled_from(list(POLICIES.values()))
+wishes = st.builds(
+    lambda sharings, memory, compute, inside: PartWish(
+        tuple(PartWay(each, memory, None) for each in Sharing if each in sharings), compute, 3, inside
+    ),
+    st.sets(st.sampled_from(Sharing), min_size=1),
+    st.integers(1, 20).map(lambda gib: gib * GIB),
+    st.none() | st.integers(1, 100),
+    st.booleans(),
+)
 
 
 @st.composite
 def fleets(draw: st.DrawFn) -> NodeView:
     """Up to nine GPUs with trouble of every sort; some have twins that differ in one thing or in nothing."""
-    view = draw(node_views(max_gpus=3))
+    view = draw(node_views(max_gpus=3) | sharing_views(max_gpus=3))
     gpus, owned, allocations = list(view.node.gpus), set(view.owned), list(view.allocations)
     for gpu in view.node:
         for difference in draw(
@@ -64,7 +84,8 @@ def fleets(draw: st.DrawFn) -> NodeView:
             gpus.append(twin)
             owned |= {replace(key, gpu_uuid=twin.uuid) for key in mine}
     node = replace(view.node, gpus=tuple(gpus))
-    return replace(view, node=node, owned=frozenset(owned), allocations=tuple(allocations))
+    uses = {gpu.uuid: view.use_of(gpu.uuid[:40]) for gpu in gpus} if view.uses else {}
+    return replace(view, node=node, owned=frozenset(owned), allocations=tuple(allocations), uses=uses)
 
 
 def _moved(allocation: Allocation, gpu: GpuState) -> Allocation:
@@ -104,10 +125,11 @@ def test_every_gpu_is_ranked_by_its_own_best_option(
     for kind in index.kinds:
         profiles = [profile for profile in kind.profiles if profile.starts]
         for profile in (None, *(data.draw(st.lists(st.sampled_from(profiles), max_size=4)) if profiles else ())):
-            answer = Candidate(profile, profile is None or profile.size == kind.memory_slices)
+            whole = profile is None or profile.size == kind.memory_slices
+            answer = Candidate(profile, whole, data.draw(st.none() | wishes))
             own = {}
             for place, here in enumerate(tenancy(view, gpu) for gpu in view.node):
-                if kind_of(here.gpu) is kind and here.gpu.uuid not in view.changing:
+                if kind_of(here.gpu, view.use_of(here.gpu.uuid)) is kind and here.gpu.uuid not in view.changing:
                     best = best_option(here, answer, terms)
                     if best is not None:
                         own[place] = best

@@ -246,7 +246,7 @@ class NoRoom(TrancheError):
 
 
 class SharingUnavailable(TrancheError):
-    """The request needs memory-limited sharing of a GPU (MPS), which this version does not serve."""
+    """The request needs a part of a GPU, and no GPU of this machine can be shared in a way that it accepts."""
 
     reason = "SharingUnavailable"
     exit_code = 33

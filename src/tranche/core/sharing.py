@@ -47,7 +47,7 @@ class SharingMeans:
         """Why the mechanism is not offered, in words; "" when it is."""
         if sharing in self.offered:
             return ""
-        return self.refused.get(sharing) or "this machine does not offer it"
+        return self.refused.get(sharing) or "not offered here"
 
 
 NO_SHARING = SharingMeans()

@@ -1,7 +1,9 @@
 """From an observed node and a request to a decision: granted, with the Plan that makes it true, or waiting, with the reasons.
 
-Preferred in this order: what needs no change; an instance that only lacks its compute instance; a new instance in free room;
-a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is.
+Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
+as the request accepts them. Among equals: what needs no change; an instance that only lacks its compute instance; a new instance
+in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is. Parts go
+together, onto the device that has the least room left.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranche.core.allocation import Grant, NodeView
+from tranche.core.allocation import Grant, NodeView, Part
+from tranche.core.quantity import format_memory
 from tranche.core.request import Request
+from tranche.core.state import NodeState
 from tranche.planning.answers import Reserved, Terms, answers, option_at, ranking_of
 from tranche.planning.candidates import Candidate, gpus_needed
+from tranche.planning.daemons import with_daemons
 from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.options import Effort, Freedom, Option
@@ -86,9 +91,12 @@ def granted(request: Request, chosen: Sequence[Option]) -> Granted:
     steps = tuple(step for option in chosen for step in option.steps)
     fingerprints = {option.gpu.uuid: option.gpu.fingerprint for option in chosen if option.steps}
     grants = tuple(option.grant for option in chosen)
+    plan = Plan(f"serve {request}", steps, fingerprints)
+    if any(option.gpu.daemons or isinstance(option.grant, Part) for option in chosen):
+        plan = with_daemons(plan, grants, NodeView(NodeState(tuple(option.gpu for option in chosen))))
     return Granted(
         grants,
-        Plan(f"serve {request}", steps, fingerprints),
+        plan,
         grants[0].mechanism,
         "; ".join(_note(option) for option in chosen),
     )
@@ -96,6 +104,8 @@ def granted(request: Request, chosen: Sequence[Option]) -> Granted:
 
 def _note(option: Option) -> str:
     where = option.gpu.label
+    if isinstance(option.grant, Part):
+        return _part_note(option.grant, option)
     slot = option.grant.slot
     if slot is None:
         return f"{where} whole" + (", with MIG mode turned off" if option.change is Effort.MODE else "")
@@ -112,3 +122,11 @@ def _note(option: Option) -> str:
             return f"{what}, new in the room of {count} idle instance{'s' if count > 1 else ''}"
         case Effort.MODE:
             return f"{what}, new after turning MIG mode on"
+
+
+def _part_note(part: Part, option: Option) -> str:
+    where = option.gpu.label
+    if part.slot is not None:
+        where = f"{part.slot.profile} at {part.slot.placement} of {where}"
+    first = ", with MIG mode turned off" if option.change is Effort.MODE else ""
+    return f"a share of {where}{first}: {format_memory(part.memory)} by {part.sharing.for_people} ({part.walls})"

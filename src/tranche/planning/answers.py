@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, zip_longest
 
+from tranche.core.allocation import Part
 from tranche.core.request import Request
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.candidates import Candidate, candidate
+from tranche.planning.choices import options, ways
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.obstacle import Likeness, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.options import Freedom, Option, options, same_option, ways
+from tranche.planning.options import Effort, Freedom, Option, same_option
 from tranche.planning.policy import Policy
 from tranche.planning.ranking import Answer, Preference, Ranking
 from tranche.planning.situation import GpuKind, Situation
@@ -21,6 +24,12 @@ from tranche.planning.tenancy import Tenancy
 
 # Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
 NAMED_AT_MOST = 16
+
+# What is for one alone comes first, and then the mechanisms in the order of their strength.
+_STRENGTHS = {sharing: number for number, sharing in enumerate(Sharing, start=1)}
+
+# In bytes.
+_MORE_THAN_ANY_GPU = 1 << 60
 
 # The kinds of GPU that may not be used, with the waiter that each is kept for.
 Reserved = Mapping[GpuKind, str]
@@ -75,7 +84,7 @@ def ranking_of(index: IndexedView, kind: GpuKind, answer: Candidate, terms: Term
     told_apart = len(index) > NAMED_AT_MOST
     return index.ranking(
         kind,
-        (name, answer.whole, terms),
+        (name, answer.whole, answer.part, terms),
         partial(_answer_in, candidate=answer, terms=terms, told_apart=told_apart),
     )
 
@@ -83,7 +92,8 @@ def ranking_of(index: IndexedView, kind: GpuKind, answer: Candidate, terms: Term
 def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Preference, Option] | None:
     """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
 
-    Cheapest change first, then fewest instances destroyed, least memory given, the policy's cost, the lowest start.
+    Strongest walls first, then the cheapest change, fewest instances destroyed, least memory given, the policy's cost or of parts
+    the least room left over, the lowest start.
     """
     found = ways(here, answer, terms.freedom)
     if isinstance(found, Obstacle) or not found:
@@ -91,10 +101,15 @@ def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Prefere
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
 
     def preference(option: Option) -> Preference:
+        if isinstance(option.grant, Part):
+            strength = _STRENGTHS[option.grant.sharing]
+            # A GPU that can be cut is opened for parts after all others, so that it can be cut for somebody.
+            last = option.change is not Effort.NONE and option.grant.slot is None and option.gpu.mig_capable
+            return (strength, option.change, option.destroys, option.memory, option.left + last * _MORE_THAN_ANY_GPU)
         slot = option.grant.slot
         spot = None if slot is None else slot.placement
         cost = 0.0 if spot is None else terms.policy.cost(geometry, option.mask, option.mask | spot.mask)
-        return (option.change, option.destroys, option.memory, cost)
+        return (0, option.change, option.destroys, option.memory, cost)
 
     def start(option: Option) -> int:
         return 0 if option.grant.slot is None else option.grant.slot.placement.start
@@ -163,7 +178,7 @@ def _groups(
 def _answer_at(index: IndexedView, place: int, request: Request, terms: Terms, reserved: Reserved) -> GpuAnswer:
     here, changing = index.at(place)
     gpu = here.gpu
-    answer = candidate(request, gpu)
+    answer = candidate(request, gpu, index.rules_at(place))
     if isinstance(answer, Obstacle):
         return GpuAnswer(gpu, answer)
     if changing:

@@ -12,18 +12,29 @@ from dataclasses import dataclass, replace
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TrancheError
+from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
+from tranche.planning.gpu_rules import NO_RULES, GpuRules
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.part_wish import PartWish, no_part_text, part_wish
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """How a GPU serves a request: by an instance of `profile`, as a whole (`whole`), or, when both are set, by either."""
+    """How a GPU serves a request: by an instance of `profile`, as a whole (`whole`), by a `part` of a device that others have
+    parts of as well, or, when several are set, by either. What is for one alone is preferred.
+    """
 
     profile: GpuInstanceProfile | None
     whole: bool
+    part: PartWish | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether something for one holder alone serves the request."""
+        return self.whole or self.profile is not None
 
     @property
     def memory(self) -> int:
@@ -34,24 +45,67 @@ class Candidate:
 _WHOLE = Candidate(None, True)
 
 
-def candidate(request: Request, gpu: GpuState) -> Candidate | Obstacle:
+def candidate(request: Request, gpu: GpuState, rules: GpuRules = NO_RULES) -> Candidate | Obstacle:
     """What of this GPU, were it empty, is the smallest that serves the request; or why nothing does."""
     if not matches_model(request, gpu):
         return obstacle(gpu, Reason.GPU_MODEL_MISMATCH, f"is {gpu.name}, not {request.gpu_model}")
-    if request.compute is not None:
-        return obstacle(gpu, Reason.SHARING_UNAVAILABLE, "a ceiling of compute needs MPS, which is not served yet")
-    if request.limit is not None:
-        text = "memory that may grow needs memory limits of the driver, which are not served yet"
-        return obstacle(gpu, Reason.SHARING_UNAVAILABLE, text)
     match request.demand:
         case WholeGpus():
             return _WHOLE
         case MigSlice():
-            return _for_profile(request.demand, gpu)
-        case GpuMemory():
-            return _for_memory(request.demand, gpu)
-        case GpuShare():
-            return _for_share(request.demand, gpu)
+            return _for_profile(request.demand, gpu, rules.use)
+        case GpuMemory() | GpuShare():
+            return _for_part_of_gpu(request, gpu, rules)
+
+
+def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obstacle:
+    part = part_wish(request, gpu, rules)
+    alone = _alone(request, gpu, rules)
+    if isinstance(alone, Candidate):
+        return alone if part is None else replace(alone, part=part)
+    return alone if part is None else Candidate(None, False, part)
+
+
+def _alone(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obstacle:
+    """What of the GPU serves the request for one holder alone."""
+    cuttable = gpu.mig_capable and rules.use in (GpuUse.AUTO, GpuUse.MIG)
+    profiles = plain_profiles(gpu) if cuttable else ()
+    match request.demand:
+        case GpuMemory(amount):
+            if max(amount, request.limit or 0) > gpu.memory:
+                return _too_small(gpu, max(amount, request.limit or 0))
+            if _shared_only(request):
+                return _no_part(request, gpu, rules)
+            for profile in profiles:
+                if profile.memory is not None and profile.memory >= amount:
+                    return Candidate(profile, profile.size == gpu.memory_slices)
+            more_than_half = amount * 2 > gpu.memory
+        case GpuShare(share):
+            if _shared_only(request):
+                return _no_part(request, gpu, rules)
+            for profile in profiles:
+                if profile.size >= share * gpu.memory_slices:
+                    return Candidate(profile, profile.size == gpu.memory_slices)
+            more_than_half = share * 2 > 1
+        case _:
+            return _WHOLE
+    # A GPU of which no slice serves the request: whole, unless another share of the same size would fit beside it.
+    return _WHOLE if more_than_half or cuttable else _no_part(request, gpu, rules)
+
+
+def _shared_only(request: Request) -> bool:
+    """Whether the request has a condition that only a part of a shared device meets."""
+    return request.compute is not None or request.limit is not None
+
+
+def _no_part(request: Request, gpu: GpuState, rules: GpuRules) -> Obstacle:
+    reason = Reason.POLICY if rules.use is GpuUse.OFF else Reason.SHARING_UNAVAILABLE
+    return obstacle(gpu, reason, no_part_text(request, gpu, rules))
+
+
+def _too_small(gpu: GpuState, amount: int) -> Obstacle:
+    text = f"has {format_memory(gpu.memory)} in all"
+    return obstacle(gpu, Reason.MEMORY_TOO_SMALL, text, missing_memory=amount - gpu.memory)
 
 
 def matches_model(request: Request, gpu: GpuState) -> bool:
@@ -69,20 +123,20 @@ def one_of(request: Request) -> Request:
     return replace(request, demand=WholeGpus(1)) if isinstance(request.demand, WholeGpus) else replace(request, count=1)
 
 
-def check_possible(request: Request, gpus: Iterable[tuple[GpuState, int]]) -> None:
+def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, int]]) -> None:
     """Raise the error that says why no state of these GPUs could ever serve the request; return if one could.
 
-    Each GPU comes with how many there are of its kind. Raises GpuNotFound (no GPU, or none of the model), ProfileUnknown,
-    SharingUnavailable or DoesNotFit.
+    Each GPU comes with its rules, and with how many there are of its kind. Raises GpuNotFound (no GPU, or none of the model),
+    ProfileUnknown, SharingUnavailable or DoesNotFit.
     """
     numbers = list(gpus)
-    matching = [(gpu, number) for gpu, number in numbers if matches_model(request, gpu)]
+    matching = [each for each in numbers if matches_model(request, each[0])]
     if not matching:
-        raise _no_gpu(request, [gpu for gpu, _ in numbers])
-    answers = [(candidate(request, gpu), number) for gpu, number in matching]
+        raise _no_gpu(request, [gpu for gpu, _, _ in numbers])
+    answers = [(candidate(request, gpu, rules), number) for gpu, rules, number in matching]
     obstacles = [answer for answer, _ in answers if isinstance(answer, Obstacle)]
     if len(obstacles) == len(matching):
-        raise _impossible(request, [gpu for gpu, _ in matching], obstacles)
+        raise _impossible(request, [gpu for gpu, _, _ in matching], obstacles)
     count = sum(number for answer, number in answers if isinstance(answer, Candidate))
     if gpus_needed(request) > count:
         which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
@@ -99,42 +153,14 @@ def plain_profiles(gpu: GpuState) -> tuple[GpuInstanceProfile, ...]:
     return tuple(sorted(usable, key=lambda p: (p.size, p.slices)))
 
 
-def _for_profile(demand: MigSlice, gpu: GpuState) -> Candidate | Obstacle:
+def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuUse) -> Candidate | Obstacle:
     profile = gpu.profile(demand.profile)
-    if profile is not None and profile.starts:
-        return Candidate(profile, False)
-    text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be cut: it has no MIG"
-    return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
-
-
-def _for_memory(demand: GpuMemory, gpu: GpuState) -> Candidate | Obstacle:
-    for profile in plain_profiles(gpu):
-        if profile.memory is not None and profile.memory >= demand.amount:
-            return Candidate(profile, profile.size == gpu.memory_slices)
-    if demand.amount > gpu.memory:
-        return obstacle(
-            gpu,
-            Reason.MEMORY_TOO_SMALL,
-            f"has {format_memory(gpu.memory)} in all",
-            missing_memory=demand.amount - gpu.memory,
-        )
-    return _uncut(gpu, demand.amount * 2 > gpu.memory)
-
-
-def _for_share(demand: GpuShare, gpu: GpuState) -> Candidate | Obstacle:
-    for profile in plain_profiles(gpu):
-        if profile.size >= demand.share * gpu.memory_slices:
-            return Candidate(profile, profile.size == gpu.memory_slices)
-    return _uncut(gpu, demand.share * 2 > 1)
-
-
-def _uncut(gpu: GpuState, more_than_half: bool) -> Candidate | Obstacle:
-    """A GPU of which no slice serves the request: whole, unless another share of the same size would fit beside it."""
-    if gpu.mig_capable or more_than_half:
-        return _WHOLE
-    return obstacle(
-        gpu, Reason.SHARING_UNAVAILABLE, "has no MIG; part of it could be given only by MPS, which is not served yet"
-    )
+    if profile is None or not profile.starts:
+        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be cut: it has no MIG"
+        return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
+    if use in (GpuUse.SHARED, GpuUse.OFF):
+        return obstacle(gpu, Reason.POLICY, f"is not cut for requests: its policy is sharing={use}")
+    return Candidate(profile, False)
 
 
 def _no_gpu(request: Request, gpus: list[GpuState]) -> TrancheError:
@@ -145,6 +171,12 @@ def _no_gpu(request: Request, gpus: list[GpuState]) -> TrancheError:
 
 
 def _impossible(request: Request, gpus: list[GpuState], obstacles: list[Obstacle]) -> TrancheError:
+    refused = [each for each in obstacles if each.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)]
+    if refused:
+        texts = dict.fromkeys(each.text for each in refused)
+        return SharingUnavailable(
+            f"no GPU of this machine serves {request}: {'; '.join(texts)}", hint=_way_out(request)
+        )
     if isinstance(request.demand, MigSlice):
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
         if not offered:
@@ -156,18 +188,17 @@ def _impossible(request: Request, gpus: list[GpuState], obstacles: list[Obstacle
             f"no GPU of this machine can be cut into {request.demand.profile}",
             hint="it offers " + ", ".join(map(str, offered)),
         )
-    if request.compute is not None or request.limit is not None:
-        option = "--compute" if request.limit is None else "--gpu-memory-limit"
-        return SharingUnavailable(
-            f"{request} cannot be served: {obstacles[0].text}", hint=f"ask for the same without {option}"
-        )
-    if any(each.reason is Reason.SHARING_UNAVAILABLE for each in obstacles):
-        return SharingUnavailable(
-            f"{request} needs a part of a GPU that has no MIG; parts of it need MPS, which this version does not serve",
-            hint="ask for a whole GPU with --gpus 1",
-        )
     largest = max(gpu.memory for gpu in gpus)
     return DoesNotFit(
         f"{request} is more than any GPU of this machine has; the largest has {format_memory(largest)}",
         hint="ask for less, or for several whole GPUs with --gpus N",
     )
+
+
+def _way_out(request: Request) -> str:
+    """What to ask for instead of a part that no GPU gives."""
+    if request.compute is not None:
+        return "ask for the same without --compute"
+    if request.limit is not None:
+        return "ask for the same without --gpu-memory-limit"
+    return "ask for a whole GPU with --gpus 1"

@@ -12,10 +12,12 @@ from typing import TypeVar, cast
 
 from tranche.core.allocation import Allocation, Grant, NodeView
 from tranche.core.errors import AllocationUnknown, GpuNotFound
+from tranche.core.gpu_use import GpuUse
 from tranche.core.request import Request
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.candidates import Candidate, candidate, check_possible, gpus_needed
 from tranche.planning.effect import apply
+from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.plan import Plan
 from tranche.planning.ranking import Answer, Move, Ranking
@@ -44,6 +46,7 @@ class IndexedView:
             self._hold(allocation)
         self._owned = set(view.owned)
         self._changing = set(view.changing)
+        self._uses = dict(view.uses)
         self._tenancies: list[Tenancy] = []
         self._situations: list[Situation] = []
         self._known: dict[tuple[object, ...], Situation] = {}
@@ -67,7 +70,7 @@ class IndexedView:
         if self._view is None:
             node = replace(self._node, gpus=tuple(self._gpus))
             allocations = tuple(self._allocations.values())
-            self._view = NodeView(node, allocations, frozenset(self._owned), frozenset(self._changing))
+            self._view = NodeView(node, allocations, frozenset(self._owned), frozenset(self._changing), self._uses)
         return self._view
 
     @property
@@ -94,7 +97,9 @@ class IndexedView:
         if known is None:
             if len(self._candidates) >= _REQUESTS_KEPT:
                 self._candidates.clear()
-            known = {kind: candidate(request, self._gpus[place]) for kind, (place, _) in kinds.items()}
+            known = {
+                kind: candidate(request, self._gpus[place], self._rules(kind)) for kind, (place, _) in kinds.items()
+            }
             self._candidates[request] = known
         return known
 
@@ -102,7 +107,8 @@ class IndexedView:
         """Raise what says why no state of these GPUs could ever serve the request; as in planning.candidates."""
         found = self.candidates(request)
         if gpus_needed(request) > 1 or not any(isinstance(each, Candidate) for each in found.values()):
-            check_possible(request, [(self._gpus[place], number) for place, number in self.kinds.values()])
+            kinds = self.kinds.items()
+            check_possible(request, [(self._gpus[place], self._rules(kind), number) for kind, (place, number) in kinds])
 
     def last_of_each_kind(self) -> tuple[GpuState, ...]:
         """Of each kind the last GPU that the driver has not lost, in index order."""
@@ -123,7 +129,7 @@ class IndexedView:
         owned = {key for gpu in gpus for each in gpu.instances if (key := gpu.key(each)) in self._owned}
         changing = {gpu.uuid for gpu in gpus} & self._changing
         node = replace(self._node, gpus=gpus)
-        return NodeView(node, tuple(allocations.values()), frozenset(owned), frozenset(changing))
+        return NodeView(node, tuple(allocations.values()), frozenset(owned), frozenset(changing), self._uses)
 
     def owns(self, key: InstanceKey) -> bool:
         """Whether Tranche made the instance in that slot."""
@@ -132,6 +138,14 @@ class IndexedView:
     def gpu(self, uuid: str) -> GpuState:
         """The GPU of that UUID; GpuNotFound otherwise."""
         return self._gpus[self._place(uuid)]
+
+    def rules_at(self, place: int) -> GpuRules:
+        """Under which rules the GPU at that place is shared."""
+        return self._rules(self.kind_at(place))
+
+    def rules(self, uuid: str) -> GpuRules:
+        """Under which rules the GPU of that UUID is shared; GpuNotFound when there is none."""
+        return self.rules_at(self._place(uuid))
 
     def allocation(self, allocation_id: str) -> Allocation:
         """The allocation of that id; AllocationUnknown otherwise."""
@@ -282,8 +296,11 @@ class IndexedView:
             ranking.seen = 0
         self._moves.clear()
 
+    def _rules(self, kind: GpuKind) -> GpuRules:
+        return GpuRules(kind.use, self._node.sharing)
+
     def _situation(self, here: Tenancy, guess: GpuKind | None) -> Situation:
-        kind = kind_of(here.gpu, guess)
+        kind = kind_of(here.gpu, self._uses.get(here.gpu.uuid, GpuUse.AUTO), guess)
         changing = here.gpu.uuid in self._changing
         key = situation_key(kind, here, changing)
         known = self._known.get(key)

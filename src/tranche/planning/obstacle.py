@@ -10,12 +10,13 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey
 
 
 class Reason(StrEnum):
-    """Stable words for programs; the first four do not go away by waiting."""
+    """Stable words for programs; the first five do not go away by waiting."""
 
     GPU_MODEL_MISMATCH = "GpuModelMismatch"
     PROFILE_NOT_SUPPORTED = "ProfileNotSupported"
     MEMORY_TOO_SMALL = "MemoryTooSmall"
     SHARING_UNAVAILABLE = "SharingUnavailable"
+    POLICY = "Policy"
     GPU_LOST = "GpuLost"
     DRIVER_ERROR = "DriverError"
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"

@@ -1,4 +1,4 @@
-"""Every way in which one GPU could serve a candidate now, each with the steps it takes; or the obstacle, when there is none."""
+"""Every way in which one GPU could give something to one holder alone now, with the steps it takes; or the obstacle to all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Effort(IntEnum):
 class Option:
     """One way to serve a request on one GPU.
 
-    `memory` is what is granted, in bytes; `mask` the memory slices taken for as long as can be foreseen, before the grant.
+    `memory` is what is granted, in bytes; `mask` the memory slices taken for as long as can be foreseen, before the grant. `left`
+    is what is left in parts of a shared device after the grant, in bytes.
     """
 
     gpu: GpuState
@@ -41,6 +42,7 @@ class Option:
     steps: tuple[Step, ...]
     memory: int
     mask: int
+    left: int = 0
 
     @property
     def destroys(self) -> int:
@@ -55,16 +57,11 @@ class Freedom:
     destroy_foreign: bool = False
 
 
-def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
-    """The ways to serve the candidate on that GPU now, or what is in the way."""
-    found = ways(tenancy, candidate, freedom)
-    if isinstance(found, Obstacle) or found or candidate.profile is None:
-        return found
-    return slice_obstacle(tenancy, candidate.profile)
+def ways_alone(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """The ways to serve the candidate on that GPU now for one holder alone, or what is in the way.
 
-
-def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
-    """As `options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
+    There are none at all where a slice finds no room: why it finds none takes longer to say.
+    """
     gpu = tenancy.gpu
     blocked = gpu_blocked(tenancy)
     if blocked is not None:
@@ -75,7 +72,7 @@ def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Opti
         return _uncut_again(tenancy, freedom)
     if not gpu.mig_enabled:
         return _cut_first(tenancy, candidate.profile)
-    return _slices(tenancy, candidate.profile, freedom)
+    return slice_options(tenancy, candidate.profile, freedom)
 
 
 def same_option(option: Option, gpu: GpuState) -> Option:
@@ -85,7 +82,7 @@ def same_option(option: Option, gpu: GpuState) -> Option:
     """
     steps = tuple(replace(step, gpu_uuid=gpu.uuid) for step in option.steps)
     grant = option.grant.moved_to(gpu.uuid)
-    return Option(gpu, grant, option.change, steps, option.memory, option.mask)
+    return Option(gpu, grant, option.change, steps, option.memory, option.mask, option.left)
 
 
 def reusable(instance: GpuInstance) -> Effort | None:
@@ -144,7 +141,8 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
         return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
     if tenancy.whole:
         ids = tuple(each.id for each in tenancy.whole)
-        return obstacle(gpu, Reason.GPU_BUSY, f"held whole by {', '.join(ids)}", allocation_ids=ids)
+        how = "shared" if None in tenancy.shared else "held whole"
+        return obstacle(gpu, Reason.GPU_BUSY, f"{how} by {', '.join(ids)}", allocation_ids=ids)
     if gpu.mode_pending:
         ids = tuple(each.id for each in tenancy.allocations)
         return obstacle(
@@ -170,7 +168,13 @@ def _whole(tenancy: Tenancy, steps: tuple[Step, ...]) -> Option:
 
 
 def _uncut_again(tenancy: Tenancy, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
-    """A whole GPU out of one that is cut: idle instances go, and MIG mode is turned off."""
+    """A whole GPU out of one that is cut."""
+    steps = uncut_steps(tenancy, freedom)
+    return steps if isinstance(steps, Obstacle) else (_whole(tenancy, steps),)
+
+
+def uncut_steps(tenancy: Tenancy, freedom: Freedom) -> tuple[Step, ...] | Obstacle:
+    """What makes a GPU that is cut a whole one: idle instances go, and MIG mode is turned off; or what is in the way."""
     gpu = tenancy.gpu
     if not tenancy.untouched:
         return obstacle(
@@ -189,7 +193,7 @@ def _uncut_again(tenancy: Tenancy, freedom: Freedom) -> tuple[Option, ...] | Obs
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
     destroys = tuple(_destroy(gpu, instance) for instance in tenancy.idle)
-    return (_whole(tenancy, (*destroys, *_mode_steps(gpu, MigMode.DISABLED))),)
+    return (*destroys, *_mode_steps(gpu, MigMode.DISABLED))
 
 
 def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile) -> tuple[Option, ...]:
@@ -202,10 +206,11 @@ def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile) -> tuple[Option, .
     )
 
 
-def _slices(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
+def slice_options(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
+    """The ways to give a slice of the profile on a GPU that is cut."""
     gpu = tenancy.gpu
     reused = [
-        _reuse(tenancy, profile, instance, change)
+        reuse_option(tenancy, profile, instance, change)
         for instance in tenancy.idle
         if instance.profile == profile.name and (change := reusable(instance)) is not None
     ]
@@ -231,7 +236,8 @@ def _in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bo
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
-def _reuse(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Effort) -> Option:
+def reuse_option(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Effort) -> Option:
+    """The idle instance as a whole slice; `change` says what that takes, as `reusable` does."""
     steps = () if change is Effort.NONE else (_create(tenancy.gpu, profile, instance.placement),)
     return _slice(tenancy, profile, instance.placement, change, steps)
 

@@ -14,8 +14,9 @@ from tranche.planning.obstacle import Likeness
 from tranche.planning.options import Option
 from tranche.planning.situation import GpuKind, Situation
 
-# What makes one option better than another, lowest first: the change, instances destroyed, bytes given, the policy's cost.
-Preference = tuple[int, int, int, float]
+# What makes one option better than another, lowest first: how weak its walls are, the change, instances destroyed, bytes given,
+# and the policy's cost, or of parts the bytes that are left for others.
+Preference = tuple[int, int, int, int, float]
 Answer = tuple[Preference, Option] | Likeness
 # A GPU, by its place in the index, that went from one situation to another.
 Move = tuple[int, Situation, Situation]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, islice
 
-from tranche.core.allocation import Allocation, NodeView, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Part, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
 from tranche.core.grid import placements, profiles_exclude
@@ -27,6 +27,8 @@ from tranche.planning.tenancy import tenancy
 
 _NAMED_AT_MOST = 4
 _HOLDERS_LISTED = 256
+# Of how many who share a device every set is compared.
+_COMPARED_AT_MOST = 8
 # How many GPUs are searched, and how many sets of holders are compared, however large the request is.
 _SEARCHED_AT_MOST = 64
 _SETS_AT_MOST = 20_000
@@ -224,7 +226,7 @@ def _fewest_holders(question: _Question) -> _Holders | None:
 def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
     """The fewest holders whose end lets this GPU serve one share of the request: none when it can already."""
     one = one_of(question.request)
-    answer = candidate(one, gpu)
+    answer = candidate(one, gpu, question.index.rules(gpu.uuid))
     if not isinstance(answer, Candidate):
         return None
     alone = _alone(question.near, gpu)
@@ -244,6 +246,9 @@ def _holder_sets(view: NodeView, gpu: GpuState, answer: Candidate) -> Iterator[_
     here = tenancy(view, gpu)
     yield _Holders()
     yield _Holders(frozenset(each.id for each in here.allocations), _unheld_processes(view, gpu))
+    if answer.part is not None:
+        for slot in here.shared:
+            yield from map(_Holders, _sharers(here.holders_of(slot)))
     if answer.profile is None:
         return
     for spot in placements(answer.profile):
@@ -256,6 +261,22 @@ def _holder_sets(view: NodeView, gpu: GpuState, answer: Candidate) -> Iterator[_
             if instance.placement.overlaps(spot) or profiles_exclude(instance.profile, answer.profile.name):
                 pids.update(p.pid for p in instance.processes)
         yield _Holders(frozenset(ids), frozenset(pids))
+
+
+def _sharers(holders: Sequence[Allocation]) -> Iterator[frozenset[str]]:
+    """Sets of those who share a device whose end could make room for one more part: all small ones, and the largest parts."""
+    if len(holders) <= _COMPARED_AT_MOST:
+        for size in range(1, len(holders)):
+            for some in combinations(holders, size):
+                yield frozenset(each.id for each in some)
+        return
+    largest_first = sorted(holders, key=lambda each: (-sum(_part_memory(each)), each.id))
+    for size in range(1, len(holders)):
+        yield frozenset(each.id for each in largest_first[:size])
+
+
+def _part_memory(allocation: Allocation) -> Iterator[int]:
+    return (grant.memory for grant in allocation.grants if isinstance(grant, Part))
 
 
 def _unheld_processes(view: NodeView, gpu: GpuState) -> frozenset[int]:

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.state import GpuInstance, GpuState
+from tranche.core.gpu_use import GpuUse
+from tranche.core.grid import Occupant
+from tranche.core.state import GpuInstance, GpuState, InstanceKey
+from tranche.planning.daemons import fenced
 from tranche.planning.options import gpu_blocked, reusable
 from tranche.planning.tenancy import Tenancy, occupant
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuKind:
-    """What decisions see of a GPU that does not change with its use. A process has one object for each kind.
+    """What decisions see of a GPU that does not change with its users. A process has one object for each kind.
 
-    `memory` in bytes, as for the GPU.
+    `memory` in bytes, as for the GPU. `use` is the administrator's word.
     """
 
     name: str
@@ -24,8 +27,10 @@ class GpuKind:
     mig_capable: bool
     mode_change_needs_reset: bool
     profiles: tuple[GpuInstanceProfile, ...]
+    compute_capability: tuple[int, int] | None
+    use: GpuUse
 
-    def describes(self, gpu: GpuState) -> bool:
+    def describes(self, gpu: GpuState, use: GpuUse) -> bool:
         """Whether the GPU is of this kind, as far as can be told at once; False may be wrong."""
         return (
             self.profiles is gpu.profiles
@@ -34,21 +39,28 @@ class GpuKind:
             and self.memory_slices == gpu.memory_slices
             and self.mig_capable == gpu.mig_capable
             and self.mode_change_needs_reset == gpu.mode_change_needs_reset
+            and self.compute_capability == gpu.compute_capability
+            and self.use is use
         )
 
 
-@cache
-def _kind(
-    name: str, memory: int, memory_slices: int, capable: bool, reset: bool, profiles: tuple[GpuInstanceProfile, ...]
-) -> GpuKind:
-    return GpuKind(name, memory, memory_slices, capable, reset, profiles)
+_kind = cache(GpuKind)
 
 
-def kind_of(gpu: GpuState, guess: GpuKind | None = None) -> GpuKind:
-    """The GPU's kind; a right guess makes it faster."""
-    if guess is not None and guess.describes(gpu):
+def kind_of(gpu: GpuState, use: GpuUse = GpuUse.AUTO, guess: GpuKind | None = None) -> GpuKind:
+    """The GPU's kind, under that word of the administrator; a right guess makes it faster."""
+    if guess is not None and guess.describes(gpu, use):
         return guess
-    return _kind(gpu.name, gpu.memory, gpu.memory_slices, gpu.mig_capable, gpu.mode_change_needs_reset, gpu.profiles)
+    return _kind(
+        gpu.name,
+        gpu.memory,
+        gpu.memory_slices,
+        gpu.mig_capable,
+        gpu.mode_change_needs_reset,
+        gpu.profiles,
+        gpu.compute_capability,
+        use,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +79,10 @@ def situation_key(kind: GpuKind, here: Tenancy, changing: bool) -> tuple[object,
     """Equal for two GPUs only when every request gets the same answer from both, but for names."""
     if changing:
         return (kind, "changing")
+    shared = _shared(here) if here.shared else ()
     blocked = gpu_blocked(here)
     if blocked is not None:
-        return (kind, blocked.reason)
+        return (kind, blocked.reason, *shared)
     return (
         kind,
         here.gpu.mig_enabled,
@@ -77,8 +90,26 @@ def situation_key(kind: GpuKind, here: Tenancy, changing: bool) -> tuple[object,
         frozenset(here.fixed),
         frozenset(map(_idle, here.idle_owned)),
         frozenset(map(_idle, here.idle_foreign)),
+        *shared,
     )
 
 
 def _idle(instance: GpuInstance) -> tuple[object, ...]:
-    return (occupant(instance), reusable(instance))
+    return (occupant(instance), reusable(instance), instance.memory)
+
+
+def _shared(here: Tenancy) -> tuple[object, ...]:
+    """What is given away in parts, on which devices."""
+    gpu = here.gpu
+    devices = frozenset(
+        (None if slot is None else _slice(gpu, slot), account, fenced(gpu, slot))
+        for slot, account in here.shared.items()
+    )
+    return (gpu.lost, gpu.mode_pending, devices)
+
+
+def _slice(gpu: GpuState, slot: InstanceKey) -> tuple[object, ...]:
+    """A shared slice, whether programs can run in it yet, and its memory."""
+    spot = Occupant(slot.profile, slot.placement)
+    instance = gpu.instance_in(spot)
+    return (spot, None) if instance is None else (spot, instance.whole_slice is not None, instance.memory)

@@ -5,9 +5,37 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation, Grant, NodeView
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
 from tranche.core.grid import Occupant, profiles_exclude
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is given away of one device in parts: `memory` in bytes, `compute` in percent of ceilings, and how many hold it.
+
+    `settled` says that a program may run in one of the parts already; `broken` that nothing more can be given of the device: its
+    limits are lost, or its holders do not share it by one mechanism.
+    """
+
+    sharing: Sharing
+    memory: int = 0
+    compute: int = 0
+    holders: int = 0
+    settled: bool = False
+    broken: bool = False
+
+    def with_part(self, part: Part, phase: Phase) -> Account:
+        """The account after one more part is given away."""
+        return Account(
+            self.sharing,
+            self.memory + part.memory,
+            self.compute + (part.compute or 0),
+            self.holders + 1,
+            self.settled or phase is Phase.ACTIVE,
+            self.broken or part.unlimited or part.sharing is not self.sharing,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +43,8 @@ class Tenancy:
     """One GPU with its instances sorted.
 
     `whole` are the allocations that hold the uncut GPU or parts of it; `promised` maps the slots that allocations hold, made or
-    not, to those allocations. Instances without an allocation are `in_use` (they have a process, or are about to go because
+    not, to those allocations. `shared` has the account of each device that is given away in parts, by its slot, or by None for
+    the uncut GPU. Instances without an allocation are `in_use` (they have a process, or are about to go because
     they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`.
     """
 
@@ -25,6 +54,7 @@ class Tenancy:
     in_use: tuple[GpuInstance, ...]
     idle_owned: tuple[GpuInstance, ...]
     idle_foreign: tuple[GpuInstance, ...]
+    shared: Mapping[InstanceKey | None, Account]
 
     @property
     def idle(self) -> tuple[GpuInstance, ...]:
@@ -51,6 +81,10 @@ class Tenancy:
         """Whether nothing runs on the GPU and nothing of it is promised; idle instances may be there."""
         return not self.whole and not self.promised and not self.in_use and not self.gpu.all_processes
 
+    def holders_of(self, slot: InstanceKey | None) -> tuple[Allocation, ...]:
+        """The allocations that hold the device in that slot or parts of it; by None those of the uncut GPU."""
+        return self.whole if slot is None else self.promised.get(slot, ())
+
     @property
     def allocations(self) -> tuple[Allocation, ...]:
         """Every allocation that holds something of the GPU, each once."""
@@ -73,9 +107,12 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
     """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
     whole: dict[str, Allocation] = {}
     promised: dict[InstanceKey, dict[str, Allocation]] = {}
+    shared: dict[InstanceKey | None, Account] = {}
     taken = 0
     for allocation, grant in held:
         slot = grant.slot
+        if isinstance(grant, Part):
+            shared[slot] = shared.get(slot, Account(grant.sharing)).with_part(grant, allocation.phase)
         if slot is None:
             whole[allocation.id] = allocation
         else:
@@ -99,7 +136,7 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
         else:
             foreign.append(instance)
     slots = {slot: tuple(holders.values()) for slot, holders in promised.items()}
-    return Tenancy(gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign))
+    return Tenancy(gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared)
 
 
 def occupant(instance: GpuInstance) -> Occupant:

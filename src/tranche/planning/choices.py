@@ -1,0 +1,30 @@
+"""Every way in which one GPU could serve a candidate now: something for one holder alone, or else a part of a shared device."""
+
+from __future__ import annotations
+
+from tranche.planning.candidates import Candidate
+from tranche.planning.obstacle import Obstacle
+from tranche.planning.options import Freedom, Option, slice_obstacle, ways_alone
+from tranche.planning.part_options import part_options
+from tranche.planning.tenancy import Tenancy
+
+
+def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """The ways to serve the candidate on that GPU now, or what is in the way."""
+    found = ways(tenancy, candidate, freedom)
+    if isinstance(found, Obstacle) or found or candidate.profile is None:
+        return found
+    return slice_obstacle(tenancy, candidate.profile)
+
+
+def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """As `options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
+    wish = candidate.part
+    if wish is None:
+        return ways_alone(tenancy, candidate, freedom)
+    alone = ways_alone(tenancy, candidate, freedom) if candidate.alone else ()
+    if not isinstance(alone, Obstacle) and alone:
+        return alone
+    parts = part_options(tenancy, wish, freedom)
+    # Of a GPU that is shared it matters why no more parts of it are given; of any other, why it has no room for one alone.
+    return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts

@@ -1,0 +1,31 @@
+"""Under which rules a GPU is shared: what the machine can do, and what the administrator wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.core.gpu_use import GpuUse
+from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
+from tranche.core.state import GpuState
+
+_FIRST_WITH_LIMITS = (7, 0)
+"""MPS limits the memory of its clients from Volta on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRules:
+    """The administrator's word on one GPU, and the machine's means."""
+
+    use: GpuUse = GpuUse.AUTO
+    means: SharingMeans = NO_SHARING
+
+    def why_not(self, sharing: Sharing, gpu: GpuState) -> str:
+        """Why that GPU cannot be shared by the mechanism, in words; "" when it can."""
+        capability = gpu.compute_capability
+        if sharing is Sharing.MPS and capability is not None and capability < _FIRST_WITH_LIMITS:
+            return f"{gpu.architecture or gpu.name} is older than Volta"
+        return self.means.why_not(sharing)
+
+
+NO_RULES = GpuRules()
+"""Of a GPU of which nobody has said anything, on a machine that was not asked."""

@@ -1,0 +1,152 @@
+"""Every way in which one GPU could give a part of itself, or of one of its slices, now; or the obstacle, when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tranche.core.allocation import Part, Slice, WholeGpu
+from tranche.core.devices import memory_of
+from tranche.core.quantity import format_memory
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
+from tranche.planning.candidates import plain_profiles
+from tranche.planning.daemons import fenced
+from tranche.planning.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.options import (
+    Effort,
+    Freedom,
+    Option,
+    gpu_blocked,
+    reusable,
+    reuse_option,
+    slice_options,
+    uncut_steps,
+)
+from tranche.planning.part_wish import PartWay, PartWish
+from tranche.planning.share_costs import ALL_COMPUTE, capacity, clients_inside
+from tranche.planning.tenancy import Account, Tenancy
+
+
+def part_options(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """The ways to give a part of that GPU now, or what is in the way."""
+    gpu = tenancy.gpu
+    account = tenancy.shared.get(None)
+    if account is not None and not gpu.lost and not gpu.mode_pending:
+        return _joined(tenancy, WholeGpu(gpu.uuid), account, wish)
+    blocked = gpu_blocked(tenancy)
+    if blocked is not None:
+        return blocked
+    whole = WholeGpu(gpu.uuid)
+    if not gpu.mig_enabled:
+        return (_fresh(gpu, whole, wish.ways[0], wish, Effort.FILL, tenancy.lasting_mask),)
+    inside = tuple(_inside(tenancy, wish, freedom)) if wish.inside else ()
+    found = tuple(each for each in inside if isinstance(each, Option))
+    if found:
+        return found
+    uncut = uncut_steps(tenancy, freedom)
+    if not isinstance(uncut, Obstacle):
+        option = _fresh(gpu, whole, wish.ways[0], wish, Effort.MODE, tenancy.lasting_mask)
+        return (replace(option, steps=uncut),)
+    return next((each for each in inside if isinstance(each, Obstacle)), uncut)
+
+
+def _inside(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> Iterator[Option | Obstacle]:
+    """Parts of slices: of those that are shared, of idle ones, and of one that could be made."""
+    gpu = tenancy.gpu
+    present = {gpu.key(instance): instance for instance in gpu.instances}
+    for slot, account in tenancy.shared.items():
+        instance = None if slot is None else present.get(slot)
+        if slot is not None and instance is not None and instance.whole_slice is not None:
+            yield from _found(_joined(tenancy, Slice(gpu.uuid, slot.profile, slot.placement), account, wish))
+    way = next((each for each in wish.ways if each.sharing is not Sharing.MEMORY_LIMITS), None)
+    if way is None:
+        return
+    for instance in tenancy.idle:
+        effort = reusable(instance)
+        profile = gpu.profile(instance.profile)
+        if effort is not None and profile is not None:
+            device = Slice(gpu.uuid, profile.name, instance.placement)
+            if way.memory <= capacity(way.sharing, memory_of(device, gpu)):
+                yield _on_slice(gpu, device, reuse_option(tenancy, profile, instance, effort), way, wish)
+    for profile in plain_profiles(gpu):
+        if profile.memory is not None and way.memory <= capacity(way.sharing, profile.memory):
+            for option in slice_options(tenancy, profile, freedom):
+                assert isinstance(option.grant, Slice)
+                if option.change in (Effort.CREATE, Effort.REPLACE):
+                    yield _on_slice(gpu, option.grant, option, way, wish)
+            return
+
+
+def _found(answer: tuple[Option, ...] | Obstacle) -> tuple[Option | Obstacle, ...]:
+    return (answer,) if isinstance(answer, Obstacle) else answer
+
+
+def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: PartWay, wish: PartWish) -> Option:
+    """The first part of a slice, by the option that gives the slice to one alone."""
+    change = max(alone.change, Effort.FILL)
+    option = _fresh(gpu, device, way, wish, change, alone.mask)
+    return replace(option, steps=alone.steps)
+
+
+def _fresh(gpu: GpuState, device: WholeGpu | Slice, way: PartWay, wish: PartWish, change: Effort, mask: int) -> Option:
+    """The first part of a device."""
+    part = _part(device, way, wish)
+    left = capacity(way.sharing, memory_of(device, gpu)) - way.memory
+    return Option(gpu, part, change, (), part.memory, mask, left)
+
+
+def _joined(
+    tenancy: Tenancy, device: WholeGpu | Slice, account: Account, wish: PartWish
+) -> tuple[Option, ...] | Obstacle:
+    """One more part of a device that is shared already."""
+    gpu = tenancy.gpu
+    way = wish.way(account.sharing)
+    found = _full(tenancy, device, account, way, wish)
+    if isinstance(found, Obstacle):
+        return found
+    assert way is not None
+    part = _part(device, way, wish)
+    return (Option(gpu, part, Effort.NONE, (), part.memory, tenancy.lasting_mask, found),)
+
+
+def _full(
+    tenancy: Tenancy, device: WholeGpu | Slice, account: Account, way: PartWay | None, wish: PartWish
+) -> int | Obstacle:
+    """The bytes that are left of a shared device after one more part, or why there is none."""
+    gpu = tenancy.gpu
+    holders = tenancy.holders_of(device.slot)
+    ids = tuple(each.id for each in holders)
+    where = "" if device.slot is None else f"{device.slot.profile} at {device.slot.placement} is "
+
+    def busy(text: str) -> Obstacle:
+        return obstacle(gpu, Reason.GPU_BUSY, text, allocation_ids=ids)
+
+    if way is None:
+        return busy(f"{where}shared by {account.sharing.for_people}, which the request does not accept")
+    if account.sharing is Sharing.MPS and (text := fenced(gpu, device.slot)):
+        return busy(where + text)
+    if account.broken:
+        return busy(f"{where}shared by {', '.join(ids)}, whose limits are lost: no other share is given beside them")
+    room = capacity(account.sharing, memory_of(device, gpu))
+    left = room - account.memory - way.memory
+    if left < 0:
+        text = f"{format_memory(max(0, room - account.memory))} free of {format_memory(room)} that are shared"
+        text = f"{where}{text}, and {format_memory(way.memory)} are needed"
+        return obstacle(gpu, Reason.NO_ROOM, text, missing_memory=-left, allocation_ids=ids)
+    if account.compute + (wish.compute or 0) > ALL_COMPUTE:
+        text = f"{where}shared with ceilings of {account.compute} % of compute, and {wish.compute} % more are asked for"
+        return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
+    if account.sharing is Sharing.MPS and account.holders >= _clients(gpu, device, wish):
+        text = f"{where}shared by {account.holders}, and MPS serves no more programs on it"
+        return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
+    return left
+
+
+def _clients(gpu: GpuState, device: WholeGpu | Slice, wish: PartWish) -> int:
+    profile = gpu.profile(device.profile) if isinstance(device, Slice) else None
+    return wish.clients if profile is None else clients_inside(wish.clients, profile, gpu)
+
+
+def _part(device: WholeGpu | Slice, way: PartWay, wish: PartWish) -> Part:
+    return Part(device, way.memory, way.sharing, wish.compute, way.limit)

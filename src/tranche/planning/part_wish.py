@@ -1,0 +1,112 @@
+"""What part of a shared device would serve a request: by which mechanisms, and with how much memory by each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.core.gpu_use import GpuUse
+from tranche.core.quantity import MIB, format_memory
+from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
+from tranche.planning.gpu_rules import GpuRules
+from tranche.planning.share_costs import CONTEXT_MEMORY, FEWEST_CLIENTS, capacity
+
+
+@dataclass(frozen=True, slots=True)
+class PartWay:
+    """A mechanism, and the part that serves the request by it: `memory` in bytes, and how far it may grow, or None."""
+
+    sharing: Sharing
+    memory: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartWish:
+    """The parts that serve a request, strongest mechanism first.
+
+    `compute` is the ceiling in percent, or None. `clients` is how many clients MPS serves on one GPU. `inside` says whether a
+    slice may be shared, too, and not only a GPU that is not cut.
+    """
+
+    ways: tuple[PartWay, ...]
+    compute: int | None
+    clients: int
+    inside: bool
+
+    def way(self, sharing: Sharing) -> PartWay | None:
+        """The part by that mechanism; None when it does not serve the request."""
+        return next((each for each in self.ways if each.sharing is sharing), None)
+
+
+def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> PartWish | None:
+    """The parts of that GPU, were nobody there, that serve a request for memory or a share; None when no part does."""
+    if rules.use in (GpuUse.MIG, GpuUse.OFF) or not rules.means.offered:
+        return None
+    ways = [
+        way
+        for sharing in accepted(request)
+        if not rules.why_not(sharing, gpu) and (way := _way(request, gpu, sharing)) is not None
+    ]
+    if not ways:
+        return None
+    clients = rules.means.mps_clients or FEWEST_CLIENTS
+    return PartWish(tuple(ways), request.compute, clients, inside=rules.use is GpuUse.AUTO)
+
+
+def accepted(request: Request) -> tuple[Sharing, ...]:
+    """The mechanisms that the request accepts, strongest first, whatever this machine offers."""
+    if request.isolation is Isolation.HARD:
+        return ()
+    if request.compute is not None:
+        return (Sharing.MPS,)
+    if request.limit is not None:
+        return (Sharing.MEMORY_LIMITS,)
+    weakest = request.isolation in (Isolation.NONE, Isolation.ANY)
+    return tuple(each for each in Sharing if weakest or each is not Sharing.TIME_SLICING)
+
+
+def _way(request: Request, gpu: GpuState, sharing: Sharing) -> PartWay | None:
+    """None when the GPU is too small for it."""
+    room = capacity(sharing, gpu.memory)
+    limit: int | None = None
+    match request.demand:
+        case GpuMemory(amount):
+            memory = _whole_mebibytes(amount + CONTEXT_MEMORY[sharing])
+            limit = None if request.limit is None else _whole_mebibytes(request.limit + CONTEXT_MEMORY[sharing])
+        case GpuShare(share):
+            memory = int(share * room) // MIB * MIB
+        case _:
+            return None
+    return PartWay(sharing, memory, limit) if 0 < memory <= (limit or memory) <= room else None
+
+
+def _whole_mebibytes(amount: int) -> int:
+    """Rounded up to MiB, the unit in which limits are set."""
+    return -(-amount // MIB) * MIB
+
+
+def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
+    """Why no part of that GPU serves a request that nothing of it alone serves, in words that follow its name."""
+    if rules.use is GpuUse.OFF:
+        return "is given whole or not at all: its policy is sharing=off"
+    if request.isolation is Isolation.HARD:
+        return "has no MIG, and nothing else fences a part of a GPU hard"
+    if rules.use is GpuUse.MIG:
+        return "is shared in slices alone: its policy is sharing=mig"
+    ways = " or ".join(
+        f"{sharing.for_people} ({rules.why_not(sharing, gpu) or _too_large(gpu, sharing)})"
+        for sharing in accepted(request)
+    )
+    if request.compute is not None:
+        return f"a ceiling of compute needs {ways}"
+    if request.limit is not None:
+        return f"memory that may grow needs {ways}"
+    uncut = f"is not cut for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
+    return f"{uncut}; a part of it needs {ways}"
+
+
+def _too_large(gpu: GpuState, sharing: Sharing) -> str:
+    most = capacity(sharing, gpu.memory) - CONTEXT_MEMORY[sharing]
+    return f"its parts have at most {format_memory(most)}"

@@ -1,0 +1,416 @@
+"""Parts of shared devices: what is given, that it is never too much, and that one alone and several never meet."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.grid_model import carry_out
+from tests.strategies import (
+    FAMILY_BOARDS,
+    gpu_on,
+    instance_of,
+    means,
+    placed,
+    requests,
+    sharing_views,
+    uncuttable_gpu,
+    view_of,
+)
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu, overlap
+from tranche.core.board import Board
+from tranche.core.devices import memory_of
+from tranche.core.errors import DoesNotFit, SharingUnavailable, TrancheError
+from tranche.core.gpu_use import GpuUse
+from tranche.core.grid import Placement
+from tranche.core.quantity import GIB, MIB
+from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
+from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.state import DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
+from tranche.planning.allocate import Granted, Waiting, decide
+from tranche.planning.share_costs import CONTEXT_MEMORY, capacity
+from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
+MPS = SharingMeans(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
+ALL = SharingMeans(frozenset(Sharing), {}, 48)
+STRENGTH = [Isolation.HARD, Isolation.SOFT, Isolation.NONE]
+
+
+def machine(*gpus: GpuState, by: SharingMeans = MPS, uses: dict[int, GpuUse] | None = None) -> NodeView:
+    view = view_of(*gpus)
+    words = {gpus[index].uuid: use for index, use in (uses or {}).items()}
+    return replace(view, node=replace(view.node, sharing=by), uses=words)
+
+
+def served(view: NodeView, request: Request) -> tuple[NodeView, Granted]:
+    """The view once the request has what it gets now, and what that is."""
+    decision = decide(view, request)
+    assert isinstance(decision, Granted), decision
+    allocation = Allocation(f"a-{len(view.allocations)}", request, decision.grants, Phase.ACTIVE, 0.0)
+    after = carry_out(view, decision.plan)
+    return replace(after, allocations=(*after.allocations, allocation)), decision
+
+
+def filled(view: NodeView, request: Request) -> tuple[NodeView, list[Grant], Waiting]:
+    """The view once nobody more gets what the request asks for, what was given, and what the next one waits for."""
+    given_away: list[Grant] = []
+    while isinstance(decision := decide(view, request), Granted):
+        view, decision = served(view, request)
+        given_away += decision.grants
+    return view, given_away, decision
+
+
+def parts(grants: list[Grant]) -> list[Part]:
+    return [grant for grant in grants if isinstance(grant, Part)]
+
+
+def check(view: NodeView) -> None:
+    """What must hold of every view that decisions lead to."""
+    taken: dict[WholeGpu | Slice, list[Part]] = defaultdict(list)
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if isinstance(grant, Part):
+                taken[grant.device].append(grant)
+    for device, there in taken.items():
+        (sharing,) = {part.sharing for part in there}
+        room = capacity(sharing, memory_of(device, view.node.gpu(device.gpu_uuid)))
+        assert sum(part.memory for part in there) <= room
+        assert sum(part.compute or 0 for part in there) <= 100
+        assert sharing is not Sharing.MEMORY_LIMITS or isinstance(device, WholeGpu)
+    held = [(each.id, grant) for each in view.allocations for grant in each.grants]
+    for (_, one), (_, other) in combinations(held, 2):
+        if overlap(one, other):
+            assert isinstance(one, Part)
+            assert isinstance(other, Part)
+            assert one.device == other.device
+
+
+@given(st.data(), means(), st.sampled_from(FAMILY_BOARDS))
+def test_nothing_is_given_twice_and_nothing_below_what_is_asked_for(
+    data: st.DataObject, offered: SharingMeans, board: Board
+) -> None:
+    """Whoever comes and goes on a machine of one family, with a GPU that cannot be cut beside it."""
+    modes = st.sampled_from([MigMode.ENABLED, MigMode.DISABLED])
+    gpus = [gpu_on(board, 0, mode=data.draw(modes)), uncuttable_gpu(1), uncuttable_gpu(2)]
+    uses = {index: data.draw(st.sampled_from([GpuUse.AUTO, *GpuUse])) for index in range(3)}
+    view = machine(*gpus, by=offered, uses=uses)
+    for number in range(data.draw(st.integers(1, 25))):
+        if view.allocations and data.draw(st.integers(0, 3)) == 0:
+            gone = data.draw(st.sampled_from(view.allocations))
+            view = replace(view, allocations=tuple(each for each in view.allocations if each is not gone))
+        amounts = st.integers(1, 8).map(lambda gib: GpuMemory(gib * GIB))
+        demand = data.draw(amounts | st.sampled_from([GpuShare(Fraction(1, 5)), GpuShare(Fraction(1, 2))]))
+        request = data.draw(requests() | st.builds(Request, st.just(demand), st.sampled_from(Isolation)))
+        try:
+            decision = decide(view, request)
+        except TrancheError:
+            continue
+        if isinstance(decision, Waiting):
+            continue
+        for grant in decision.grants:
+            assert request.isolation is Isolation.ANY or STRENGTH.index(grant.isolation) <= STRENGTH.index(
+                request.isolation
+            )
+            use = view.use_of(grant.gpu_uuid)
+            assert not isinstance(grant, Part) or grant.sharing in offered.offered
+            assert not isinstance(grant, Part) or use in (GpuUse.AUTO, GpuUse.SHARED)
+            assert use is GpuUse.AUTO or grant.slot is None or use is GpuUse.MIG
+            assert request.compute is None or (isinstance(grant, Part) and grant.compute == request.compute)
+        allocation = Allocation(f"a-{number}", request, decision.grants, Phase.ACTIVE, 0.0)
+        view = carry_out(view, decision.plan)
+        view = replace(view, allocations=(*view.allocations, allocation))
+        check(view)
+
+
+@given(sharing_views(), requests())
+def test_what_is_for_one_alone_is_chosen_first(view: NodeView, request: Request) -> None:
+    assume(request.compute is None and request.limit is None and request.count == 1)
+    try:
+        soft = decide(view, replace(request, isolation=Isolation.SOFT))
+    except TrancheError:
+        return
+    if not isinstance(soft, Granted) or not isinstance(soft.grants[0], Part):
+        return
+    try:
+        hard = decide(view, replace(request, isolation=Isolation.HARD))
+    except TrancheError:
+        return
+    assert isinstance(hard, Waiting)
+
+
+@given(sharing_views(), requests())
+def test_a_machine_that_shares_by_nothing_gives_what_it_gave_before_there_were_parts(
+    view: NodeView, request: Request
+) -> None:
+    assume(request.compute is None and request.limit is None)
+    view = replace(view, node=replace(view.node, sharing=SharingMeans()), uses={})
+
+    def outcome(isolation: Isolation) -> object:
+        try:
+            decision = decide(view, replace(request, isolation=isolation))
+        except TrancheError as error:
+            return type(error)
+        if isinstance(decision, Waiting):
+            return [(each.gpu_index, each.reason) for each in decision.obstacles]
+        return decision.grants, decision.plan.steps, decision.note
+
+    assert len({repr(outcome(isolation)) for isolation in Isolation}) == 1
+
+
+@pytest.mark.parametrize(
+    "by", [MPS, SharingMeans(frozenset({Sharing.MEMORY_LIMITS})), ALL], ids=["mps", "limits", "all"]
+)
+@pytest.mark.parametrize("amount", ["3G", "3Gi"])
+def test_four_share_a_t4_and_a_fifth_waits(by: SharingMeans, amount: str) -> None:
+    view, grants, waiting = filled(machine(uncuttable_gpu(), by=by), parse_request(gpu_memory=amount))
+    assert len(grants) == 4
+    (sharing,) = {part.sharing for part in parts(grants)}
+    assert sharing is (Sharing.MPS if by is MPS else Sharing.MEMORY_LIMITS)
+    (found,) = waiting.obstacles
+    assert found.reason == "NoRoom"
+    assert found.missing_memory > 0
+    assert set(found.allocation_ids) == {each.id for each in view.allocations}
+
+
+def test_an_amount_of_memory_is_the_programs_and_its_context_comes_on_top() -> None:
+    _, decision = served(machine(uncuttable_gpu()), parse_request(gpu_memory="3Gi"))
+    (part,) = parts(list(decision.grants))
+    assert part.memory == 3 * GIB + CONTEXT_MEMORY[Sharing.MPS]
+
+
+@pytest.mark.parametrize("share", [2, 3, 4, 5, 10])
+@pytest.mark.parametrize("by", [MPS, ALL], ids=["mps", "limits"])
+def test_shares_that_make_one_gpu_fit_together(share: int, by: SharingMeans) -> None:
+    request = Request(GpuShare(Fraction(1, share)))
+    _, grants, _ = filled(machine(uncuttable_gpu(), by=by), request)
+    assert len(parts(grants)) == share
+
+
+def test_a_whole_gpu_and_a_shared_one_are_never_the_same() -> None:
+    t4 = uncuttable_gpu()
+    small, whole = parse_request(gpu_memory="3G"), parse_request(gpus="1")
+    shared, _ = served(machine(t4), small)
+    waits = decide(shared, whole)
+    assert isinstance(waits, Waiting)
+    assert waits.obstacles[0].text == "shared by a-0"
+    alone, _ = served(machine(t4), whole)
+    waits = decide(alone, small)
+    assert isinstance(waits, Waiting)
+    assert waits.obstacles[0].text == "held whole by a-0"
+
+
+def test_parts_are_packed_so_that_whole_gpus_stay() -> None:
+    view = machine(*(uncuttable_gpu(index) for index in range(3)))
+    for _ in range(4):
+        view, _ = served(view, parse_request(gpu_memory="3G"))
+    assert {grant.gpu_uuid for each in view.allocations for grant in each.grants} == {view.node.gpus[0].uuid}
+    view, _ = served(view, parse_request(gpus="2"))
+
+
+def test_a_part_goes_where_the_least_room_is_left() -> None:
+    view = machine(uncuttable_gpu(0), uncuttable_gpu(1))
+    view, _ = served(view, parse_request(gpu="0.5"))
+    view, _ = served(view, parse_request(gpu="0.5", count="1"))
+    full = {grant.gpu_uuid for each in view.allocations for grant in each.grants}
+    assert len(full) == 1
+    view, _ = served(view, parse_request(gpu="0.2"))
+    view, decision = served(view, parse_request(gpu="0.1"))
+    assert decision.grants[0].gpu_uuid not in full
+
+
+def test_several_shares_lie_on_several_gpus() -> None:
+    _, decision = served(machine(*(uncuttable_gpu(index) for index in range(3))), parse_request(gpu="0.2", count="3"))
+    assert len({grant.gpu_uuid for grant in decision.grants}) == 3
+
+
+def test_one_device_has_one_mechanism() -> None:
+    view = machine(uncuttable_gpu(), by=ALL)
+    view, _ = served(view, parse_request(gpu="0.2", compute="30"))
+    waits = decide(view, parse_request(gpu_memory="3G", gpu_memory_limit="4G"))
+    assert isinstance(waits, Waiting)
+    assert waits.obstacles[0].text == "shared by MPS, which the request does not accept"
+    view, decision = served(view, parse_request(gpu="0.2"))
+    assert decision.mechanism == "mps"
+
+
+def test_turns_are_taken_only_by_who_asks_for_no_wall() -> None:
+    turns = SharingMeans(frozenset({Sharing.TIME_SLICING}))
+    view = machine(uncuttable_gpu(), by=turns)
+    with pytest.raises(SharingUnavailable, match="not offered here"):
+        decide(view, parse_request(gpu="0.2"))
+    _, decision = served(view, parse_request(gpu="0.2", isolation="none"))
+    assert decision.mechanism == "time-slicing"
+
+
+def test_a_ceiling_is_kept_by_mps_alone_and_ceilings_add_up_to_all_compute() -> None:
+    view = machine(uncuttable_gpu(), by=ALL)
+    for percent in ("60", "40"):
+        view, decision = served(view, parse_request(gpu_memory="1G", compute=percent))
+        assert parts(list(decision.grants))[0].compute == int(percent)
+    waits = decide(view, parse_request(gpu_memory="1G", compute="1"))
+    assert isinstance(waits, Waiting)
+    assert "ceilings of 100 %" in waits.obstacles[0].text
+    served(view, parse_request(gpu_memory="1G"))
+
+
+def test_mps_serves_no_more_programs_than_it_can() -> None:
+    few = SharingMeans(frozenset({Sharing.MPS}), mps_clients=3)
+    _, grants, waiting = filled(machine(uncuttable_gpu(), by=few), parse_request(gpu_memory="1G"))
+    assert len(grants) == 3
+    assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs on it"
+
+
+def test_memory_may_grow_only_by_the_drivers_limits() -> None:
+    request = parse_request(gpu_memory="3G", gpu_memory_limit="6G")
+    _, decision = served(machine(uncuttable_gpu(), by=ALL), request)
+    (part,) = parts(list(decision.grants))
+    assert part.sharing is Sharing.MEMORY_LIMITS
+    assert part.limit is not None
+    assert part.limit - part.memory == pytest.approx(3 * 10**9, abs=MIB)
+    with pytest.raises(SharingUnavailable, match=r"memory limits of the driver \(driver 580.65 is older than 615\)"):
+        decide(machine(uncuttable_gpu()), request)
+    with pytest.raises(DoesNotFit):
+        decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu_memory="3G", gpu_memory_limit="60G"))
+
+
+def test_an_old_gpu_is_not_shared_by_mps() -> None:
+    old = replace(uncuttable_gpu(), architecture="Pascal", compute_capability=(6, 1))
+    with pytest.raises(SharingUnavailable, match=r"MPS \(Pascal is older than Volta\)"):
+        decide(machine(old), parse_request(gpu="0.2"))
+
+
+def test_a_slice_comes_before_a_part_and_a_gpu_without_mig_before_one_that_can_be_cut() -> None:
+    view = machine(gpu_on(A100, 0, mode=MigMode.DISABLED), uncuttable_gpu(1))
+    _, decision = served(view, parse_request(gpu_memory="4Gi"))
+    assert decision.mechanism == "mig"
+    _, decision = served(view, parse_request(gpu_memory="4Gi", compute="20"))
+    assert decision.grants[0].gpu_uuid == view.node.gpus[1].uuid
+
+
+def cut_by_hand() -> NodeView:
+    """An A100 in two idle 3g.20gb that Tranche did not make."""
+    profile = next(each for each in placed(A100) if str(each.name) == "3g.20gb")
+    return machine(gpu_on(A100, instances=[instance_of(profile, Placement(start, 4)) for start in (0, 4)]))
+
+
+def test_parts_of_a_slice_are_given_where_no_slice_of_their_own_is_to_be_had() -> None:
+    """Two large slices that somebody cut by hand: nobody may destroy them, and four programs share one of them."""
+    view, grants, _ = filled(cut_by_hand(), parse_request(gpu_memory="4G"))
+    (gpu,) = view.node
+    assert {part.device for part in parts(grants)} == {
+        Slice(gpu.uuid, each.profile, each.placement) for each in gpu.instances
+    }
+    assert [part.device for part in parts(grants)][:4] == [parts(grants)[0].device] * 4
+    assert len(grants) == 8
+    check(view)
+
+
+def test_the_first_part_of_a_slice_starts_its_daemon_and_the_others_find_it() -> None:
+    view, first = served(cut_by_hand(), parse_request(gpu_memory="4G"))
+    assert [type(step) for step in first.plan.steps] == [StartMps]
+    view, second = served(view, parse_request(gpu_memory="4G"))
+    assert second.plan.empty
+    assert second.grants[0].slot == first.grants[0].slot
+
+
+def test_a_gpu_goes_from_slices_to_parts_only_when_nothing_is_on_it() -> None:
+    profile = next(each for each in placed(A100) if str(each.name) == "3g.20gb")
+    spot = Placement(0, 4)
+    gpu = gpu_on(A100, instances=[instance_of(profile, spot)])
+    key = InstanceKey(gpu.uuid, profile.name, spot)
+    view = replace(machine(gpu, uses={0: GpuUse.SHARED}), owned=frozenset({key}))
+    _, decision = served(view, parse_request(gpu_memory="4G"))
+    assert [type(step) for step in decision.plan.steps][:2] == [DestroyInstance, SetMigMode]
+    assert isinstance(decision.plan.steps[-1], StartMps)
+    assert decision.note.startswith(
+        "a share of GPU 0, with MIG mode turned off: 4.04 GiB by MPS (memory limited by the driver"
+    )
+    held = Allocation(
+        "a-9", parse_request(mig_profile="3g.20gb"), (Slice(gpu.uuid, profile.name, spot),), Phase.ACTIVE, 0.0
+    )
+    assert isinstance(decide(replace(view, allocations=(held,)), parse_request(gpu_memory="4G")), Waiting)
+
+
+def test_an_idle_daemon_ends_before_its_gpu_is_given_whole_or_cut() -> None:
+    gpu = replace(gpu_on(A100, mode=MigMode.DISABLED), daemons=(MpsDaemon(None, "", DaemonState.READY, GIB),))
+    for request in (parse_request(gpus="1"), parse_request(gpu_memory="4Gi")):
+        _, decision = served(machine(gpu), request)
+        assert isinstance(decision.plan.steps[0], StopMps)
+
+
+@pytest.mark.parametrize("state", [None, DaemonState.LOST, DaemonState.FAULT])
+def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | None) -> None:
+    view, decision = served(machine(uncuttable_gpu()), parse_request(gpu_memory="3G"))
+    (part,) = parts(list(decision.grants))
+    gpu = view.node.gpus[0]
+    daemons = () if state is None else (replace(gpu.daemons[0], state=state),)
+    held = replace(view.allocations[0], grants=(replace(part, unlimited=state is None),))
+    view = replace(view, node=replace(view.node, gpus=(replace(gpu, daemons=daemons),)), allocations=(held,))
+    waits = decide(view, parse_request(gpu_memory="1G"))
+    assert isinstance(waits, Waiting)
+    assert waits.obstacles[0].reason == "GpuBusy"
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "mechanism"),
+    [
+        (GpuUse.AUTO, {"gpu_memory": "4G"}, "mig"),
+        (GpuUse.MIG, {"gpu_memory": "4G"}, "mig"),
+        (GpuUse.SHARED, {"gpu_memory": "4G"}, "mps"),
+        (
+            GpuUse.OFF,
+            {"gpu_memory": "4G"},
+            "SharingUnavailable: is given whole or not at all: its policy is sharing=off",
+        ),
+        (
+            GpuUse.MIG,
+            {"gpu_memory": "4G", "compute": "9"},
+            "SharingUnavailable: is shared in slices alone: its policy is",
+        ),
+        (GpuUse.SHARED, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
+        (GpuUse.OFF, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
+        (GpuUse.SHARED, {"gpus": "1"}, "whole"),
+        (GpuUse.OFF, {"gpus": "1"}, "whole"),
+        (GpuUse.OFF, {"gpu_memory": "30G"}, "whole"),
+        (GpuUse.SHARED, {"gpu_memory": "30G"}, "whole"),
+    ],
+)
+def test_the_administrators_word_wins(use: GpuUse, options: dict[str, str], mechanism: str) -> None:
+    view = machine(gpu_on(A100, mode=MigMode.DISABLED), uses={0: use})
+    refusal = mechanism.partition("SharingUnavailable: ")[2]
+    if refusal:
+        with pytest.raises(SharingUnavailable, match=refusal):
+            decide(view, parse_request(**options))
+        return
+    _, decision = served(view, parse_request(**options))
+    assert decision.mechanism == mechanism
+
+
+def test_a_machine_without_means_says_of_each_why_not() -> None:
+    reasons = {
+        Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615",
+        Sharing.MPS: "nvidia-cuda-mps-control is missing",
+    }
+    view = machine(uncuttable_gpu(), by=SharingMeans(refused=reasons))
+    with pytest.raises(SharingUnavailable) as caught:
+        decide(view, parse_request(gpu="0.2"))
+    assert caught.value.message == (
+        "no GPU of this machine serves --gpu 0.2: has no MIG; a part of it needs memory limits of the driver "
+        "(driver 580.65 is older than 615) or MPS (nvidia-cuda-mps-control is missing)"
+    )
+    assert caught.value.hint == "ask for a whole GPU with --gpus 1"
+    with pytest.raises(SharingUnavailable, match="nothing else fences a part of a GPU hard"):
+        decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu="0.2", isolation="hard"))
+
+
+def test_a_node_that_was_not_asked_shares_nothing() -> None:
+    view = NodeView(NodeState((uncuttable_gpu(),)))
+    with pytest.raises(SharingUnavailable):
+        decide(view, parse_request(gpu="0.2", isolation="any"))
