@@ -130,6 +130,23 @@ def test_what_cannot_be_had_is_named(plain: TestMachine) -> None:
     assert "doctor.json" not in left_out
 
 
+def test_a_damaged_ledger_is_named_and_the_rest_is_there(plain: TestMachine) -> None:
+    plain.tranche("run", "--gpus", "1", "-q", "--", "true")
+    target = plain.folder / "bundle.tar.gz"
+    for log in plain.state_dir.glob("ledger.db-*"):
+        log.unlink()
+    plain.ledger.write_bytes(b"no database" * 1000)
+    plain.tranche("bundle", "--yes", "-o", str(target))
+    files = opened(target)
+    left_out = {each["path"]: each["why"] for each in json.loads(files["contents.json"])["leftOut"]}
+    assert left_out["ledger.db"] == "LedgerCorrupt"
+    assert files.keys() >= {"doctor.json", "layout.json", "machine.json"}
+
+
+def test_an_archive_is_no_text_for_stdout(plain: TestMachine) -> None:
+    assert "goes into a file" in plain.tranche("bundle", "--yes", "-o", "-", code=2).stderr
+
+
 def test_without_a_terminal_somebody_has_to_say_so(plain: TestMachine) -> None:
     done = plain.tranche("bundle", code=2)
     assert "--yes" in done.stderr

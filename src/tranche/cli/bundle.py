@@ -48,6 +48,8 @@ def command(
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
     if not (only_list or yes or output or sys.stdin.isatty()):
         raise UsageError("nobody can be asked here whether to write the archive", hint="add --yes, or name it with -o")
+    if output == Path("-"):
+        raise UsageError("an archive goes into a file, not to stdout", hint="name a file with -o")
     now = time.time()
     moment = datetime.fromtimestamp(now, UTC)
     left_out: LeftOut = {}

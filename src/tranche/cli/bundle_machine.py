@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tranche.cli.answers import Answers
 from tranche.cli.looking import look_at, unsettled
 from tranche.cli.runtime import open_driver, open_host, register_places
 from tranche.cli.settings import Settings
 from tranche.core.errors import TrancheError
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.redaction import SHAPES, reduced
+from tranche.core.state import NodeState
 from tranche.documents.checkup import finding_document
 from tranche.documents.envelope import document
 from tranche.documents.events import event_document
@@ -41,12 +44,14 @@ _LOG_BYTES = 4 << 20
 
 
 def machine_entries(
-    settings: Settings, findings: Callable[[Settings], Sequence[Finding]], left_out: LeftOut
+    settings: Settings, findings: Callable[[Settings, Answers], Sequence[Finding]], left_out: LeftOut
 ) -> Iterator[Entry]:
     """Everything of this machine; what cannot be had is noted in `left_out`.
 
     The ledger comes first: what looks at the machine afterwards clears what dead processes left there.
     """
+
+    answers = Answers()
 
     def entry(path: str, about: str, make: Callable[[], bytes]) -> Iterator[Entry]:
         try:
@@ -55,6 +60,10 @@ def machine_entries(
             left_out[path] = error.reason
         except OSError as error:
             left_out[path] = error.strerror or type(error).__name__
+        except (
+            Exception
+        ) as error:  # what is broken is what somebody wants to look into: the rest is in the bundle all the same
+            left_out[path] = type(error).__name__
 
     extracts: list[bytes] = []
 
@@ -67,14 +76,18 @@ def machine_entries(
 
     yield from entry("ledger.db", "who holds what, the queue, plans and events: an SQLite file", ledger)
     for extract in extracts:
-        journal = journal_extract(extract)
-        yield Entry("journal.json", "plans with their steps, and what each step found", as_json(journal))
-    yield from entry("version.json", "versions of Tranche, Python, driver and NVML", lambda: _version(settings))
-    yield from entry("doctor.json", "which checks passed", lambda: _checkup(findings(settings)))
-    yield from entry("gpus.json", "GPUs and slices, and who holds them", lambda: _gpus(settings))
-    yield from entry("ps.json", "allocations and waiting requests", lambda: _shares(settings))
+        about = "plans with their steps, and what each step found"
+        yield from entry("journal.json", about, partial(_journal, extract))
+    yield from entry(
+        "version.json", "versions of Tranche, Python, driver and NVML", lambda: _version(settings, answers)
+    )
+    yield from entry("doctor.json", "which checks passed", lambda: _checkup(findings(settings, answers)))
+    yield from entry("gpus.json", "GPUs and slices, and who holds them", lambda: answers.to(lambda: _gpus(settings)))
+    yield from entry("ps.json", "allocations and waiting requests", lambda: answers.to(lambda: _shares(settings)))
     yield from entry("events.json", "what happened, by kind", lambda: _events(settings))
-    yield from entry("layout.json", "how the GPUs are cut now, as a layout", lambda: _layout(settings))
+    yield from entry(
+        "layout.json", "how the GPUs are cut now, as a layout", lambda: answers.to(lambda: _layout(settings))
+    )
     yield from entry("machine.json", "kernel, distribution, driver modules", lambda: as_json(machine_facts()))
     yield from entry("xids.json", "XIDs in the kernel's log", lambda: as_json(kernel_xids()))
     for log in sorted(_LOGS.glob("*tranche*/*/*.log")):
@@ -92,13 +105,20 @@ def reduced_document(kind: str, **data: Any) -> bytes:
     return as_json(reduced(document(kind, **data), SHAPES[kind]))
 
 
-def _version(settings: Settings) -> bytes:
+def _journal(extract: bytes) -> bytes:
+    return as_json(journal_extract(extract))
+
+
+def _version(settings: Settings, answers: Answers) -> bytes:
+    def observed() -> NodeState:
+        with open_driver(settings) as opened:
+            return opened.observe()
+
     made = software()
     driver = nvml = None
     try:
-        with open_driver(settings) as opened:
-            node = opened.observe()
-            driver, nvml = node.driver_version, node.nvml_version
+        node = answers.to(observed)
+        driver, nvml = node.driver_version, node.nvml_version
     except TrancheError:
         pass  # the checkup says why
     return reduced_document(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from tranche.cli.answers import Answers
 from tranche.cli.cluster_checkup import cluster_checkup, kubeconfig_option, print_finding
 from tranche.cli.output import print_json
 from tranche.cli.runtime import open_driver, register_places
@@ -63,8 +64,8 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     sys.exit(1 if failures else 0)
 
 
-def machine_findings(settings: Settings) -> list[Finding]:
-    """Everything that was found on this machine."""
+def machine_findings(settings: Settings, answers: Answers | None = None) -> list[Finding]:
+    """Everything that was found on this machine, of a driver that may hang."""
     places: Places | None = None
     found: list[Finding] = []
     try:
@@ -72,19 +73,25 @@ def machine_findings(settings: Settings) -> list[Finding]:
         state = [check_state_folder(places), check_ledger(places)]
     except TrancheError as error:
         state = [failed("state-folder", error)]
-    node: NodeState | None = None
+    whole = places if state[-1].status is Status.PASS else None
     try:
-        with open_driver(settings) as driver:
-            node = driver.observe()
-            found += check_node(node)
-            if places is not None and state[-1].status is Status.PASS and os.path.exists(places.ledger):
-                found += _leftovers(driver, node, places)
-            found.append(check_reset_command(driver.reset_command, node))
+        found += (answers or Answers()).to(lambda: _of_driver(settings, whole))
     except TrancheError as error:
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")
     found.append(check_permission(Path(simulated) if simulated else None))
     return [*found, *state]
+
+
+def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:
+    """What the driver says, also beside the ledger where `places` has a sound one."""
+    with open_driver(settings) as driver:
+        node = driver.observe()
+        found = [*check_node(node)]
+        if places is not None and os.path.exists(places.ledger):
+            found += _leftovers(driver, node, places)
+        found.append(check_reset_command(driver.reset_command, node))
+        return found
 
 
 def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]:

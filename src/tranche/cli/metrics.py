@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from tranche.cli.answers import Answers
 from tranche.cli.extras import extra_missing
 from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
-from tranche.core.errors import UsageError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.node.files import write_text
+
+if TYPE_CHECKING:
+    from tranche.metrics.facts import NodeFacts
 
 
 @click.command(cls=TrancheCommand)
@@ -33,13 +39,14 @@ from tranche.node.files import write_text
 def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     """Print GPUs, slices, holders, queue and changes as metrics, in OpenMetrics.
 
-    What cannot be measured has no value. The agent of a Kubernetes node serves the same, and more, under /metrics.
+    What cannot be measured has no value. When the machine cannot be read at all, a text file loses its values, too. The
+    agent of a Kubernetes node serves the same, and more, under /metrics.
     """
     try:
         from tranche.metrics import exposition
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche metrics'", "metrics", error) from error
-    from tranche.metrics.machine import facts_of_machine
+    from tranche.metrics.machine import facts_of_machine, facts_without_machine
     from tranche.metrics.names import MetricNames, named_samples
 
     if textfile is not None and not textfile.parent.is_dir():
@@ -47,10 +54,22 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
             f"cannot write {textfile}: there is no folder {textfile.parent}",
             hint="name the folder of node exporter's --collector.textfile.directory",
         )
-    with open_host(settings, reading=True) as host:
-        facts = facts_of_machine(host, look_at(host))
-    families, samples = named_samples(facts, MetricNames(names), platform.node())
+
+    def look() -> NodeFacts:
+        with open_host(settings, reading=True) as host:
+            return facts_of_machine(host, look_at(host))
+
+    def text(facts: NodeFacts, written: Callable[..., str]) -> str:
+        return written(*named_samples(facts, MetricNames(names), platform.node()))
+
+    try:
+        facts = Answers().to(look)
+    except TrancheError:
+        if textfile is not None:
+            # What stands there would be collected for ever, as if it had been measured now.
+            write_text(str(textfile), text(facts_without_machine(), exposition.textfile_text))
+        raise
     if textfile is None:
-        click.echo(exposition.openmetrics_text(families, samples), nl=False)
+        click.echo(text(facts, exposition.openmetrics_text), nl=False)
     else:
-        write_text(str(textfile), exposition.textfile_text(families, samples))
+        write_text(str(textfile), text(facts, exposition.textfile_text))

@@ -29,6 +29,11 @@ def facts_of_ledger(host: Host, now: float) -> NodeFacts:
     )
 
 
+def facts_without_machine() -> NodeFacts:
+    """What is known where neither the GPUs nor the register can be read."""
+    return NodeFacts(now=time.time(), version=version("tranche"), nvml_errors=NVML_ERRORS.counts())
+
+
 def facts_of_machine(host: Host, view: NodeView) -> NodeFacts:
     """All that one look can tell, which showed that. It takes two readings, since activity is what happened between two."""
     readings = _two_readings(view)

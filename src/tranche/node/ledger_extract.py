@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tranche.core.errors import LedgerCorrupt
 from tranche.core.redaction import BEFORE, EVENT_DATA, GRANT, KEEPER, REQUEST, STEP, Shape, kept, program, reduced
 from tranche.node import schema
 from tranche.node.ledger_copy import copied
@@ -72,7 +73,10 @@ def ledger_extract(ledger: Path) -> bytes:
         LedgerUnavailable: it is written all the time.
         LedgerCorrupt: it is of another version, or is no ledger.
     """
-    source = copied(ledger)
+    try:
+        source = copied(ledger)
+    except sqlite3.DatabaseError as error:
+        raise LedgerCorrupt(f"the ledger {ledger} is damaged: {error}") from error
     target = sqlite3.connect(":memory:", isolation_level=None)
     try:
         schema.create(target)
@@ -82,6 +86,8 @@ def ledger_extract(ledger: Path) -> bytes:
             if table in there:
                 _copy(source, target, table, columns)
         return target.serialize()
+    except sqlite3.DatabaseError as error:
+        raise LedgerCorrupt(f"the ledger {ledger} is damaged: {error}") from error
     finally:
         source.close()
         target.close()

@@ -1,0 +1,47 @@
+"""Looks at a machine whose driver may hang: a call that does not come back keeps the command no longer than a minute."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TypeVar
+
+from tranche.core.errors import HardwareError
+
+Seen = TypeVar("Seen")
+
+SECONDS = 60.0
+_SECONDS_AFTERWARDS = 1.0
+
+
+class Answers:
+    """Asks on threads of its own, one after the other. Once one was not answered, the next get a second each."""
+
+    def __init__(self) -> None:
+        self._seconds = SECONDS
+
+    def to(self, look: Callable[[], Seen]) -> Seen:
+        """What it returns or raises; HardwareError when it does neither in time. Its thread is left behind then."""
+        seen: list[Seen] = []
+        failures: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                seen.append(look())
+            except BaseException as error:
+                failures.append(error)
+
+        # click finds its command by the context.
+        asking = threading.Thread(target=copy_context().run, args=(ask,), daemon=True)
+        asking.start()
+        asking.join(self._seconds)
+        if failures:
+            raise failures[0]
+        if seen:
+            return seen[0]
+        waited, self._seconds = self._seconds, min(self._seconds, _SECONDS_AFTERWARDS)
+        raise HardwareError(
+            f"the NVIDIA driver has not answered for {waited:g} s",
+            hint="see whether nvidia-smi hangs as well, and what the kernel's log says: dmesg",
+        )
