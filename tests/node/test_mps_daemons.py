@@ -27,7 +27,7 @@ from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, MpsDaemon
 from tranche.node import register
-from tranche.node.daemon_care import IDLE_SECONDS
+from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.host import Host
 from tranche.node.mps_records import DaemonRecords
 from tranche.node.session import process_lives, process_start_time

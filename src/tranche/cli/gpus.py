@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tranche.cli.output import print_json, print_table, warn
-from tranche.cli.runtime import open_driver, register_places
+from tranche.cli.runtime import child_environment, open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
@@ -50,7 +50,7 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
     """The machine as it is now, and whether the ledger could be read."""
     with open_driver(settings) as driver:
         try:
-            return look(driver, register_places(settings, reading=True), _unsettled), True
+            return look(driver, register_places(settings, reading=True), _unsettled, child_environment(settings)), True
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; who holds which slice is not shown")
             return NodeView(driver.observe()), False

@@ -122,7 +122,7 @@ class MpsProcess:
         if found is not None:
             with suppress(MpsFailed):
                 self.control.quit(seconds=_QUIT_SECONDS)
-            _await_end(found, sleep)
+                _await_end(found, sleep)
         for server in self.servers():
             _kill(server, sleep)
         if found is not None and found.lives:

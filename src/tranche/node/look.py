@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
@@ -11,6 +13,7 @@ from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.node import records, register
+from tranche.node.daemon_due import care_needed
 from tranche.node.ledger import open_to_read
 from tranche.node.leftovers import anything_left
 from tranche.node.mps_records import DaemonRecords
@@ -18,15 +21,21 @@ from tranche.node.mps_view import node_with_daemons
 from tranche.node.session import Places
 
 
-def look(driver: Driver, places: Places, unsettled: Callable[[TrancheError], None]) -> NodeView:
+def look(
+    driver: Driver,
+    places: Places,
+    unsettled: Callable[[TrancheError], None],
+    environment: Mapping[str, str] = os.environ,
+) -> NodeView:
     """The machine as it is now, after whatever a dead process left behind was cleared by whoever may.
 
-    `unsettled` is told why that was not possible.
+    `unsettled` is told why that was not possible. `environment` leads to the driver's programs.
     """
     ledger = open_to_read(places)
     try:
         with ledger.read() as db:
-            left = (not ledger.read_only or ledger.unwritable is not None) and anything_left(db, places)
+            left = anything_left(db, places) or care_needed(db, DaemonRecords(places.mps), time.time())
+            left = left and (not ledger.read_only or ledger.unwritable is not None)
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned = records.owned_instances(db) | _being_made(db)
     finally:
@@ -35,7 +44,7 @@ def look(driver: Driver, places: Places, unsettled: Callable[[TrancheError], Non
         unsettled(ledger.unwritable)
         left = False
     if left:
-        return _view_of_host(driver, places, unsettled)
+        return _view_of_host(driver, places, unsettled, environment)
     node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
     return NodeView(node, with_lost_limits(allocations, node), owned, changing)
 
@@ -48,10 +57,12 @@ def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
     return journal.being_made(journal.running_plans(db))
 
 
-def _view_of_host(driver: Driver, places: Places, unsettled: Callable[[TrancheError], None]) -> NodeView:
+def _view_of_host(
+    driver: Driver, places: Places, unsettled: Callable[[TrancheError], None], environment: Mapping[str, str]
+) -> NodeView:
     from tranche.node.host import Host  # what clears is slow to import, and seldom needed
 
-    host = Host(driver, places.state_dir)
+    host = Host(driver, places.state_dir, environment=environment)
     try:
         return host.look(unsettled)
     finally:

@@ -55,6 +55,11 @@ class DaemonRecord:
         return InstanceKey(self.gpu_uuid, parse_profile(self.profile), Placement(self.start, self.size))
 
     @property
+    def key(self) -> tuple[str, InstanceKey | None]:
+        """The device by its GPU's UUID and the slot of its instance."""
+        return self.gpu_uuid, self.slot
+
+    @property
     def mode_before(self) -> ComputeMode | None:
         """The compute mode to be put back; None where none was changed."""
         return ComputeMode(self.mode) if self.mode else None
