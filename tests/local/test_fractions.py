@@ -1,0 +1,237 @@
+"""`tranche run --gpu-memory` on GPUs without MIG: unmodified CUDA programs side by side, each with its own memory and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
+from tests.node.test_mps_daemons import end
+from tests.simulator.cuda_programs import PREAMBLE
+from tranche.core.errors import MpsPathTooLong, SharingUnavailable
+from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_records import DaemonRecords
+from tranche.node.session import Places
+
+GB = 10**9
+STEP_MIB = 64
+GREEDY = f"""
+context()
+sizes = []
+while True:
+    result, pointer = cu.cuMemAlloc({STEP_MIB} << 20)
+    if int(result):
+        tell([len(sizes) * {STEP_MIB}, int(result)])
+        break
+    sizes.append(pointer)
+wait()
+tell(code(cu.cuCtxSynchronize()))
+"""
+OUT_OF_MEMORY = 2
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="f", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def t4(folder: Path) -> Iterator[TestMachine]:
+    """A g4dn.xlarge: one T4, which has no MIG. Its daemons end with the test."""
+    with machine_in(folder, machine_type="g4dn.xlarge") as machine:
+        try:
+            yield machine
+        finally:
+            machine.end()
+            end_daemons(machine)
+
+
+def end_daemons(machine: TestMachine) -> None:
+    places = Places(machine.state_dir)
+    for record in DaemonRecords(places.mps).all():
+        MpsDaemons(places, machine.environment).process(record.device_uuid).stop()
+
+
+@dataclass
+class Tenant:
+    """A program under `tranche run`, which tells what it got and then waits for a word."""
+
+    process: subprocess.Popen[str]
+
+    def told(self) -> Any:
+        """What it tells next; None when it has ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def go_on(self) -> None:
+        """Let it end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit code, and what was said on stderr."""
+        _, said = self.process.communicate(timeout=120)
+        return self.process.returncode, said
+
+
+def tenant(machine: TestMachine, *request: str, code: str = GREEDY) -> Tenant:
+    process = subprocess.Popen(
+        [*TRANCHE, "run", *request, "--", sys.executable, "-c", PREAMBLE + code],
+        env=machine.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    machine._started.append(process)
+    return Tenant(process)
+
+
+def holders(machine: TestMachine) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = machine.json("ps")["allocations"]
+    return found
+
+
+def isolations(machine: TestMachine) -> list[str]:
+    """The isolation of each share."""
+    return [each["grants"][0]["isolation"] for each in holders(machine)]
+
+
+def nothing_left(machine: TestMachine) -> None:
+    """No daemon, no record, no compute mode."""
+    assert machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip() == "Default"
+    assert DaemonRecords(Places(machine.state_dir).mps).all() == ()
+
+
+def later(machine: TestMachine) -> None:
+    """Let the daemons look as if nobody had needed them for an hour."""
+    for path in Places(machine.state_dir).mps.glob("*.json"):
+        os.utime(path, (0, path.stat().st_mtime - 3600))
+
+
+@pytest.mark.parametrize("driver", ["515.65.01", "580.95.05", "615.71.09"])
+def test_four_programs_share_a_t4_and_a_fifth_waits(t4: TestMachine, driver: str) -> None:
+    t4.machine.set_driver(driver)
+    tenants = [tenant(t4, "--gpu-memory", "3G") for _ in range(4)]
+    for each in tenants:
+        got, code = each.told()
+        assert code == OUT_OF_MEMORY
+        assert 3 * GB - (STEP_MIB << 20) < got << 20 < 3 * GB + (256 << 20)
+    assert isolations(t4) == ["soft"] * 4
+    fifth = tenant(t4, "--gpu-memory", "3G")
+    wait_until(lambda: len(t4.json("ps")["waiters"]) == 1, fifth.process)
+    tenants[0].go_on()
+    assert tenants[0].told() == 0
+    assert fifth.told() is not None
+    for each in (*tenants[1:], fifth):
+        each.go_on()
+        assert each.told() == 0
+        assert each.ended()[0] == 0
+    assert holders(t4) == []
+    later(t4)
+    t4.tranche("gpus")
+    nothing_left(t4)
+
+
+def test_four_programs_share_one_slice(folder: Path) -> None:
+    with machine_in(folder, "A100-40GB") as machine:
+        try:
+            machine.cut_by_hand(0, "4g.20gb", "3g.20gb")
+            machine.hold("--mig-profile", "4g.20gb")
+            tenants = [tenant(machine, "--gpu-memory", "4G", "--compute", "25") for _ in range(4)]
+            for each in tenants:
+                got, code = each.told()
+                assert code == OUT_OF_MEMORY
+                assert 4 * GB - (STEP_MIB << 20) < got << 20 < 4 * GB + (256 << 20)
+            shares = [each["grants"][0] for each in holders(machine)][1:]
+            assert {(each["mechanism"], each["profile"], each["walls"]["compute"]) for each in shares} == {
+                ("mps", "3g.20gb", "ceiling")
+            }
+        finally:
+            machine.end()
+            end_daemons(machine)
+
+
+def test_turns_limit_no_memory_and_are_given_only_where_they_are_asked_for(t4: TestMachine) -> None:
+    t4.machine.set_driver("470.82.01")
+    got, code = tenant(t4, "--gpu-memory", "3G", "--isolation", "none").told()
+    assert got > 12 * 1024
+    assert code == OUT_OF_MEMORY
+    assert isolations(t4) == ["none"]
+    assert [each["grants"][0]["mechanism"] for each in holders(t4)] == ["time-slicing"]
+
+
+def test_a_tenant_that_is_taken_back_disturbs_nobody(t4: TestMachine) -> None:
+    first, second = tenant(t4, "--gpu-memory", "3G"), tenant(t4, "--gpu-memory", "5G")
+    assert first.told() is not None
+    assert second.told() is not None
+    (name,) = [each["id"] for each in holders(t4) if each["request"]["gpuMemoryBytes"] == 3 * GB]
+    t4.tranche("release", name, "--terminate")
+    assert first.ended()[0] == 128 + signal.SIGTERM
+    second.go_on()
+    assert second.told() == 0
+    assert second.ended()[0] == 0
+
+
+def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMachine) -> None:
+    first = tenant(t4, "--gpu-memory", "3G")
+    assert first.told() is not None
+    assert isolations(t4) == ["soft"]
+    (record,) = DaemonRecords(Places(t4.state_dir).mps).all()
+    end(record.pid)
+    assert isolations(t4) == ["none"]
+    wait_until(lambda: "LimitsLost" in t4.tranche("events").stdout)
+    assert "has died" in t4.tranche("explain", "--gpu-memory", "3G").stdout
+    t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
+    first.go_on()
+    _, said = first.ended()
+    assert "nothing limits its memory any more" in said
+    # As soon as nobody shares the GPU any more, it serves again.
+    again = tenant(t4, "--gpu-memory", "3G")
+    assert again.told() is not None
+    assert isolations(t4) == ["soft"]
+
+
+def test_tenants_that_are_killed_leave_nothing(t4: TestMachine) -> None:
+    tenants = [tenant(t4, "--gpu-memory", "3G") for _ in range(2)]
+    for each in tenants:
+        assert each.told() is not None
+    for holder in holders(t4):
+        os.kill(holder["pid"], signal.SIGKILL)
+    tenants[1].process.kill()
+    wait_until(lambda: holders(t4) == [])
+    t4.tranche("gpus")
+    nothing_left(t4)
+
+
+def test_a_driver_without_limits_is_refused_by_name(t4: TestMachine) -> None:
+    t4.machine.set_driver("470.82.01")
+    before = t4.changes()
+    refused = t4.tranche("run", "--gpu-memory", "3G", "--", "true", code=SharingUnavailable.exit_code)
+    assert "470.82.01 is older than 495" in refused.stderr
+    assert t4.changes() == before
+
+
+def test_a_state_folder_with_too_long_a_path_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    with machine_in(tmp_path / ("x" * 90), machine_type="g4dn.xlarge") as machine:
+        before = machine.changes()
+        refused = machine.tranche("run", "--gpu-memory", "3G", "--", "true", code=MpsPathTooLong.exit_code)
+        assert "107" in refused.stderr
+        assert "--state-dir" in refused.stderr
+        assert machine.changes() == before
+        assert holders(machine) == []
+        nothing_left(machine)
