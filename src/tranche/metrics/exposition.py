@@ -12,6 +12,8 @@ from prometheus_client.registry import CollectorRegistry
 
 from tranche.metrics.family import Distribution, MetricFamily, MetricSample
 
+_OPENMETRICS = "application/openmetrics-text"
+
 
 class _Snapshot:
     """What a registry collects: the samples of one scrape, by family, in the families' order."""
@@ -39,9 +41,16 @@ def textfile_text(families: Iterable[MetricFamily], samples: Iterable[MetricSamp
     return generate_latest(_registry(families, samples)).decode()
 
 
-def negotiated(families: Iterable[MetricFamily], samples: Iterable[MetricSample], accept: str) -> tuple[bytes, str]:
-    """The body and its content type, by the Accept header of a scrape."""
-    encode, content_type = choose_encoder(accept)
+def wants_openmetrics(accept: str) -> bool:
+    """Whether a scrape with that Accept header is answered in OpenMetrics; else in the older format of Prometheus."""
+    return choose_encoder(accept)[1].startswith(_OPENMETRICS)
+
+
+def exposed(
+    families: Iterable[MetricFamily], samples: Iterable[MetricSample], *, in_openmetrics: bool
+) -> tuple[bytes, str]:
+    """The body of a scrape's answer, and its content type."""
+    encode, content_type = choose_encoder(_OPENMETRICS if in_openmetrics else "text/plain")
     return encode(_registry(families, samples)), content_type
 
 

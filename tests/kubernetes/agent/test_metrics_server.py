@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tranche.kubernetes.agent.process import metrics_server
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.observation.inventory import Inventory
+from tranche.metrics.facts import NodeFacts
 from tranche.metrics.names import MetricNames
 
 
@@ -46,6 +48,31 @@ def test_pods_stand_on_their_slices_and_a_p4d_measures_no_activity(tmp_path: Pat
             assert (await scrape(server.port, path="/other"))[0] == 404
 
     on_node(tmp_path, check, "A100-40GB")
+
+
+def test_whoever_asks_again_and_again_gets_what_was_said_within_that_second(tmp_path: Path) -> None:
+    """Everybody in the cluster may ask, and each text takes the event loop that hands out devices for ten milliseconds."""
+    now = 100.0
+    made: list[float] = []
+
+    async def check(node: ManagedNode) -> None:
+        nonlocal now
+        async with measured(node, clock=lambda: now) as server:
+            look = server.facts
+
+            async def counted() -> NodeFacts:
+                made.append(now)
+                return await look()
+
+            server.facts = counted  # type: ignore[method-assign]
+            answers = await asyncio.gather(*(scrape(server.port) for _ in range(20)))
+            assert {status for status, _ in answers} == {200}
+            await scrape(server.port, accept="text/plain")
+            now += 1.0
+            await scrape(server.port)
+            assert made == [100.0, 100.0, 101.0]
+
+    on_node(tmp_path, check, "T4")
 
 
 def test_on_hopper_each_slice_shows_what_it_did_between_two_scrapes(tmp_path: Path) -> None:
@@ -118,11 +145,12 @@ def test_while_the_driver_hangs_scrapes_answer_with_what_is_known_and_one_thread
     async def check(node: ManagedNode) -> None:
         await cut(node, "all-3g.20gb")
         await give_to_pods(node)
-        machine = node.machine.machine
-        async with measured(node, patience=0.1) as server:
+        machine, ahead = node.machine.machine, 0.0
+        async with measured(node, patience=0.1, clock=lambda: time.monotonic() + ahead) as server:
             before = await scraped_until(server.port, lambda found: "tranche_gpu_power_watts" in found)
             machine.inject_latency("nvmlDeviceGetPowerUsage", 1.5)
             machine.inject_latency("nvmlDeviceGetMigMode", 1.5)
+            ahead = 1.0  # or they get what was said before
             try:
                 answers = await asyncio.gather(*(scrape(server.port) for _ in range(20)))
                 await until(lambda: sum(thread.name == "gauges" for thread in threading.enumerate()) == 1)

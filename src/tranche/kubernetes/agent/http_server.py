@@ -12,6 +12,7 @@ from tranche.core.errors import UsageError
 
 _REQUEST_SECONDS = 5.0
 _LONGEST_REQUEST = 8192
+_MOST_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,14 @@ class HttpAnswer:
 class HttpServer:
     """Asks `answer` for a path, without its query, and the request's headers, with lower-case names.
 
-    A request and its answer together may take five seconds; then the connection is closed.
+    A request and its answer together may take five seconds; then the connection is closed. Of more than 64 connections the
+    oldest is closed, so that nobody who opens many takes the agent's memory, nor its place from the one who asks next.
     """
 
     def __init__(self, answer: Callable[[str, Mapping[str, str]], Awaitable[HttpAnswer]]) -> None:
         self._answer = answer
         self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.StreamWriter, None] = {}
 
     @property
     def port(self) -> int:
@@ -58,6 +61,11 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= _MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -76,6 +84,7 @@ class HttpServer:
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asked went away, was too slow, or does not speak HTTP
         finally:
+            self._open.pop(writer, None)
             writer.close()
 
 

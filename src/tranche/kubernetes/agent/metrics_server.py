@@ -23,12 +23,14 @@ from tranche.kubernetes.agent.look_aside import LookAside
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
 from tranche.kubernetes.services import NodeServices
-from tranche.metrics.exposition import negotiated
+from tranche.metrics.exposition import exposed, wants_openmetrics
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
 from tranche.metrics.machine import facts_of_ledger
 from tranche.metrics.names import MetricNames, named_samples
 
 _OLDEST_READING_SECONDS = 120.0
+_SAID_AGAIN_SECONDS = 1.0
+"""Whoever asks within that time gets the same text: making it is work on the agent's event loop, and everybody may ask."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class MetricsServer:
         self._ledger: LookAside[NodeFacts] = LookAside("ledger-metrics", clock=clock)
         self._xids: dict[tuple[str, int], XidRecord] = {}
         self._server: HttpServer | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._said: dict[bool, tuple[float, HttpAnswer]] = {}  # when and what, in OpenMetrics or not
 
     @property
     def port(self) -> int:
@@ -115,9 +119,14 @@ class MetricsServer:
     async def _answer(self, path: str, headers: Mapping[str, str]) -> HttpAnswer:
         if path != "/metrics":
             return HttpAnswer(HTTPStatus.NOT_FOUND, b"see /metrics\n", "text/plain")
-        families, samples = named_samples(await self.facts(), self._settings.names, self._services.node_name)
-        content, content_type = negotiated(families, samples, headers.get("accept", ""))
-        return HttpAnswer(HTTPStatus.OK, content, content_type)
+        in_openmetrics = wants_openmetrics(headers.get("accept", ""))
+        async with self._one_at_a_time:
+            said_at, said = self._said.get(in_openmetrics, (float("-inf"), HttpAnswer(HTTPStatus.OK)))
+            if self._clock() - said_at >= _SAID_AGAIN_SECONDS:
+                families, samples = named_samples(await self.facts(), self._settings.names, self._services.node_name)
+                said = HttpAnswer(HTTPStatus.OK, *exposed(families, samples, in_openmetrics=in_openmetrics))
+                self._said[in_openmetrics] = self._clock(), said
+        return said
 
     async def facts(self) -> NodeFacts:
         """All that is known now."""
