@@ -301,6 +301,7 @@ def test_files_that_are_none(
             examiner.run(*(name if each == "-" else each for each in command))
         examiner.run("layout", "assert", "-c", "one", "-f", name)
         examiner.run("layout", "plan", "-c", "one", "-f", name, "-o", "json")
+        examiner.run("replay", name)
     examiner.finish(record_property, 80, "files that are none")
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.cli import in_process
 from tests.machines import TRANCHE, TestMachine
+from tranche.node import bounded
 
 CHANGED = 52
 
@@ -86,6 +88,26 @@ def test_what_is_no_record_is_refused(two_a100: TestMachine, tmp_path: Path, tex
 def test_a_file_that_is_not_there_is_refused(two_a100: TestMachine, tmp_path: Path) -> None:
     two_a100.tranche("replay", str(tmp_path / "missing"), code=2)
     two_a100.tranche("replay", str(tmp_path), code=2)
+
+
+def test_a_record_may_come_through_a_pipe(two_a100: TestMachine, recording: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [*TRANCHE, "replay", str(pipe), "-o", "json"]
+    with subprocess.Popen(command, env=two_a100.environment, stdout=subprocess.PIPE) as replaying:
+        pipe.write_bytes(recording.read_bytes())
+        assert len(json.loads(replaying.communicate()[0])["decisions"]) == 5
+    assert replaying.returncode == 0
+
+
+def test_a_pipe_that_nobody_writes_is_given_up(
+    two_a100: TestMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "SILENCE_SECONDS", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    done = in_process.run(["replay", str(tmp_path / "pipe")], two_a100.environment)
+    assert (done.fault, done.code) == ("", 2)
+    assert "pipe: nothing was written to it for 0.05 s" in done.stderr
 
 
 def test_a_pipe_that_nobody_reads_is_no_record(two_a100: TestMachine, tmp_path: Path) -> None:

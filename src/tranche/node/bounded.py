@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 LIMIT = 2**20
 """In bytes: as much as a ConfigMap holds, and far more than any layout, hooks, plan, checkpoint or configuration file has."""
@@ -21,11 +26,9 @@ def read_bounded(path: str | Path, *, limit: int = LIMIT) -> bytes:
 
     OSError where it cannot be read, and when a named pipe is silent for a minute; TooLong past `limit` bytes.
     """
-    # Without O_NONBLOCK the opening of a pipe waits until somebody opens its other end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    descriptor = _open(path)
     try:
-        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        return read_all(descriptor, limit=limit, silence=SILENCE_SECONDS if is_pipe else None)
+        return read_all(descriptor, limit=limit, silence=_silence_of(descriptor))
     finally:
         os.close(descriptor)
 
@@ -42,6 +45,40 @@ def read_all(descriptor: int, *, limit: int = LIMIT, silence: float | None = Non
         chunks.append(chunk)
         room -= len(chunk)
     raise TooLong(f"it is longer than {limit} bytes")
+
+
+class Arriving(io.RawIOBase):
+    """A file, pipe or device of any length, as it arrives. OSError where it cannot be read, and when a named pipe is silent."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self._descriptor = -1  # what could not be opened is closed all the same
+        self._descriptor = _open(path)
+        self._silence = _silence_of(self._descriptor)
+
+    def readable(self) -> bool:
+        """It can be read, and nothing else."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Some of what comes next; 0 at the end."""
+        _await_data(self._descriptor, self._silence)
+        return os.readv(self._descriptor, [buffer])
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed and self._descriptor >= 0:
+            os.close(self._descriptor)
+        super().close()
+
+
+def _open(path: str | Path) -> int:
+    # Without O_NONBLOCK the opening of a pipe waits until somebody opens its other end.
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def _silence_of(descriptor: int) -> float | None:
+    return SILENCE_SECONDS if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
 
 
 def _await_data(descriptor: int, silence: float | None) -> None:
