@@ -1,4 +1,4 @@
-# The agent of a Kubernetes node: docker build -t tranche-agent:0.1.0 .
+# The agent of a Kubernetes node: docker build -t tranche-agent:0.1.0 --build-arg TRANCHE_COMMIT="$(git rev-parse HEAD)" .
 # Without a registry, and with a list of what is inside: make image
 ARG PYTHON_IMAGE=python:3.13-slim-trixie
 
@@ -12,6 +12,8 @@ RUN python -m pip install --quiet --target /build --require-hashes -r requiremen
 COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY simulator simulator
 COPY src src
+# What `tranche version` says that it was made from.
+ARG TRANCHE_COMMIT=
 # Byte code is trusted without a look at its source, whose time differs from build to build. The simulator's C sources stay behind:
 # the agent needs its catalogue of boards only.
 RUN PYTHONPATH=/build python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --no-deps --no-build-isolation \
@@ -21,9 +23,11 @@ RUN PYTHONPATH=/build python -m pip --python /opt/tranche/bin/python install --q
 
 FROM ${PYTHON_IMAGE}
 ARG PYTHON_IMAGE
+ARG TRANCHE_COMMIT=
 LABEL org.opencontainers.image.title="tranche-agent" \
       org.opencontainers.image.description="Cuts the NVIDIA GPUs of a Kubernetes node into slices and offers them to pods" \
       org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${TRANCHE_COMMIT}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}"
 COPY --from=build /opt/tranche /opt/tranche

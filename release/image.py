@@ -15,9 +15,10 @@ from pathlib import Path
 from release.base_image import ensure_base
 from release.builders import find_builder
 from release.errors import ReleaseError
-from release.image_sources import ROOT, digest, version
+from release.image_sources import ROOT, digest, sources, version
 from release.oci_archive import OciArchive
 from release.progress import Say
+from release.revision import last_change
 from release.sbom import bill_of_materials
 from tranche_simulator.build import cache_directory
 
@@ -56,7 +57,7 @@ def full_name() -> str:
 
 def made_image() -> MadeImage | None:
     """The image of the sources as they are now, if it was built before; nothing is built."""
-    return _load(_cache() / "built" / digest())
+    return _load(_target())
 
 
 def make_image(say: Say) -> MadeImage:
@@ -65,7 +66,7 @@ def make_image(say: Say) -> MadeImage:
     Raises:
         ReleaseError: there is no builder or no base, a step of the Dockerfile fails, or the image is too big.
     """
-    target = _cache() / "built" / digest()
+    target = _target()
     if (made := _load(target)) is not None:
         return made
     with _one_at_a_time():
@@ -97,12 +98,21 @@ def deliver(image: MadeImage, folder: Path = ROOT / "build") -> tuple[Path, Path
     return places
 
 
+def revision() -> str:
+    """The revision that last changed what the image is made of; empty where git cannot tell."""
+    return last_change(*sources()) or ""
+
+
+def _target() -> Path:
+    return _cache() / "built" / digest(ROOT, revision())
+
+
 def _build(folder: Path, say: Say) -> MadeImage:
     builder = find_builder(_cache() / "storage", say)
     base = ensure_base(builder, say)
     name = f"localhost/{NAME}:{version()}"
     say(f"building {NAME}:{version()} on {base} with {builder.name}")
-    builder.build(ROOT, name, {"PYTHON_IMAGE": base}, say)
+    builder.build(ROOT, name, {"PYTHON_IMAGE": base, "TRANCHE_COMMIT": revision()}, say)
     unnamed = folder / "unnamed.tar"
     builder.save(name, unnamed)
     archive = OciArchive(unnamed).named(full_name(), folder / _ARCHIVE)

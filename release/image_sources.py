@@ -16,12 +16,17 @@ def version(root: Path = ROOT) -> str:
     return str(project["version"])
 
 
-def source_files(root: Path = ROOT) -> list[Path]:
-    """Dockerfile, .dockerignore, and every file that a build may copy, in order."""
+def sources(root: Path = ROOT) -> list[Path]:
+    """The same as files and folders, as .dockerignore names them."""
     lines = (root / ".dockerignore").read_text().splitlines()
     admitted = [root / line.removeprefix("!") for line in lines if line.startswith("!")]
-    files = [root / "Dockerfile", root / ".dockerignore"]
-    for path in admitted:
+    return [root / "Dockerfile", root / ".dockerignore", *admitted]
+
+
+def source_files(root: Path = ROOT) -> list[Path]:
+    """Dockerfile, .dockerignore, and every file that a build may copy, in order."""
+    files: list[Path] = []
+    for path in sources(root):
         files += [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     return sorted(file for file in files if not _left_out(file.relative_to(root)))
 

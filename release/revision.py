@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 from release.image_sources import ROOT
 
 
 def commit() -> str | None:
     """The checkout's revision, with `-dirty` behind it where files differ from it; None where git cannot tell."""
-    revision = _git("rev-parse", "HEAD")
-    return revision if revision is None or not _git("status", "--porcelain") else f"{revision}-dirty"
+    return _marked(_git("rev-parse", "HEAD"), ROOT)
+
+
+def last_change(*paths: Path, root: Path = ROOT) -> str | None:
+    """The revision that last changed one of these files and folders of the checkout; `-dirty` and None as for `commit`."""
+    return _marked(_git("log", "-1", "--format=%H", "--", *map(str, paths), root=root), root, *paths)
 
 
 def build_environment() -> dict[str, str]:
@@ -20,9 +25,15 @@ def build_environment() -> dict[str, str]:
     return {**os.environ, **({"SOURCE_DATE_EPOCH": moment} if moment else {})}
 
 
-def _git(*arguments: str) -> str | None:
+def _marked(revision: str | None, root: Path, *paths: Path) -> str | None:
+    if not revision:
+        return None
+    return f"{revision}-dirty" if _git("status", "--porcelain", "--", *map(str, paths), root=root) else revision
+
+
+def _git(*arguments: str, root: Path = ROOT) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

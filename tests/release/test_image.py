@@ -8,6 +8,7 @@ import io
 import json
 import marshal
 import re
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 from release.errors import ReleaseError
-from release.image import BYTES_MAX, MadeImage, full_name, made_image, make_image
-from release.image_sources import ROOT, digest, source_files, version
+from release.image import BYTES_MAX, MadeImage, full_name, made_image, make_image, revision
+from release.image_sources import ROOT, digest, source_files, sources, version
 from release.oci_archive import OciArchive
 from release.progress import go_summary, run_with_progress
+from release.revision import last_change
 from release.sbom import bill_of_materials
 
 _PIN = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
@@ -62,7 +64,16 @@ def test_its_labels_say_what_it_is_and_what_it_stands_on(image: MadeImage) -> No
     assert said["title"] == "tranche-agent"
     assert said["version"] == version()
     assert said["licenses"] == "Apache-2.0"
+    assert said["revision"] == revision()
     assert said["name"] == image.base
+
+
+@pytest.mark.image
+def test_it_knows_the_revision_that_it_was_made_from(image: MadeImage) -> None:
+    if not revision():
+        pytest.skip("git does not tell a revision")
+    path = f"{PACKAGES}/tranche/commit.txt"
+    assert OciArchive(image.archive).files((path,)) == {path: f"{revision()}\n".encode()}
 
 
 @pytest.mark.image
@@ -137,6 +148,33 @@ def test_the_images_locks_pin_what_the_project_needs_in_the_versions_that_are_te
     assert needed - {"tranche-simulator"} <= pinned.keys()
     assert pinned.items() <= tested.items()
     assert _pins(ROOT / "requirements-build.lock").items() <= tested.items()
+
+
+def test_the_revision_of_an_image_is_that_of_its_sources(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def last() -> str | None:
+        return last_change(*sources(tmp_path), root=tmp_path)
+
+    _checkout(tmp_path)
+    assert last() is None
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=sources")
+    first = git("rev-parse", "HEAD")
+    assert last() == first
+    (tmp_path / "notes.md").write_text("of no use to the image\n")
+    assert last() == first
+    git("add", ".")
+    git("commit", "--quiet", "--message=notes")
+    assert last() == first
+    (tmp_path / "src" / "a.py").write_text("b = 2\n")
+    assert last() == f"{first}-dirty"
+    git("commit", "--quiet", "--all", "--message=change")
+    assert last() == git("rev-parse", "HEAD") != first
 
 
 def test_the_digest_of_the_sources_follows_every_file_and_no_byte_code(tmp_path: Path) -> None:
