@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.strategies import node_views
 from tranche.cli import agent
 from tranche.cli.main import root as command_line
 from tranche.core.allocation import NodeView
+from tranche.core.sharing import Sharing, SharingMeans
 from tranche.hardware.host_facts import HostFacts
 from tranche.kubernetes.agent.boot_unit import OPTION
 from tranche.kubernetes.api.client import KubeClient
@@ -37,6 +39,7 @@ from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import MigState, Report
+from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 
 OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm", "client")
@@ -198,6 +201,9 @@ def policy_variable(name: str) -> str:
     return str(found)
 
 
+WITH_MPS = SharingMeans(frozenset(Sharing), mps_clients=48)
+
+
 def written_by_the_agent(expression: str) -> re.Pattern[str]:
     (pattern,) = re.findall(r"k[.]matches\('(.+)'\)", expression)
     return re.compile(pattern)
@@ -210,7 +216,9 @@ def test_every_label_that_the_agent_writes_is_one_that_the_policy_lets_it_write(
     allowed = written_by_the_agent(policy_variable("foreignLabels"))
     operands = dict.fromkeys((f"nvidia.com/gpu.deploy.{name}" for name in OPERANDS), "true")
     written = {
-        *feature_labels(view.node, strategy, HostFacts(product="p")),
+        *feature_labels(
+            replace(view.node, sharing=WITH_MPS), strategy, HostFacts(product="p"), ReplicaRules(virtual=10)
+        ),
         *Report(state, "Reason", "").labels,
         *pause(KubeNode("n", labels=operands)),
     }

@@ -186,6 +186,8 @@ def _option(setting: Setting) -> click.Option:
     if setting.kind is ValueKind.BOOLEAN:
         # As Go reads it: the flag alone means true, a value goes after `=`.
         return click.Option(names, is_flag=False, flag_value="true", metavar="BOOL", help=text)
+    if setting.kind is ValueKind.NUMBER:
+        return click.Option(names, is_flag=False, flag_value="10", metavar="N", help=text)
     metavar = "|".join(setting.choices) if setting.choices else "TEXT"
     return click.Option(names, metavar=metavar, help=text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
 from tranche.core.state import GpuInstance, GpuState, NodeState
@@ -35,6 +35,12 @@ def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
     instance, profile = gpu.instance_at(device.placement), gpu.profile(device.profile)
     known = None if instance is None else instance.memory
     return known or (0 if profile is None else profile.memory or 0)
+
+
+def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:
+    """The bytes of each device that the grants are parts of."""
+    parts = (grant for grant in grants if isinstance(grant, Part))
+    return {part.device: memory_of(part.device, node.gpu(part.gpu_uuid)) for part in parts}
 
 
 def device_uuid(grant: Grant, gpu: GpuState) -> str:

@@ -88,8 +88,11 @@ class MpsProcess:
     def start(self, device_uuid: str, *, sleep: Callable[[float], None] = time.sleep) -> DaemonProcess:
         """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up."""
         self.check_path()
-        for folder in (self.pipes, self.logs):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            for folder in (self.pipes, self.logs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {error}") from error
         environment = clean_environment(self.environment)
         settings = {PIPES: str(self.pipes), LOGS: str(self.logs), "CUDA_VISIBLE_DEVICES": device_uuid}
         # A file, not a pipe: the daemon may keep what it inherits open, and a pipe would not end before the daemon does.

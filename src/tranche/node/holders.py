@@ -53,12 +53,22 @@ class Holders:
         """
         allocation = Allocation(self.new_id(), request, grants, Phase.ACTIVE, self.clock(), keeper=keeper)
         with self._ledger.write() as db:
-            for allocation_id in superseded:
-                register.remove_allocation(db, allocation_id)
-            _refuse_planned(db, self._kinds, grants)
-            add_or_refuse(db, allocation, memory)
+            self.write_down(db, allocation, superseded, memory)
         self._boundary()
         return allocation.id
+
+    def write_down(
+        self,
+        db: sqlite3.Connection,
+        allocation: Allocation,
+        superseded: Collection[str],
+        memory: Mapping[WholeGpu | Slice, int] | None,
+    ) -> None:
+        """The same within a transaction of the caller's."""
+        for allocation_id in superseded:
+            register.remove_allocation(db, allocation_id)
+        _refuse_planned(db, self._kinds, allocation.grants)
+        add_or_refuse(db, allocation, memory)
 
     def settle(
         self,

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
-from tranche.core.devices import devices, memory_of
+from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.devices import devices, shared_memory
 from tranche.core.errors import (
     AllocationUnknown,
     LedgerUnavailable,
@@ -53,7 +54,7 @@ from tranche.node.repertoire import Repertoire
 from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
-from tranche.planning.daemons import with_daemons
+from tranche.planning.daemons import refuse_fenced, with_daemons
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -359,28 +360,47 @@ class Host:
         plan_id = "" if decision.plan.empty else self._new_id()
         try:
             with self.ledger.write() as db:
-                add_or_refuse(db, allocation, _capacities(allocation, view))
-                refuse_held_by_any(db, view, decision.plan, allocation.id)
+                add_or_refuse(db, allocation, shared_memory(allocation.grants, view.node))
                 if not records.remove_waiter(db, waiter.id):
                     raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
                 if plan_id:
-                    journal.open_plan(
-                        db,
-                        plan_id,
-                        decision.plan,
-                        session=self._session[0],
-                        created=self._clock(),
-                        allocation_id=allocation.id,
-                    )
+                    self._open_plan(db, plan_id, decision.plan, view, allocation.id)
         except BaseException:
             lock.release(remove=True)
             raise
         self._boundary()
         return Held(allocation, lock, key), plan_id
 
+    def _open_plan(self, db: sqlite3.Connection, plan_id: str, plan: Plan, view: NodeView, allocation_id: str) -> None:
+        refuse_held_by_any(db, view, plan, allocation_id)
+        session, created = self._session[0], self._clock()
+        journal.open_plan(db, plan_id, plan, session=session, created=created, allocation_id=allocation_id)
+
     def _requeue(self, waiter: records.Waiter) -> None:
         with self.ledger.write() as db:
             records.restore_waiter(db, waiter)
+
+    def hand_over(self, allocation: Allocation, superseded: Collection[str] = ()) -> None:
+        """Record that a holder for whom nobody decided has this from now on; those superseded end with it.
+
+        When this returns, MPS daemons in its way have ended, and those of its parts serve, with limits that were read back. What
+        fails is undone. GpuBusy as for `Holders.add`, and when a daemon lets nobody in.
+        """
+        with self._deciding(None):
+            view = self._current_view()
+            refuse_fenced(view, allocation.grants)
+            plan = with_daemons(Plan(f"for {allocation.keeper}"), allocation.grants, view)
+            plan_id = "" if plan.empty else self._new_id()
+            promised = replace(allocation, phase=Phase.PREPARING if plan_id else Phase.ACTIVE)
+            with self.ledger.write() as db:
+                self.holders.write_down(db, promised, superseded, shared_memory(allocation.grants, view.node))
+                if plan_id:
+                    self._open_plan(db, plan_id, plan, view, allocation.id)
+            self._boundary()
+        if plan_id:
+            self._carry_out(plan_id, allocation.id, no_progress, None)
+            with self.ledger.write() as db:
+                register.activate_allocation(db, allocation.id)
 
     def set_holder(self, held: Held, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
@@ -470,7 +490,7 @@ class Host:
         found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
         with self.ledger.write() as db:
             known = {each.id for each in register.allocations(db)}
-            memory = {part: size for each in found for part, size in _capacities(each, view).items()}
+            memory = shared_memory((grant for each in found for grant in each.grants), view.node)
             self.holders.adopt(db, [each for each in found if each.id not in known], memory)
             if self.driver.scope is Scope.ALL:
                 register.chore_done(db, ADOPT_SHARES)
@@ -490,9 +510,3 @@ class Host:
         ours = owned | journal.being_made(plans)
         node = self.observe()
         return NodeView(node, with_lost_limits(allocations, node), ours, changing), working
-
-
-def _capacities(allocation: Allocation, view: NodeView) -> dict[WholeGpu | Slice, int]:
-    """The bytes of each device that the allocation is granted a part of."""
-    parts = (grant for grant in allocation.grants if isinstance(grant, Part))
-    return {part.device: memory_of(part.device, view.node.gpu(part.gpu_uuid)) for part in parts}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, overlap
+from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState, InstanceKey, MpsDaemon
@@ -24,6 +25,14 @@ def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
     touched = {step.gpu_uuid for step in (*first, *last)}
     marks = {uuid: gpu.fingerprint for uuid, gpu in gpus.items() if uuid in touched}
     return replace(plan, steps=steps, fingerprints={**marks, **plan.fingerprints})
+
+
+def refuse_fenced(view: NodeView, grants: Sequence[Grant]) -> None:
+    """GpuBusy when somebody is to be let in where a daemon serves nobody more."""
+    for grant in grants:
+        gpu = view.node.gpu(grant.gpu_uuid)
+        if isinstance(grant, Part) and grant.sharing is Sharing.MPS and (why := fenced(gpu, grant.slot)):
+            raise GpuBusy(f"{gpu.label} is not shared further: {why}")
 
 
 def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:

@@ -93,7 +93,6 @@ def test_booleans_are_read_as_go_reads_them(text: str, value: bool) -> None:
         ("flags: {nvidiaDriverRoot: 3}", "flags.nvidiaDriverRoot must be a text"),
         ("flags: {renameByDefault: true}", "unknown field: flags.renameByDefault"),
         ("flags: {plugin: mixed}", "flags.plugin must be a mapping"),
-        ("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}", "sharing.mps is not supported"),
         ("resources: {gpus: [{pattern: '*', name: gpu}]}", "resources.gpus is not supported"),
         ("imex: {channelIDs: [0]}", "imex.channelIDs is not supported"),
         ("flags: {deviceDiscoveryStrategy: tegra}", "flags.deviceDiscoveryStrategy is not supported"),

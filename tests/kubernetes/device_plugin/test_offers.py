@@ -9,7 +9,7 @@ from tests.kubernetes.device_plugin.nodes import node, whole
 from tranche.core.allocation import Allocation, Grant, Part, Phase, WholeGpu
 from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import NO_SHARING, Sharing
 from tranche.kubernetes.device_plugin.offers import offered
 from tranche.kubernetes.observation.replicas import ReplicaRules, SharedResource, replicated
 from tranche.kubernetes.observation.resources import MigStrategy, PluginDevice, advertise
@@ -20,7 +20,7 @@ GPU_0 = whole(0)
 
 def replicas(count: int) -> tuple[PluginDevice, ...]:
     rules = ReplicaRules((SharedResource(GPU, count, GPU),))
-    return replicated(advertise(node(GPU_0), MigStrategy.NONE), rules).devices
+    return replicated(advertise(node(GPU_0), MigStrategy.NONE), rules, NO_SHARING).devices
 
 
 def numbers(devices: tuple[PluginDevice, ...]) -> list[int | None]:

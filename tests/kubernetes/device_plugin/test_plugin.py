@@ -92,7 +92,7 @@ class Rig:
             self.pods,
             self.events,
             self.kube_node,
-            Machine(lambda config: files, read_links, needs_recovery),
+            Machine(lambda config: files, read_links, needs_recovery, host.daemons.records.pipes),
             Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             cdi_folder=self.cdi_folder,

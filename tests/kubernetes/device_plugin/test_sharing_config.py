@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import ALL_1G, BALANCED, cut, node, t4, whole
 from tranche.core.errors import PluginConfigInvalid
+from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
 from tranche.core.state import NodeState
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
-from tranche.kubernetes.device_plugin.sharing_config import MOST_REPLICAS, read_time_slicing
+from tranche.kubernetes.device_plugin.sharing_config import MOST_REPLICAS, read_sharing
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, replicated
 from tranche.kubernetes.observation.resources import advertise
 
@@ -28,10 +29,11 @@ def config_of(text: str) -> PluginConfig:
 def counts(text: str, state: NodeState) -> dict[str, int]:
     """What a node advertises under that configuration file."""
     config = config_of(text)
-    advertised = replicated(advertise(state, config.mig_strategy), config.sharing)
+    advertised = replicated(advertise(state, config.mig_strategy), config.sharing, WITH_MPS)
     return {resource.name: len(resource.devices) for resource in advertised.resources}
 
 
+WITH_MPS = SharingMeans(frozenset(Sharing), mps_clients=48)
 TESLAS = node(t4(0), t4(1))
 BALANCED_PAIR = node(*(cut(index, *BALANCED) for index in range(2)))
 
@@ -85,6 +87,16 @@ DOCUMENTED = [
         {"nvidia.com/gpu": 1, "nvidia.com/gpu.quarter": 4, "nvidia.com/gpu.half": 4},
     ),
     (
+        "sharing: {mps: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 10}]}}",
+        TESLAS,
+        {"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 20},
+    ),
+    (
+        "{flags: {migStrategy: mixed}, sharing: {mps: {resources: [{name: nvidia.com/mig-3g.20gb, replicas: 4}]}}}",
+        BALANCED_PAIR,
+        {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 4, "nvidia.com/mig-2g.10gb": 2, "nvidia.com/mig-3g.20gb": 8},
+    ),
+    (
         "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3, devices: 1}]}}",
         TESLAS,
         {"nvidia.com/gpu": 4},
@@ -103,6 +115,10 @@ def test_what_is_read() -> None:
         (SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu"),), one_per_request=True
     )
     assert config_of("version: v1").sharing == NOT_SHARED
+    for said, one in (("", True), ("failRequestsGreaterThanOne: false, ", False)):
+        rules = config_of(f"sharing: {{mps: {{{said}resources: [{TEN}]}}}}").sharing
+        shared_by_mps = SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu", sharing=Sharing.MPS)
+        assert rules == ReplicaRules((shared_by_mps,), one_per_request=one), "one alone, as with NVIDIA"
     assert config_of("sharing: {timeSlicing: null}").sharing == NOT_SHARED
 
 
@@ -144,7 +160,15 @@ def shared(rule: str) -> str:
             f"sharing: {{timeSlicing: {{rename: true, resources: [{TEN}]}}}}",
             "unknown field: sharing.timeSlicing.rename",
         ),
-        (f"sharing: {{timeSlicing: {{resources: [{TEN}]}}, mps: {{resources: [{TEN}]}}}}", "sharing.mps is not supp"),
+        (
+            f"sharing: {{timeSlicing: {{resources: [{TEN}]}}, mps: {{resources: [{TEN}]}}}}",
+            "timeSlicing and mps say of the same node",
+        ),
+        ("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 61}]}}", "61 is more than the 60"),
+        ("sharing: {mps: {}}", "sharing.mps: no resources specified"),
+        ("sharing: {mps: {share: true}}", "unknown field: sharing.mps.share"),
+        ("sharing: {turns: {}}", "unknown field: sharing.turns"),
+        ("flags: {mpsRoot: /run/nvidia/mps}", "flags.mpsRoot is not supported"),
         ("flags: {plugin: {sharedDevicesAllocationPolicy: random}}", "is not one of distributed, spread, packed"),
     ],
 )
@@ -167,5 +191,41 @@ JSON = st.recursive(
 @given(JSON)
 def test_whatever_the_block_says_the_answer_is_rules_or_a_reason(block: Any) -> None:
     with contextlib.suppress(PluginConfigInvalid):
-        rules = read_time_slicing(block)
+        rules = read_sharing({"timeSlicing": block})
         assert all(2 <= rule.replicas <= MOST_REPLICAS for rule in rules.resources)
+
+
+def test_virtual_gpus_are_offered_beside_what_they_are_of() -> None:
+    def offered(state: NodeState, *, means: SharingMeans = WITH_MPS, count: str = "10") -> dict[str, int]:
+        config = read_config(flags={"--mig-strategy": "mixed", "--vgpu": count})
+        advertised = replicated(advertise(state, config.mig_strategy), config.sharing, means)
+        assert bool(advertised.unshared) is (means is not WITH_MPS or count == "60")
+        return {resource.name: len(resource.devices) for resource in advertised.resources}
+
+    assert offered(TESLAS) == {"nvidia.com/gpu": 2, "k8s.amazonaws.com/vgpu": 20}
+    assert offered(TESLAS, count="20") == {"nvidia.com/gpu": 2, "k8s.amazonaws.com/vgpu": 40}
+    slices = {"nvidia.com/gpu": 0, "nvidia.com/mig-3g.20gb": 2, "k8s.amazonaws.com/vgpu": 20}
+    assert offered(node(cut(0, "3g.20gb@0", "3g.20gb@4"))) == slices
+    assert offered(TESLAS, count="60") == {"nvidia.com/gpu": 2, "k8s.amazonaws.com/vgpu": 0}, "48 clients"
+    assert offered(TESLAS, means=NO_SHARING) == {"nvidia.com/gpu": 2, "k8s.amazonaws.com/vgpu": 0}
+    assert read_config(flags={"--vgpu": "0"}).sharing == NOT_SHARED
+
+
+@pytest.mark.parametrize("count", ["1", "-1", "61", "ten", ""])
+def test_a_number_of_virtual_gpus_that_cannot_be_is_refused(count: str) -> None:
+    with pytest.raises(PluginConfigInvalid, match=f"--vgpu: '{count}' is no number of virtual GPUs: from 2 to 60"):
+        read_config(flags={"--vgpu": count})
+
+
+def test_virtual_gpus_and_a_sharing_block_exclude_one_another() -> None:
+    with pytest.raises(PluginConfigInvalid, match="vgpu and sharing say of the same devices"):
+        read_config(yaml.safe_load(shared(TEN)), flags={"--vgpu": "10"})
+
+
+def test_a_cut_gpu_as_a_whole_is_not_shared_by_mps() -> None:
+    config = config_of("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}")
+    advertised = replicated(advertise(node(cut(0), whole(1)), config.mig_strategy), config.sharing, WITH_MPS)
+    assert len(advertised.devices) == 4
+    assert advertised.unshared == (
+        "nvidia.com/gpu is not offered of GPU 0: it is in MIG mode, and MPS serves its slices alone",
+    )

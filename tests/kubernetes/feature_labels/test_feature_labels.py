@@ -15,6 +15,7 @@ from tests.kubernetes.mig_manager.mig_world import gpu
 from tests.strategies import node_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.quantity import MIB
+from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels, is_feature_label
@@ -158,6 +159,29 @@ def test_gpus_that_are_all_cut_are_not_shared() -> None:
     labels = feature_labels(a100s("all-balanced"), MigStrategy.MIXED, FACTS, rules("nvidia.com/gpu", 10))
     assert (labels["nvidia.com/gpu.replicas"], labels["nvidia.com/gpu.sharing-strategy"]) == ("0", "none")
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
+
+
+WITH_MPS = SharingMeans(frozenset(Sharing), mps_clients=48)
+
+
+def test_gpus_that_are_shared_by_mps_say_so_where_the_machine_has_it() -> None:
+    sharing = ReplicaRules((SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu", sharing=Sharing.MPS),))
+    state = a100s("all-disabled")
+    labels = feature_labels(replace(state, sharing=WITH_MPS), MigStrategy.NONE, FACTS, sharing)
+    assert labels["nvidia.com/mps.capable"] == "true"
+    assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-SHARED"
+    assert (labels["nvidia.com/gpu.replicas"], labels["nvidia.com/gpu.sharing-strategy"]) == ("10", "mps")
+    assert feature_labels(state, MigStrategy.NONE, FACTS, sharing) == {**COMMON, **WHOLE}, "not claimed where it is not"
+
+
+def test_a_node_of_virtual_gpus_has_the_label_of_awss_plugin_beside_what_is_true_of_its_gpus() -> None:
+    state, virtual = a100s("all-disabled"), ReplicaRules(virtual=10)
+    labels = feature_labels(replace(state, sharing=WITH_MPS), MigStrategy.NONE, FACTS, virtual)
+    said = {"nvidia.com/mps.capable": "true", "k8s.amazonaws.com/accelerator": "vgpu"}
+    assert labels == {**COMMON, **WHOLE, **said}
+    assert feature_labels(state, MigStrategy.NONE, FACTS, virtual) == {**COMMON, **WHOLE}
+    others = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
+    assert "k8s.amazonaws.com/accelerator" not in changed_labels(others, {**COMMON, **WHOLE}, 1.0)
 
 
 def test_media_attributes_are_written_with_a_dot() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, node, whole
 from tests.strategies import node_views
 from tranche.core.allocation import NodeView, Part, WholeGpu
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import NO_SHARING, Sharing
 from tranche.kubernetes.observation.listings import Holding
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, held_with, replicated
 from tranche.kubernetes.observation.resources import MigStrategy, advertise
@@ -20,7 +20,7 @@ QUARTERS = ReplicaRules((SharedResource(GPU, 4, GPU),))
 
 
 def devices_of(rules: ReplicaRules, *gpus: int) -> list[str]:
-    advertised = replicated(advertise(node(*map(whole, gpus)), MigStrategy.NONE), rules)
+    advertised = replicated(advertise(node(*map(whole, gpus)), MigStrategy.NONE), rules, NO_SHARING)
     return [device.id for device in advertised.devices]
 
 
@@ -39,7 +39,8 @@ def test_devices_are_chosen_by_index_uuid_old_name_and_number() -> None:
     for devices, chosen in ((("1:2",), 1), ((piece.uuid,), 1), ((old,), 1), (3, 3), (("1:0", old), 2), (("0",), 0)):
         rules = ReplicaRules((SharedResource(SLICE, 5, f"{SLICE}.part", devices),))
         found = {
-            each.name: len(each.devices) for each in replicated(advertise(state, MigStrategy.MIXED), rules).resources
+            each.name: len(each.devices)
+            for each in replicated(advertise(state, MigStrategy.MIXED), rules, NO_SHARING).resources
         }
         assert found == {GPU: 1, SLICE: 7 - chosen, **({f"{SLICE}.part": 5 * chosen} if chosen else {})}
 
@@ -50,7 +51,7 @@ def test_the_first_rule_that_chooses_a_device_counts() -> None:
 
 
 def test_several_replicas_of_a_device_are_one_part_of_it() -> None:
-    advertised = replicated(advertise(node(whole(0), whole(1)), MigStrategy.NONE), QUARTERS)
+    advertised = replicated(advertise(node(whole(0), whole(1)), MigStrategy.NONE), QUARTERS, NO_SHARING)
     first, second, _, _, other, *_ = advertised.devices
     whole_memory = whole(0).memory
     parts = tuple(
@@ -81,7 +82,7 @@ def test_each_device_is_offered_whole_or_in_as_many_parts_as_fit(
 ) -> None:
     plain = advertise(view.node, strategy)
     assume(len({device.uuid for device in plain.devices}) == len(plain.devices))
-    shared = replicated(plain, rules)
+    shared = replicated(plain, rules, NO_SHARING)
     ids = [device.id for device in shared.devices]
     assert len(set(ids)) == len(ids)
     assert {device.uuid for device in shared.devices} == {device.uuid for device in plain.devices}

@@ -164,6 +164,9 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- with .Values.deviceIDStrategy }}
 - --device-id-strategy={{ . }}
 {{- end }}
+{{- with .Values.virtualGPUs }}
+- --vgpu={{ . }}
+{{- end }}
 {{- range $flag, $value := dict "pass-device-specs" .Values.passDeviceSpecs "gdrcopy-enabled" .Values.gdrcopyEnabled "gds-enabled" .Values.gdsEnabled "mofed-enabled" .Values.mofedEnabled }}
 {{- if kindIs "bool" $value }}
 - --{{ $flag }}={{ $value }}

@@ -30,7 +30,7 @@ def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: P
         services.pods,
         services.gpu_events,
         services.node,
-        Machine(_device_files, read_links, needs_recovery),
+        Machine(_device_files, read_links, needs_recovery, services.host.daemons.records.pipes),
         Announcer(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,
         cdi_folder=cdi_folder,

@@ -71,6 +71,7 @@ class PluginConfig:
     disabled_health_checks: str = ""
     enabled_health_checks: str = ""
     sharing: ReplicaRules = NOT_SHARED
+    virtual_gpus: int = 0
 
     @property
     def cdi_enabled(self) -> bool:
@@ -104,7 +105,7 @@ def read_config(
     for refused in UNSUPPORTED:
         _refuse(refused, document, environment, flags)
     _refuse_unknown(document)
-    values: dict[str, Any] = {"sharing": sharing_config.read_time_slicing(_at(document, sharing_config.PLACE))}
+    values: dict[str, Any] = {"sharing": sharing_config.read_sharing(_at(document, (sharing_config.PLACE,)))}
     for setting in SETTINGS:
         found = _lookup(setting, document, environment, flags)
         if found is not None:
@@ -125,7 +126,9 @@ def _checked(config: PluginConfig) -> PluginConfig:
         raise _invalid(f"{wanted[0]} is not supported when all device-list strategies are CDI")
     if config.device_id_strategy is DeviceIdStrategy.INDEX and config.cdi_enabled:
         raise _invalid("device-id-strategy index is not supported with CDI: CDI devices are named by UUID")
-    return config
+    if config.virtual_gpus and config.sharing.resources:
+        raise _invalid("vgpu and sharing say of the same devices how they are shared: choose one of them")
+    return replace(config, sharing=replace(config.sharing, virtual=config.virtual_gpus))
 
 
 def _document(file: object) -> Mapping[str, Any]:
@@ -155,7 +158,7 @@ def _refuse(
 
 def _refuse_unknown(document: Mapping[str, Any]) -> None:
     """A name that no setting has is a mistake, or of a newer version of NVIDIA's plugin: both must not pass unseen."""
-    known = [setting.place for setting in (*SETTINGS, *UNSUPPORTED)] + [("version",), sharing_config.PLACE]
+    known = [setting.place for setting in (*SETTINGS, *UNSUPPORTED)] + [("version",), (sharing_config.PLACE,)]
 
     def check(part: Mapping[str, Any], path: tuple[str, ...]) -> None:
         for key, value in part.items():
@@ -200,6 +203,12 @@ def _parse(setting: Setting, value: object, where: str) -> object:
         if text not in _TRUE + _FALSE:
             raise _invalid(f"{where} must be true or false, not '{text}'")
         return text in _TRUE
+    if setting.kind is ValueKind.NUMBER:
+        text = _text(value)
+        if not text.isdecimal() or not (int(text) == 0 or 2 <= int(text) <= sharing_config.MOST_CLIENTS):
+            most = sharing_config.MOST_CLIENTS
+            raise _invalid(f"{where}: '{text}' is no number of virtual GPUs: from 2 to {most}, the most clients of MPS")
+        return int(text)
     if not isinstance(value, str):
         raise _invalid(f"{where} must be a text")
     if setting.kind is ValueKind.CHOICE:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError, UsageError
+from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
@@ -25,6 +25,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.health import Ward, recall_lost, xid_policy
+from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, with_mps
 from tranche.kubernetes.device_plugin.offers import offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
@@ -46,11 +47,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the plugin asks of the machine beside the inventory. `links` and `needs_recovery` block."""
+    """What the plugin asks of the machine beside the inventory. `links` and `needs_recovery` block.
+
+    `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
+    """
 
     files: Callable[[PluginConfig], DeviceFiles]
     links: Callable[[], Links]
     needs_recovery: Callable[[str], bool]
+    mps_pipes: Callable[[str], Path]
 
 
 class DevicePlugin:
@@ -194,7 +199,7 @@ class DevicePlugin:
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
         files = self._machine.files(config)
-        advertised = replicated(advertise(node, config.mig_strategy), config.sharing)
+        advertised = replicated(advertise(node, config.mig_strategy), config.sharing, node.sharing)
         if config.cdi_enabled:
             # A runtime looks devices up when a container starts.
             await asyncio.to_thread(self._write_cdi, node, files)
@@ -264,7 +269,9 @@ class DevicePlugin:
             self._links = (gpus, {})
 
     def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
-        return "the GPU is lost" if device.gpu.uuid in lost else self._blind or self._ward.why_sick(device)
+        if device.gpu.uuid in lost:
+            return "the GPU is lost"
+        return self._blind or self._ward.why_sick(device) or why_fenced(device)
 
     def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, Announcement]:
         found = {}
@@ -273,6 +280,8 @@ class DevicePlugin:
             found["single"] = Announcement(Severity.WARNING, "MigStrategySingleInvalid", message)
         for warning in advertised.warnings:
             found[warning] = Announcement(Severity.WARNING, "SlicesNotAdvertised", warning)
+        for why in advertised.unshared:
+            found[why] = Announcement(Severity.WARNING, "DevicesNotShared", why)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
@@ -289,8 +298,7 @@ class DevicePlugin:
         """
         devices = [self._device(resource, device_id) for device_id in device_ids]
         config = self._config.latest.value
-        if config.sharing.one_per_request and len(devices) > 1 and any(each.replica is not None for each in devices):
-            raise UsageError(f"invalid request: maximum request size for shared resources is 1; found {len(devices)}")
+        refuse_request(devices, config.sharing)
         self._refuse_condemned(devices)
         try:
             allocation_id = await self._pods.hand_over(resource, held_with(devices))
@@ -305,7 +313,8 @@ class DevicePlugin:
             await self._pods.take_back(allocation_id)
             raise
         self._inventory.poke()
-        return respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
+        answer = respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
+        return with_mps(answer, resource, devices, self._machine.mps_pipes)
 
     def _refuse_condemned(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:

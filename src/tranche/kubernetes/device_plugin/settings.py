@@ -18,6 +18,7 @@ class ValueKind(Enum):
     BOOLEAN = "boolean"
     CHOICE = "choice"
     LIST = "list"
+    NUMBER = "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,14 @@ SETTINGS = (
         "sharedDevicesAllocationPolicy",
         choices=SHARED_POLICIES,
     ),
+    Setting(
+        "virtual_gpus",
+        "--vgpu",
+        ("TRANCHE_VGPU",),
+        (),
+        ValueKind.NUMBER,
+        "Offer each GPU and slice also as so many virtual GPUs (k8s.amazonaws.com/vgpu), by MPS; --vgpu alone: 10.",
+    ),
     _setting(
         "disabled_health_checks",
         "--disable-healthchecks",
@@ -200,11 +209,11 @@ def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str, *var
     return Unsupported(".".join(place), "", variables, place, harmless, why)
 
 
-_MPS = "replicas take turns (sharing.timeSlicing), and no MPS server is started for them"
+_MPS_ROOT = "the sockets of MPS daemons lie in the state folder"
 _LABELS = "feature labels are written to the node as soon as something changes, and have no settings"
 
 UNSUPPORTED = (
-    _refused("mps-root", ("flags", "mpsRoot"), ("",), _MPS),
+    _refused("mps-root", ("flags", "mpsRoot"), ("",), _MPS_ROOT),
     _refused(
         "fail-on-init-error",
         ("flags", "failOnInitError"),
@@ -241,6 +250,5 @@ UNSUPPORTED = (
     Unsupported("GFD_CONFIG_FILE", "", ("GFD_CONFIG_FILE",), (), ("",), "labels follow the device plugin's settings"),
     _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
     _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
-    _file_only(("sharing", "mps"), ("",), _MPS),
 )
 """What is known and refused, with the values that change nothing."""

@@ -12,13 +12,17 @@ from typing import Any
 
 from tranche.core.board import catalogue
 from tranche.core.errors import PluginConfigInvalid
+from tranche.core.sharing import Sharing
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource
 from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
-PLACE = ("sharing", "timeSlicing")
+PLACE = "sharing"
+MOST_CLIENTS = 60
+"""So many clients MPS serves on one device at most, from CUDA 13.1 on; 48 before, which the driver's version shows."""
 MOST_REPLICAS = 1000
 """No driver sets a limit for programs that take turns; a kubelet is not to be told of more devices than it can count."""
+_MECHANISMS = {"timeSlicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
 _LONGEST_NAME = 63
 _SHARED = ".shared"
 _FIELDS = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
@@ -26,11 +30,22 @@ _RULE_FIELDS = ("name", "replicas", "rename", "devices")
 _DEVICE = re.compile(r"\d+|\d+:\d+|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Fa-f-]+|MIG-GPU-[0-9A-Fa-f-]+/\d+/\d+")
 
 
-def read_time_slicing(block: object) -> ReplicaRules:
-    """The rules of a decoded `sharing.timeSlicing`, None for one that is not there; PluginConfigInvalid otherwise."""
-    where = ".".join(PLACE)
+def read_sharing(block: object) -> ReplicaRules:
+    """The rules of a decoded `sharing`, None for one that is not there; PluginConfigInvalid otherwise."""
     if block is None:
         return NOT_SHARED
+    blocks = {name: each for name, each in _mapping(block, PLACE, tuple(_MECHANISMS)).items() if each is not None}
+    if len(blocks) > 1:
+        raise PluginConfigInvalid(
+            f"{PLACE}: timeSlicing and mps say of the same node how its devices are shared",
+            hint="leave one of them out",
+        )
+    for name, found in blocks.items():
+        return _rules(found, f"{PLACE}.{name}", _MECHANISMS[name])
+    return NOT_SHARED
+
+
+def _rules(block: object, where: str, sharing: Sharing) -> ReplicaRules:
     fields = _mapping(block, where, _FIELDS)
     by_default = _boolean(fields, "renameByDefault", where)
     listed = fields.get("resources")
@@ -38,12 +53,13 @@ def read_time_slicing(block: object) -> ReplicaRules:
         raise PluginConfigInvalid(
             f"{where}: no resources specified", hint="list them under resources, each with its name"
         )
-    rules = tuple(_rule(each, f"{where}.resources[{place}]", by_default) for place, each in enumerate(listed))
+    rules = tuple(_rule(each, f"{where}.resources[{place}]", by_default, sharing) for place, each in enumerate(listed))
     _refuse_twice(rules, where)
-    return ReplicaRules(rules, one_per_request=_boolean(fields, "failRequestsGreaterThanOne", where))
+    one = _boolean(fields, "failRequestsGreaterThanOne", where, default=sharing is Sharing.MPS)
+    return ReplicaRules(rules, one_per_request=one)
 
 
-def _rule(entry: object, where: str, rename_by_default: bool) -> SharedResource:
+def _rule(entry: object, where: str, rename_by_default: bool, sharing: Sharing) -> SharedResource:
     fields = _mapping(entry, where, _RULE_FIELDS)
     name = _name(fields, where)
     replicas = fields.get("replicas")
@@ -51,12 +67,10 @@ def _rule(entry: object, where: str, rename_by_default: bool) -> SharedResource:
         raise PluginConfigInvalid(f"{where}.replicas must be a number")
     if replicas < 2:
         raise PluginConfigInvalid(f"{where}.replicas: number of replicas must be >= 2, not {replicas}")
-    if replicas > MOST_REPLICAS:
-        raise PluginConfigInvalid(
-            f"{where}.replicas: {replicas} is more than the {MOST_REPLICAS} that a device may have"
-        )
+    if replicas > (most := MOST_CLIENTS if sharing is Sharing.MPS else MOST_REPLICAS):
+        raise PluginConfigInvalid(f"{where}.replicas: {replicas} is more than the {most} that a device may have")
     offered_as = _offered_as(fields, name, where, rename_by_default)
-    return SharedResource(name, replicas, offered_as, _devices(fields.get("devices"), f"{where}.devices"))
+    return SharedResource(name, replicas, offered_as, _devices(fields.get("devices"), f"{where}.devices"), sharing)
 
 
 def _name(fields: Mapping[str, Any], where: str) -> str:
@@ -142,8 +156,10 @@ def _mapping(value: object, where: str, known: Collection[str]) -> Mapping[str, 
     return value
 
 
-def _boolean(fields: Mapping[str, Any], name: str, where: str) -> bool:
+def _boolean(fields: Mapping[str, Any], name: str, where: str, *, default: bool = False) -> bool:
     value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
+    if value is None:
+        return default
+    if isinstance(value, bool):
+        return value
     raise PluginConfigInvalid(f"{where}.{name} must be true or false")

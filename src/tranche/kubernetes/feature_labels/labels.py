@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from tranche.core.family import family_of_capability
 from tranche.core.quantity import MIB
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from tranche.hardware.host_facts import HostFacts
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, can_share
 from tranche.kubernetes.observation.resources import (
     DOMAIN,
     GPU_RESOURCE,
@@ -24,6 +25,8 @@ from tranche.kubernetes.observation.resources import (
 )
 
 TIMESTAMP_LABEL = f"{DOMAIN}/gfd.timestamp"
+ACCELERATOR_LABEL = "k8s.amazonaws.com/accelerator"
+"""Written where virtual GPUs are offered, and never taken back: others write it, with values of their own."""
 
 _GPU_PARTS = (
     *("product", "count", "replicas", "sharing-strategy", "memory", "family", "compute.major", "compute.minor"),
@@ -87,12 +90,17 @@ def feature_labels(
     if not gpus:
         return {}
     rules = {resource.name: sharing.rule_of_first(resource) for resource in advertise(node, strategy).resources}
-    shared = {name: _Shared(rule, sharing.sharing) for name, rule in rules.items() if rule is not None}
+    shared = {
+        name: _Shared(rule, rule.sharing)
+        for name, rule in rules.items()
+        if rule is not None and not can_share(rule.sharing, rule.replicas, node.sharing)
+    }
+    by_mps = sharing.by_mps and not node.sharing.why_not(Sharing.MPS)
     labels = {
         f"{GPU_RESOURCE}.machine": _label_text(facts.product) or "unknown",
         f"{GPU_RESOURCE}.mode": _mode(gpus, facts),
         f"{DOMAIN}/mig.capable": _bool(any(gpu.mig_capable for gpu in gpus)),
-        f"{DOMAIN}/mps.capable": "false",
+        f"{DOMAIN}/mps.capable": _bool(by_mps),
         **_versions(node),
         **_whole(gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE)),
     }
@@ -102,6 +110,8 @@ def feature_labels(
         labels |= _single(node, gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE))
     if strategy is MigStrategy.MIXED:
         labels |= _mixed(gpus, shared)
+    if sharing.virtual and by_mps:
+        labels[ACCELERATOR_LABEL] = "vgpu"
     return labels
 
 

@@ -16,7 +16,7 @@ DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 _METHOD = "/v1.PodResourcesLister/List"
 _TIMEOUT_SECONDS = 5.0
-_RESOURCE_PREFIX = "nvidia.com/"
+_RESOURCE_PREFIXES = ("nvidia.com/", "k8s.amazonaws.com/vgpu")
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),  # the kubelet's own limit for what it sends
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the back-off of the one before
@@ -82,7 +82,7 @@ def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
         for container in pod.containers:
             found: dict[str, dict[str, None]] = {}
             for devices in container.devices:
-                if devices.resource_name.startswith(_RESOURCE_PREFIX):
+                if devices.resource_name.startswith(_RESOURCE_PREFIXES):
                     found.setdefault(devices.resource_name, {}).update(dict.fromkeys(devices.device_ids))
             for resource, ids in found.items():
                 yield Listed(pod.namespace, pod.name, container.name, resource, tuple(ids))

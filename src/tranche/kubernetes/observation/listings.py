@@ -31,6 +31,11 @@ class Holding:
         """What the kubelet counts of it."""
         return frozenset((*self.replicas, *(grant for grant in self.grants if not isinstance(grant, Part))))
 
+    @property
+    def by_mps(self) -> bool:
+        """Whether a part of it is served by an MPS daemon."""
+        return any(isinstance(grant, Part) and grant.sharing is Sharing.MPS for grant in self.grants)
+
     def collides(self, other: Holding) -> bool:
         """Whether a kubelet that gives one away has taken the other back: both are of one unit, or of one device alone."""
         mine, theirs = ([each for each in held.grants if not isinstance(each, Part)] for held in (self, other))

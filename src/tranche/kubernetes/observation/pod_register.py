@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tranche.core.allocation import NodeView, Part, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, nearest_request, overlap
 from tranche.core.devices import devices, memory_of
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
@@ -107,9 +107,8 @@ class PodRegister:
 
     async def _hand_over(self, resource: str, given: Holding) -> str:
         keeper = PodKeeper(resource, kubelet=self._kubelet.run(), replicas=given.replicas)
-        request = nearest_request(given.grants)
         try:
-            return await asyncio.to_thread(self._host.holders.add, keeper, request, given.grants, memory=given.memory)
+            return await asyncio.to_thread(self._record, keeper, given)
         except GpuBusy:
             view, word = await self._look()
         _refuse_given_twice(word, view, given)
@@ -120,7 +119,16 @@ class PodRegister:
             and given.collides(holding(each))
             and _same_pod_again(each.keeper, keeper)
         ]
-        return await asyncio.to_thread(self._host.holders.add, keeper, request, given.grants, superseded, given.memory)
+        return await asyncio.to_thread(self._record, keeper, given, superseded)
+
+    def _record(self, keeper: PodKeeper, given: Holding, superseded: Sequence[str] = ()) -> str:
+        """Write the holder down, and have the daemons that it needs serve. Where none is in question, no GPU is asked."""
+        holders, request = self._host.holders, nearest_request(given.grants)
+        if not given.by_mps and not self._host.daemons.records.all():
+            return holders.add(keeper, request, given.grants, superseded, given.memory)
+        allocation = Allocation(holders.new_id(), request, given.grants, Phase.ACTIVE, holders.clock(), keeper=keeper)
+        self._host.hand_over(allocation, superseded)
+        return allocation.id
 
     async def take_back(self, allocation_id: str) -> None:
         """Undo a hand-over that nobody was told of."""

@@ -16,7 +16,7 @@ from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 from tranche.kubernetes.observation.listings import Unit, adopted, holding, units_listed
-from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
+from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, VGPU_RESOURCE, is_device_resource
 
 _NOT_KNOWN_WHICH = ""
 """The container of a holder of which only the pod is known: it may have any of the devices that are nobody else's."""
@@ -177,7 +177,7 @@ def _suppositions(
 
 def _may_be(grant: Grant, resource: str) -> bool:
     """Whether a device of that resource may be this grant, under whatever strategy it was given."""
-    names = [GPU_RESOURCE]
+    names = [GPU_RESOURCE, VGPU_RESOURCE]
     if grant.slot is not None:
         names.append(f"{DOMAIN}/{grant.slot.profile.resource_name}")
     return any(resource == name or resource.startswith(f"{name}.") for name in names)

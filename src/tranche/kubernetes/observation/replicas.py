@@ -9,23 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import Grant, Part, Slice, WholeGpu
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import Sharing, SharingMeans
 from tranche.kubernetes.observation.listings import Holding
-from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, Resource
+from tranche.kubernetes.observation.resources import VGPU_RESOURCE, Advertisement, PluginDevice, Resource
 
 
 @dataclass(frozen=True, slots=True)
 class SharedResource:
     """One rule: of the devices of resource `name`, those chosen are offered `replicas` times each, under `offered_as`.
 
-    `devices` is None for all of them, a number for the first so many, or names: an index (`0`, on a cut GPU `0:1`), a UUID, or a
-    MIG device's older name `MIG-GPU-<uuid>/<gpu instance>/<compute instance>`.
+    `sharing` is the mechanism. `devices` is None for all of them, a number for the first so many, or names: an index (`0`, on a
+    cut GPU `0:1`), a UUID, or a MIG device's older name `MIG-GPU-<uuid>/<gpu instance>/<compute instance>`.
     """
 
     name: str
     replicas: int
     offered_as: str
     devices: int | tuple[str, ...] | None = None
+    sharing: Sharing = Sharing.TIME_SLICING
 
     def chooses(self, place: int, device: PluginDevice) -> bool:
         """Whether it is about that device; `place` is the device's, from 0, among those of the resource."""
@@ -38,11 +39,19 @@ class SharedResource:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRules:
-    """How a node's devices are shared. With `one_per_request` no container may ask for more than one replica."""
+    """How a node's devices are shared. With `one_per_request` no container may ask for more than one replica.
+
+    `virtual` is how many virtual GPUs each device is offered as, beside its own resource; 0 for none.
+    """
 
     resources: tuple[SharedResource, ...] = ()
     one_per_request: bool = False
-    sharing: Sharing = Sharing.TIME_SLICING
+    virtual: int = 0
+
+    @property
+    def by_mps(self) -> bool:
+        """Whether anything is shared by MPS."""
+        return self.virtual > 0 or any(rule.sharing is Sharing.MPS for rule in self.resources)
 
     def rule(self, resource: str, place: int, device: PluginDevice) -> SharedResource | None:
         """The rule for a device, None for one that is not shared. The first that chooses it counts."""
@@ -58,27 +67,58 @@ NOT_SHARED = ReplicaRules()
 """Every device is one container's alone."""
 
 
-def replicated(advertised: Advertisement, rules: ReplicaRules) -> Advertisement:
+def replicated(advertised: Advertisement, rules: ReplicaRules, means: SharingMeans) -> Advertisement:
     """What the node advertises when devices are shared by the rules; names that it has not are passed over.
 
-    A resource keeps its name, if need be with no device, also when each of its devices is offered under another one.
+    A resource keeps its name, if need be with no device, also when each of its devices is offered under another one. What cannot
+    be shared by the machine's means is not offered at all: who asked for limits is not to meet somebody without any.
     """
-    if not rules.resources:
-        return advertised
     offered: dict[str, list[PluginDevice]] = {}
+    unshared: dict[str, None] = {}
+
+    def share(device: PluginDevice, rule: SharedResource) -> None:
+        replicas = offered.setdefault(rule.offered_as, [])
+        if why := _why_not_shared(device, rule, means):
+            unshared[why] = None
+            return
+        shared = replace(device, replicas=rule.replicas, sharing=rule.sharing)
+        replicas += (replace(shared, replica=number) for number in range(rule.replicas))
+
     for resource in advertised.resources:
         offered.setdefault(resource.name, [])
         for place, device in enumerate(resource.devices):
             rule = rules.rule(resource.name, place, device)
             if rule is None:
                 offered[resource.name].append(device)
-                continue
-            numbers = range(rule.replicas)
-            shared = replace(device, replicas=rule.replicas, sharing=rules.sharing)
-            replicas = (replace(shared, replica=number) for number in numbers)
-            offered.setdefault(rule.offered_as, []).extend(replicas)
+            else:
+                share(device, rule)
+            if rules.virtual:
+                share(device, _virtual(resource.name, rules.virtual))
     resources = tuple(Resource(name, tuple(devices)) for name, devices in offered.items())
-    return replace(advertised, resources=resources)
+    return replace(advertised, resources=resources, unshared=tuple(unshared))
+
+
+def can_share(sharing: Sharing, replicas: int, means: SharingMeans) -> str:
+    """Why a machine of these means cannot have a device shared by so many, in words; "" when it can."""
+    if sharing is not Sharing.MPS:
+        return ""
+    if why := means.why_not(sharing):
+        return f"MPS is not there: {why}"
+    if replicas > means.mps_clients:
+        return f"{replicas} replicas are more than the {means.mps_clients} clients that MPS serves"
+    return ""
+
+
+def _virtual(name: str, count: int) -> SharedResource:
+    return SharedResource(name, count, VGPU_RESOURCE, sharing=Sharing.MPS)
+
+
+def _why_not_shared(device: PluginDevice, rule: SharedResource, means: SharingMeans) -> str:
+    if why := can_share(rule.sharing, rule.replicas, means):
+        return f"{rule.offered_as} is not offered: {why}"
+    if rule.sharing is Sharing.MPS and device.instance is None and device.gpu.mig_enabled:
+        return f"{rule.offered_as} is not offered of {device.gpu.label}: it is in MIG mode, and MPS serves its slices alone"
+    return ""
 
 
 def held_with(devices: Sequence[PluginDevice]) -> Holding:

@@ -14,6 +14,8 @@ from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 
 DOMAIN = "nvidia.com"
 GPU_RESOURCE = f"{DOMAIN}/gpu"
+VGPU_RESOURCE = "k8s.amazonaws.com/vgpu"
+"""The resource of AWS's virtual GPU device plugin."""
 REPLICA_MARK = "::"
 """Parts a device's UUID from a replica's number."""
 _DEVICE_RESOURCE = re.compile(
@@ -23,7 +25,7 @@ _DEVICE_RESOURCE = re.compile(
 
 def is_device_resource(name: str) -> bool:
     """Whether a resource of that name is GPUs or slices, or replicas of them, whose name may have more at its end."""
-    return _DEVICE_RESOURCE.fullmatch(name) is not None
+    return name == VGPU_RESOURCE or _DEVICE_RESOURCE.fullmatch(name) is not None
 
 
 class MigStrategy(StrEnum):
@@ -106,11 +108,15 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Advertisement:
-    """What the node advertises. `problem` says why strategy single offers nothing; `warnings` what is left out."""
+    """What the node advertises. `problem` says why strategy single offers nothing; `warnings` what is left out.
+
+    `unshared` says what was to be shared and cannot be.
+    """
 
     resources: tuple[Resource, ...] = ()
     problem: str = ""
     warnings: tuple[str, ...] = ()
+    unshared: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[PluginDevice, ...]:

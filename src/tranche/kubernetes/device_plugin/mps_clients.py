@@ -1,0 +1,67 @@
+"""What containers need that share a device by MPS, and which of them are not let in. Pure.
+
+Every process of such a container speaks to the daemon of its device by sockets in one folder, and shares the host's /dev/shm
+with it. A container meets one daemon, so all its replicas are of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tranche.core.errors import UsageError
+from tranche.core.sharing import Sharing
+from tranche.hardware.mps_answers import limit_text
+from tranche.hardware.mps_control import PIPES
+from tranche.hardware.nodes import Mount
+from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.observation.replicas import ReplicaRules
+from tranche.kubernetes.observation.resources import PluginDevice
+from tranche.planning.daemons import fenced
+
+_SHARED_MEMORY = "/dev/shm"
+
+
+def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaRules) -> None:
+    """UsageError for a container that asks for more replicas than it may, or for replicas that it could not use."""
+    replicas = [device for device in devices if device.replica is not None]
+    alike = [device for device in replicas if not (rules.virtual and device.sharing is Sharing.MPS)]
+    if alike and rules.one_per_request and len(devices) > 1:
+        raise UsageError(f"invalid request: maximum request size for shared resources is 1; found {len(devices)}")
+    if len({device.uuid for device in replicas if device.sharing is Sharing.MPS}) > 1:
+        raise UsageError(
+            "invalid request: a container speaks to one MPS daemon, and these replicas are of several devices",
+            hint="ask for fewer, or wait until one device has room for all of them",
+        )
+
+
+def why_fenced(device: PluginDevice) -> str:
+    """Why nobody more may be let in on that device's daemon; "" when they may, and for a device that has no daemon."""
+    if device.replica is None or device.sharing is not Sharing.MPS:
+        return ""
+    return fenced(device.gpu, device.grant.slot)
+
+
+def with_mps(
+    answer: ContainerResponse, resource: str, devices: Sequence[PluginDevice], pipes: Callable[[str], Path]
+) -> ContainerResponse:
+    """The answer with what clients of MPS need, and with the limit of each; as it is for devices that are not shared so.
+
+    The daemon's own limit is that of the largest part of its device, and what a client is told can only be less.
+    """
+    clients = [device for device in devices if device.replica is not None and device.sharing is Sharing.MPS]
+    if not clients:
+        return answer
+    (uuid,) = {device.uuid for device in clients}
+    folder = f"/mps/{resource}/pipe"
+    share = len(clients) * (clients[0].memory // clients[0].replicas)
+    # A daemon shows its clients the one device that it serves, and calls it 0.
+    environment: Mapping[str, str] = {
+        **answer.environment,
+        PIPES: folder,
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(share)}",
+    }
+    shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
+    mounts = (*answer.mounts, Mount(str(pipes(uuid)), folder, read_only=False), shared)
+    return replace(answer, environment=environment, mounts=mounts)

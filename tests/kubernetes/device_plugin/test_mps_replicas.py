@@ -1,0 +1,196 @@
+"""Replicas and virtual GPUs by MPS, over the plugin's socket: nobody is let in before the limit is in force, and all holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.kubernetes.device_plugin.kubelet import until
+from tests.kubernetes.device_plugin.test_plugin import GPU, Rig, run, whole_gpus
+from tests.node.test_mps_daemons import short
+from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
+from tranche.core.allocation import Part
+from tranche.core.evidence import ADMISSION_SECONDS
+from tranche.core.request import parse_request
+from tranche.core.sharing import Sharing
+from tranche.core.state import ComputeMode, DaemonState, GpuState
+from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
+from tranche.local.queue import Queue
+from tranche.node.patience import Patience
+
+__all__ = ["short"]  # a fixture
+GIB, MIB = 2**30, 2**20
+VGPU = "k8s.amazonaws.com/vgpu"
+BY_MPS = "version: v1\nsharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
+GREEDY = """
+context()
+taken = 0
+while not int(cu.cuMemAlloc(256 << 20)[0]):
+    taken += 256
+tell(taken)
+wait()
+"""
+
+
+def gpu_of(rig: Rig, index: int = 0) -> GpuState:
+    return rig.host.view().node.gpus[index]
+
+
+def daemon(gpu: GpuState) -> tuple[DaemonState, int]:
+    (found,) = gpu.daemons
+    return found.state, found.limit
+
+
+def taken_by(rig: Rig, answer: pb.ContainerAllocateResponse) -> int:
+    """How many MiB an unmodified CUDA program gets that runs with what the kubelet was answered for its container."""
+    folders = {mount.container_path: mount.host_path for mount in answer.mounts}
+    environment = {**os.environ, **rig.node.machine.environment(), **answer.envs}
+    environment["CUDA_MPS_PIPE_DIRECTORY"] = folders[answer.envs["CUDA_MPS_PIPE_DIRECTORY"]]
+    environment["LD_LIBRARY_PATH"] = rig.node.machine.environment().get("LD_LIBRARY_PATH", "")
+    command = [sys.executable, "-c", PREAMBLE + GREEDY]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            return int(CudaProgram(process).told())
+        finally:
+            process.kill()
+
+
+def test_a_pod_is_answered_when_its_limit_is_in_force_and_gets_no_byte_more(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (8, 8)})
+        assert not gpu_of(rig).daemons, "nobody shares yet"
+        first, second = (gpu.uuid for gpu in rig.host.view().node.gpus)
+        one = await rig.kubelet.allocate(GPU, f"{first}::0")
+        memory = gpu_of(rig).memory
+        assert daemon(gpu_of(rig)) == (DaemonState.READY, memory // 4)
+        assert gpu_of(rig).compute_mode is ComputeMode.EXCLUSIVE
+        assert one.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
+        assert one.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={memory // 4 // MIB}M"
+        assert {mount.container_path for mount in one.mounts} >= {"/mps/nvidia.com/gpu/pipe", "/dev/shm"}
+        two = await rig.kubelet.allocate(GPU, f"{first}::1", f"{first}::2")
+        assert daemon(gpu_of(rig)) == (DaemonState.READY, 2 * (memory // 4))
+        quarter = await asyncio.to_thread(taken_by, rig, one)
+        half = await asyncio.to_thread(taken_by, rig, two)
+        assert 0.8 * memory / 4 < quarter * MIB <= memory / 4
+        assert 0.8 * memory / 2 < half * MIB <= memory / 2
+        held = rig.host.view().allocations
+        assert {(grant.mechanism, str(grant.isolation)) for each in held for grant in each.grants} == {("mps", "soft")}
+        assert not gpu_of(rig, 1).daemons
+        with pytest.raises(grpc.aio.AioRpcError, match="one MPS daemon, and these replicas are of several devices"):
+            await rig.kubelet.allocate(GPU, f"{first}::3", f"{second}::0")
+
+    run(short, scenario, flags=whole_gpus(short), file=BY_MPS % 4)
+
+
+def test_one_alone_gets_the_gpu_as_it_was_when_nobody_shares_it_any_more(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        await rig.kubelet.allocate(GPU, next(iter(rig.kubelet.devices[GPU])))
+        assert daemon(gpu_of(rig))[0] is DaemonState.READY
+        await rig.inventory.refresh()
+        rig.skip(ADMISSION_SECONDS + 1)
+        await rig.inventory.refresh()
+        await until(lambda: not rig.host.view().allocations, "the admission failed")
+        queue, request = Queue(rig.host), parse_request(gpus="1")
+        await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=Patience(False, None))
+        assert (gpu_of(rig).daemons, gpu_of(rig).compute_mode) == ((), ComputeMode.DEFAULT)
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
+def test_nobody_is_let_in_where_the_daemon_cannot_be_started(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        # Where its folder should be there is a file.
+        rig.host.daemons.records.pipes(gpu_of(rig).uuid).parent.mkdir(parents=True)
+        rig.host.daemons.records.pipes(gpu_of(rig).uuid).touch()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.kubelet.allocate(GPU, next(iter(rig.kubelet.devices[GPU])))
+        assert not rig.host.view().allocations
+        assert gpu_of(rig).compute_mode is ComputeMode.DEFAULT
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
+def test_a_daemon_that_dies_marks_its_pods_and_lets_nobody_in(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        first, second, *_ = rig.kubelet.devices[GPU]
+        await rig.kubelet.allocate(GPU, first)
+        rig.holdings.holders[first], rig.holdings.resources[first] = PodRef("ns", "a"), GPU
+        (record,) = rig.host.daemons.records.all()
+        os.kill(record.pid, signal.SIGKILL)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (4, 0)})
+        (allocation,) = rig.inventory.latest.value.view.allocations
+        (grant,) = allocation.grants
+        assert isinstance(grant, Part)
+        assert grant.unlimited
+        with pytest.raises(grpc.aio.AioRpcError, match="nobody is let in until all who share it have ended"):
+            await rig.kubelet.allocate(GPU, second)
+        await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said")
+        rig.holdings.holders.clear()
+        await rig.inventory.refresh()
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (4, 4)})
+        await rig.kubelet.allocate(GPU, second)
+        assert daemon(gpu_of(rig))[0] is DaemonState.READY
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
+def test_virtual_gpus_and_whole_ones_are_never_given_of_one_gpu(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2), VGPU: (20, 20)})
+        first, second = (gpu.uuid for gpu in rig.host.view().node.gpus)
+        available = [f"{second}::0", f"{first}::4", f"{second}::1", f"{first}::3", f"{second}::2"]
+        ids = await rig.kubelet.prefer(VGPU, available, 3)
+        assert ids == [f"{second}::0", f"{second}::1", f"{second}::2"], "all on one card"
+        answer = await rig.kubelet.allocate(VGPU, *ids)
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == second
+        assert answer.envs["CUDA_MPS_PIPE_DIRECTORY"] == f"/mps/{VGPU}/pipe"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.kubelet.allocate(GPU, second)
+        await rig.counts({GPU: (1, 1), VGPU: (20, 20)})
+        await rig.kubelet.allocate(GPU, first)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.kubelet.allocate(VGPU, f"{first}::0")
+        await rig.counts({GPU: (1, 1), VGPU: (10, 10)})
+        (part,) = (grant for each in rig.host.view().allocations for grant in each.grants if isinstance(grant, Part))
+        assert part.sharing is Sharing.MPS
+        taken = await asyncio.to_thread(taken_by, rig, answer)
+        assert taken * MIB <= part.memory == 3 * (gpu_of(rig, 1).memory // 10)
+
+    run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"})
+
+
+def test_a_slice_is_shared_by_a_daemon_of_its_own(short: Path) -> None:
+    file = "version: v1\nflags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: nvidia.com/mig-3g.20gb, replicas: 4}]}}"
+    resource = "nvidia.com/mig-3g.20gb"
+
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("3g.20gb", 0), ("3g.20gb", 4))
+        await rig.counts({GPU: (0, 0), resource: (8, 8)})
+        replica, *_ = rig.kubelet.devices[resource]
+        answer = await rig.kubelet.allocate(resource, replica)
+        slice_uuid = replica.partition("::")[0]
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == slice_uuid
+        (found,) = gpu_of(rig).daemons
+        assert (found.device_uuid, found.state) == (slice_uuid, DaemonState.READY)
+        assert gpu_of(rig).compute_mode is ComputeMode.DEFAULT, "it cannot be set where MIG is on"
+        (instance, _) = gpu_of(rig).instances
+        assert instance.memory is not None
+        taken = await asyncio.to_thread(taken_by, rig, answer)
+        assert 0 < taken * MIB <= instance.memory // 4
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=file)
