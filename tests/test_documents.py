@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import pytest
@@ -22,6 +23,7 @@ from tranche.core.board import board_by_key
 from tranche.core.errors import TrancheError
 from tranche.core.request import parse_request
 from tranche.core.state import MigMode
+from tranche.hardware.mps_process import MpsProcess
 from tranche.node import schema
 from tranche.node.session import Places
 from tranche.planning.allocate import Granted, decide
@@ -29,7 +31,7 @@ from tranche.planning.allocate import Granted, decide
 REPOSITORY = Path(__file__).parent.parent
 PAGES = tuple(sorted(page for pages in ("*.md", "docs/**/*.md", "simulator/*.md") for page in REPOSITORY.glob(pages)))
 ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-GUIDED_PAGES = ("README.md", "docs/guides/getting-started.md")
+GUIDED_PAGES = ("README.md", "docs/guides/getting-started.md", "docs/guides/fractions.md")
 OUTSIDE = re.compile(r"^[a-z]+:")
 
 
@@ -187,25 +189,32 @@ def test_calls_are_found_in_lines_for_the_shell() -> None:
     ]
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets, as those of people do; daemons that a page leaves are ended."""
+    with TemporaryDirectory(prefix="g", dir="/tmp") as name:
+        yield Path(name)
+        for folder in Path(name).glob("machines/*/tranche/mps/*/"):
+            MpsProcess(folder, os.environ).stop()
+
+
 @pytest.mark.parametrize("name", GUIDED_PAGES)
-def test_a_guide_prints_what_it_says(name: str, tmp_path: Path) -> None:
+def test_a_guide_prints_what_it_says(name: str, short: Path) -> None:
     sessions = [
         s for s in console_sessions((REPOSITORY / name).read_text()) if not s.command.startswith(("make ", "git "))
     ]
     assert sessions
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
+        "HOME": str(short),
         "LC_ALL": "C.UTF-8",
         "COLUMNS": "160",
         "NO_COLOR": "1",
-        "TRANCHE_SIM_ROOT": str(tmp_path / "machines"),
+        "TRANCHE_SIM_ROOT": str(short / "machines"),
         "TRANCHE_SIM_TIME_SCALE": "0",
         "TRANCHE_CACHE_DIR": os.environ.get("TRANCHE_CACHE_DIR", str(Path.home() / ".cache" / "tranche")),
     }
-    for session, printed in zip(
-        sessions, run_sessions(sessions, folder=tmp_path, environment=environment), strict=True
-    ):
+    for session, printed in zip(sessions, run_sessions(sessions, folder=short, environment=environment), strict=True):
         shown = "\n".join(printed)
         assert matches(session.output, printed), f"$ {session.command}\nprints:\n{shown}"
 

@@ -226,8 +226,20 @@ def test_a_part_goes_where_the_least_room_is_left() -> None:
 
 
 def test_several_shares_lie_on_several_gpus() -> None:
-    _, decision = served(machine(*(uncuttable_gpu(index) for index in range(3))), parse_request(gpu="0.2", count="3"))
+    gpus = [uncuttable_gpu(index) for index in range(3)]
+    _, decision = served(machine(*gpus, by=ALL), parse_request(gpu="0.2", count="3"))
     assert len({grant.gpu_uuid for grant in decision.grants}) == 3
+
+
+def test_several_shares_are_never_given_by_mps_since_a_program_can_use_one_daemon_only() -> None:
+    by = SharingMeans(frozenset(Sharing) - {Sharing.MEMORY_LIMITS}, {}, 48)
+    view = machine(uncuttable_gpu(0), uncuttable_gpu(1), by=by)
+    with pytest.raises(SharingUnavailable, match="one program can use it on one GPU only"):
+        served(view, parse_request(gpu="0.2", count="2"))
+    with pytest.raises(SharingUnavailable, match="on one GPU only"):
+        served(view, parse_request(gpu="0.2", compute="30", count="2"))
+    _, decision = served(view, parse_request(gpu="0.2", count="2", isolation="any"))
+    assert {grant.mechanism for grant in decision.grants} == {"time-slicing"}
 
 
 def test_one_device_has_one_mechanism() -> None:

@@ -56,15 +56,20 @@ def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> PartWish | No
 
 
 def accepted(request: Request) -> tuple[Sharing, ...]:
-    """The mechanisms that the request accepts, strongest first, whatever this machine offers."""
+    """The mechanisms that the request accepts, strongest first, whatever this machine offers.
+
+    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own.
+    """
     if request.isolation is Isolation.HARD:
         return ()
+    ways = {*Sharing} if request.count == 1 else {*Sharing} - {Sharing.MPS}
     if request.compute is not None:
-        return (Sharing.MPS,)
-    if request.limit is not None:
-        return (Sharing.MEMORY_LIMITS,)
-    weakest = request.isolation in (Isolation.NONE, Isolation.ANY)
-    return tuple(each for each in Sharing if weakest or each is not Sharing.TIME_SLICING)
+        ways &= {Sharing.MPS}
+    elif request.limit is not None:
+        ways &= {Sharing.MEMORY_LIMITS}
+    elif request.isolation not in (Isolation.NONE, Isolation.ANY):
+        ways -= {Sharing.TIME_SLICING}
+    return tuple(each for each in Sharing if each in ways)
 
 
 def _way(request: Request, gpu: GpuState, sharing: Sharing) -> PartWay | None:
@@ -95,10 +100,12 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
         return "has no MIG, and nothing else fences a part of a GPU hard"
     if rules.use is GpuUse.MIG:
         return "is shared in slices alone: its policy is sharing=mig"
-    ways = " or ".join(
-        f"{sharing.for_people} ({rules.why_not(sharing, gpu) or _too_large(gpu, sharing)})"
-        for sharing in accepted(request)
-    )
+    refused = [(each, rules.why_not(each, gpu) or _too_large(gpu, each)) for each in accepted(request)]
+    if request.count > 1:
+        refused.append((Sharing.MPS, "one program can use it on one GPU only"))
+    ways = " or ".join(f"{sharing.for_people} ({why})" for sharing, why in refused)
+    if request.compute is not None and request.count > 1:
+        return "limits the compute of one share by MPS, and a program can use MPS on one GPU only"
     if request.compute is not None:
         return f"a ceiling of compute needs {ways}"
     if request.limit is not None:
