@@ -11,6 +11,7 @@ from tests.machines import TRANCHE, TestMachine
 SELDOM_NEEDED = (
     "asyncio",
     "concurrent.futures",
+    "fractions",
     "hashlib",
     "prometheus_client",
     "socket",

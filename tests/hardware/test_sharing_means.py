@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ MACHINE = MachineFacts("580.95.05", (13, 0), (), privileged=True)
     ("facts", "reason"),
     [
         (MACHINE, ""),
-        (replace(MACHINE, driver="470.82.01"), "driver 470.82.01 is older than 495"),
-        (replace(MACHINE, driver="495.29"), ""),
-        (replace(MACHINE, driver=""), "the driver does not tell its version"),
-        (replace(MACHINE, missing=("nvidia-cuda-mps-server",)), "nvidia-cuda-mps-server is not installed"),
-        (replace(MACHINE, privileged=False), "only root may set a GPU's compute mode"),
+        (MACHINE._replace(driver="470.82.01"), "driver 470.82.01 is older than 495"),
+        (MACHINE._replace(driver="495.29"), ""),
+        (MACHINE._replace(driver=""), "the driver does not tell its version"),
+        (MACHINE._replace(missing=("nvidia-cuda-mps-server",)), "nvidia-cuda-mps-server is not installed"),
+        (MACHINE._replace(privileged=False), "only root may set a GPU's compute mode"),
     ],
 )
 def test_mps_needs_a_driver_with_limits_its_programs_and_root(facts: MachineFacts, reason: str) -> None:
@@ -39,7 +38,7 @@ def test_an_older_driver_is_named_where_memory_limits_are_refused() -> None:
 
 @pytest.mark.parametrize(("cuda", "clients"), [((12, 4), 48), ((13, 0), 48), ((13, 1), 60), ((14, 0), 60), (None, 48)])
 def test_the_number_of_clients_follows_cuda(cuda: tuple[int, int] | None, clients: int) -> None:
-    assert sharing_means(replace(MACHINE, cuda=cuda)).mps_clients == clients
+    assert sharing_means(MACHINE._replace(cuda=cuda)).mps_clients == clients
 
 
 @given(st.builds(MachineFacts, st.text(), st.none(), st.just(()), st.booleans()))

@@ -222,7 +222,7 @@ def test_a_server_that_does_not_let_go_is_fenced(t4: Node) -> None:
             assert client == one.pid
             # A daemon that is stopped answers nobody, like one whose server hangs.
             assert host.daemons.terminate(record, server, 1)
-            host.daemons.records.write(replace(record, fault="wedged", wedged=True))
+            host.daemons.records.write(record._replace(fault="wedged", wedged=True))
             assert only(host).daemons[0].state is DaemonState.FAULT
             host.view()
             assert only(host).daemons[0].state is DaemonState.FAULT

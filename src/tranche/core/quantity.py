@@ -8,9 +8,12 @@ A span of time is `90` (seconds), `30s`, `10m`, `1h30m` or `1.5h`.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from tranche.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 KIB = 1024
 MIB = 1024**2
@@ -40,6 +43,8 @@ _LONGEST_SECONDS = 366 * 86_400
 
 def parse_memory(text: str) -> int:
     """Bytes for a memory quantity; UsageError when it is not one, or is zero."""
+    from fractions import Fraction  # a slow import, and most commands meet no fraction
+
     match = _MEMORY.fullmatch(text.strip())
     if match is None or (match["byte"] and not match["unit"]):
         raise UsageError(
@@ -55,6 +60,8 @@ def parse_memory(text: str) -> int:
 
 def parse_fraction(text: str) -> Fraction:
     """A share of one GPU, exact, with 0 < share <= 1; UsageError otherwise."""
+    from fractions import Fraction  # a slow import, and most commands meet no fraction
+
     match = _FRACTION.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"'{text}' is not a share of a GPU", hint="write it as a decimal such as 0.5, or as 50%")

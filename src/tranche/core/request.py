@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import format_fraction, memory_option, parse_fraction, parse_memory
 from tranche.core.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 class Isolation(StrEnum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tranche.core.request import Isolation
 
@@ -50,8 +50,7 @@ _MEMORY = {
 _COMPUTE = {ComputeWall.OWN: "own compute", ComputeWall.CEILING: "compute ceiling", ComputeWall.TURNS: "even turns"}
 
 
-@dataclass(frozen=True, slots=True)
-class Walls:
+class Walls(NamedTuple):
     """What is true of a grant in each dimension."""
 
     memory: MemoryWall

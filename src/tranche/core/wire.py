@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
@@ -46,6 +45,8 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
     if "gpus" in data:
         demand = WholeGpus(data["gpus"])
     elif "gpu" in data:
+        from fractions import Fraction  # a slow import, and few requests hold a fraction
+
         demand = GpuShare(Fraction(data["gpu"]))
     elif "gpuMemoryBytes" in data:
         demand = GpuMemory(data["gpuMemoryBytes"])

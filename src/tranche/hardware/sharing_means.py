@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tranche.core.sharing import Sharing, SharingMeans
 
@@ -20,8 +19,7 @@ _CLIENTS_FROM_CUDA_13_1: Final = 60
 """Clients of MPS on one GPU from Volta on, by NVIDIA's MPS documentation of releases 580 and 615."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
+class MachineFacts(NamedTuple):
     """What decides by what the machine can share devices.
 
     `driver` is its version, `cuda` the newest CUDA that it serves. `missing` are the programs of MPS that are not found.

@@ -7,7 +7,6 @@ no longer keeps are written down. Everything here runs under the decision lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tranche.core.allocation import Grant, NodeView, Part
 from tranche.core.errors import TrancheError
@@ -72,7 +71,7 @@ class DaemonCare:
                 continue
             record = self._daemons.records.find(grant.gpu_uuid, grant.slot)
             if record is not None and killed and not record.suspect:
-                self._daemons.records.write(replace(record, suspect=True))
+                self._daemons.records.write(record._replace(suspect=True))
             elif record is not None:
                 self._daemons.records.touch(record)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tranche.core.errors import MpsFailed, VerificationFailed
@@ -54,7 +53,7 @@ class MpsDaemons:
                 continue
             fault = self._fault(record)
             if fault != record.fault:
-                changed.append(replace(record, fault=fault))
+                changed.append(record._replace(fault=fault))
                 self.records.write(changed[-1])
         return tuple(changed)
 
@@ -91,7 +90,7 @@ class MpsDaemons:
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
-            record = replace(record, ready=False, fault="", suspect=False, wedged=False, limit=0)
+            record = record._replace(ready=False, fault="", suspect=False, wedged=False, limit=0)
             self.records.write(record)
             process.stop(sleep=sleep)
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
@@ -101,8 +100,8 @@ class MpsDaemons:
             raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
-        record = replace(record, pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
-        self.records.write(replace(record, ready=True, limit=limit))
+        record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
+        self.records.write(record._replace(ready=True, limit=limit))
 
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
         """End the daemon of the device with its servers, and put the compute mode back."""
@@ -128,6 +127,6 @@ class MpsDaemons:
         done = self.process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
         if not done and client in (pid for _, pid in self.clients(record.device_uuid)):
             wedged = f"its server did not let go of client {client}"
-            self.records.write(replace(record, fault=wedged, wedged=True))
+            self.records.write(record._replace(fault=wedged, wedged=True))
             return False
         return True

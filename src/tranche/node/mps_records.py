@@ -10,8 +10,8 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -22,8 +22,7 @@ _SUFFIX = ".json"
 _NAME_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonRecord:
+class DaemonRecord(NamedTuple):
     """One daemon. `profile` is empty for a GPU that is not cut; `start` and `size` are the instance's, in memory slices.
 
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
@@ -84,7 +83,7 @@ def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: C
     record = DaemonRecord(gpu_uuid, device_uuid, mode="" if mode is None else str(mode))
     if slot is None:
         return record
-    return replace(record, profile=str(slot.profile), start=slot.placement.start, size=slot.placement.size)
+    return record._replace(profile=str(slot.profile), start=slot.placement.start, size=slot.placement.size)
 
 
 class DaemonRecords:
@@ -122,7 +121,7 @@ class DaemonRecords:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(record.device_uuid)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(asdict(record)))
+        unfinished.write_text(json.dumps(record._asdict()))
         unfinished.replace(path)
 
     def touch(self, record: DaemonRecord) -> None:
