@@ -26,7 +26,7 @@ def machine(make_machine: MakeMachine) -> TestMachine:
 
 
 def test_commands_and_options(machine: TestMachine) -> None:
-    assert complete(machine, "tranche p") == ["profiles", "ps"]
+    assert complete(machine, "tranche p") == ["policy", "profiles", "ps"]
     assert complete(machine, "tranche layout pl") == ["plan"]
     assert "--gpu-memory" in complete(machine, "tranche run --gpu")
     assert complete(machine, "tranche gpus -o w") == ["wide"]

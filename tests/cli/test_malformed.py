@@ -242,6 +242,7 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--simulate", "q?", "ps"),
     ("sim", "create", "--machine", "q?"), ("sim", "create", "new", "--gpu", "q?"), ("sim", "destroy", "q?"),
     ("sim", "inject", "q?", "clear"),
+    ("policy", "set", "--gpu", "?", "sharing=off"), ("policy", "set", "sharing=?"), ("policy", "set", "-f", "/no/such/?"),
     ("q?",), ("layout", "q?"), ("gpus", "--q?"),
 )  # fmt: skip
 

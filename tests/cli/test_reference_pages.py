@@ -75,6 +75,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     record = machine.folder / "decisions.jsonl"
     machine.tranche("run", "--gpus", "9", "--record", str(record), "--", "true", code=31)
     replayed = machine.json("replay", str(record))
+    policy = machine.json("policy", "list")
     printed: dict[str, dict[str, Any]] = {
         "GpuList": gpus,
         "Gpu": gpu,
@@ -105,6 +106,8 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "BoardList": boards,
         "Board": boards["boards"][0],
         "Version": machine.json("version"),
+        "PolicyList": policy,
+        "PolicyGpu": policy["gpus"][0],
     }
     described = described_objects()
     for name, document in printed.items():

@@ -20,6 +20,7 @@ from tranche.core.events import (
     LimitsLost,
     PlanRecovered,
     PlanUndone,
+    PolicyChanged,
     RequestCancelled,
     ShareGranted,
     ShareKept,
@@ -54,6 +55,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         PlanRecovered("p", "layout x"),
         LimitsLost(grants),
         DaemonFault("GPU-0", "its server is in state FAULT"),
+        PolicyChanged("GPU-0", "mig"),
+        PolicyChanged("", None),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
+from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
 from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
+from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.node import chronicle, records, register, schema
 from tranche.node.ledger import Ledger
@@ -222,6 +224,63 @@ def test_a_ledger_of_format_1_is_migrated_and_a_copy_is_kept(tmp_path: Path) -> 
     assert kept.execute("SELECT count(*) FROM granted_units").fetchone() == (10,)
     assert kept.execute("PRAGMA user_version").fetchone() == (1,)
     kept.close()
+
+
+def test_a_device_has_one_mechanism() -> None:
+    db = database()
+    assert take(db, "a", part(GPU, 10))
+    assert not take(db, "b", Part(GPU, 10, Sharing.TIME_SLICING))
+    assert register.remove_allocation(db, "a")
+    assert take(db, "b", Part(GPU, 10, Sharing.TIME_SLICING))
+    assert not take(db, "a", part(GPU, 10))
+
+
+def test_the_administrators_words_are_kept() -> None:
+    db = database()
+    assert records.sharing_policy(db) == SharingPolicy()
+    for policy in (
+        SharingPolicy(GpuUse.MIG, {"GPU-0": GpuUse.OFF, "GPU-1": GpuUse.AUTO}),
+        SharingPolicy(None, {"GPU-1": GpuUse.SHARED}),
+        SharingPolicy(),
+    ):
+        records.set_sharing_policy(db, policy)
+        assert records.sharing_policy(db) == policy
+
+
+def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Path) -> None:
+    """A ledger of the format before, made of one of this format by taking away what is new."""
+    path = tmp_path / "ledger.db"
+    old = sqlite3.connect(path, isolation_level=None)
+    old.execute("PRAGMA journal_mode = WAL")
+    schema.create(old)
+    register.add_allocation(old, allocation("a", Part(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
+    register.add_allocation(old, allocation("b", part(RIGHT, 10)), MEMORY)
+    for statement in (
+        "DROP TRIGGER part_taken",
+        "ALTER TABLE devices DROP COLUMN sharing",
+        "ALTER TABLE parts DROP COLUMN sharing",
+        "DROP TABLE gpu_uses",
+        _PART_TAKEN_OF_FORMAT_3,
+        "PRAGMA user_version = 3",
+    ):
+        old.execute(statement)
+    old.close()
+    ledger = Ledger(path)
+    with ledger.write() as db:
+        assert [each.id for each in register.allocations(db)] == ["a", "b"]
+        register.add_allocation(db, allocation("c", Part(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
+        with pytest.raises(sqlite3.IntegrityError, match="another mechanism"):
+            register.add_allocation(db, allocation("d", Part(RIGHT, 10, Sharing.TIME_SLICING)), MEMORY)
+    ledger.close()
+
+
+_PART_TAKEN_OF_FORMAT_3 = """
+CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
+    SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
+    UPDATE devices SET memory_taken = memory_taken + NEW.memory, compute_taken = compute_taken + NEW.compute,
+        holders = holders + 1 WHERE id = NEW.device_id;
+END
+"""
 
 
 def test_a_migrated_ledger_has_the_tables_of_a_new_one(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "layout": ("tranche.cli.layout", "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore"),
     "leave": ("tranche.cli.leave", "Take the agents off a Kubernetes cluster"),
     "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
+    "policy": ("tranche.cli.policy", "How GPUs may be shared: the administrator's word"),
     "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
     "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
     "replay": ("tranche.cli.replay", "Recorded decisions, made again"),

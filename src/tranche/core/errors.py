@@ -12,7 +12,8 @@
     │   ├── PlanInvalid              15
     │   ├── CheckpointInvalid        16
     │   ├── PluginConfigInvalid      17
-    │   └── PartitionInvalid         18
+    │   ├── PartitionInvalid         18
+    │   └── PolicyInvalid            19
     ├── hardware                 20 to 29      the driver or a GPU said no
     │   ├── DriverNotFound           20
     │   ├── HardwareError            21
@@ -152,6 +153,13 @@ class PartitionInvalid(TrancheError):
 
     reason = "PartitionInvalid"
     exit_code = 18
+
+
+class PolicyInvalid(TrancheError):
+    """A file that says how GPUs may be shared is malformed."""
+
+    reason = "PolicyInvalid"
+    exit_code = 19
 
 
 class DriverNotFound(TrancheError):

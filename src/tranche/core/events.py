@@ -39,6 +39,7 @@ class EventKind(StrEnum):
     RECOVERED = "Recovered"
     LIMITS_LOST = "LimitsLost"
     DAEMON_FAULT = "DaemonFault"
+    POLICY_CHANGED = "PolicyChanged"
     BOOT_ENDED = "BootEnded"
     OTHER = "Other"
 
@@ -152,6 +153,15 @@ class DaemonFault:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The administrator said how a GPU may be shared, or all that have no word of their own; None took the word back."""
+
+    kind: ClassVar = EventKind.POLICY_CHANGED
+    gpu_uuid: str
+    sharing: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class BootEnded:
     """The cut at boot has ended. `boot_id` is the kernel's name of that start of the machine.
 
@@ -178,6 +188,7 @@ EventData = (
     | PlanRecovered
     | LimitsLost
     | DaemonFault
+    | PolicyChanged
     | BootEnded
 )
 
@@ -238,6 +249,8 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"grants": [grant_to_dict(grant) for grant in grants]}
         case DaemonFault(device_uuid, fault):
             return {"deviceUUID": device_uuid, "fault": fault}
+        case PolicyChanged(gpu_uuid, sharing):
+            return {"gpuUUID": gpu_uuid, "sharing": sharing}
         case BootEnded(boot_id, asked, reason):
             return {"bootId": boot_id, "asked": asked, "reason": reason}
 
@@ -268,6 +281,8 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return LimitsLost(tuple(map(grant_from_dict, data["grants"])))
         case EventKind.DAEMON_FAULT:
             return DaemonFault(data["deviceUUID"], data["fault"])
+        case EventKind.POLICY_CHANGED:
+            return PolicyChanged(data["gpuUUID"], data["sharing"])
         case EventKind.BOOT_ENDED:
             return BootEnded(data["bootId"], data["asked"], data["reason"])
         case _:

@@ -64,7 +64,7 @@ KEEPER = fields("kind", "pid", "started", "resource", "namespace", "name", "cont
 STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
 BEFORE = fields("mode", "slices", "owned")
 EVENT_DATA = fields(
-    "planId", "waiterId", "pid", "reason", "failedGpu", "bootId",
+    "planId", "waiterId", "pid", "reason", "failedGpu", "bootId", "gpuUUID", "sharing",
     step=STEP, request=REQUEST, grants=GRANT, keeper=KEEPER,
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
+from tranche.core.gpu_use import GpuUse
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuState
 from tranche.planning.steps import Step
@@ -150,6 +151,14 @@ def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
         (boot_id,),
     ).fetchone()
     return None if row is None else _event(*row)
+
+
+def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuUse | None) -> None:
+    """The administrator said how a GPU may be shared, or with an empty UUID all others; `what` names them for people."""
+    from tranche.core.events import PolicyChanged
+
+    message = f"{what}: " + ("no word any more" if use is None else f"sharing={use}")
+    _write(db, time, PolicyChanged(gpu_uuid, None if use is None else str(use)), message, gpu_uuid=gpu_uuid)
 
 
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:

@@ -504,9 +504,9 @@ class Host:
         with self.ledger.read() as db:
             allocations = register.allocations(db)
             owned = records.owned_instances(db)
-            changing = records.changing_gpus(db)
+            changing, policy = records.changing_gpus(db), records.sharing_policy(db)
             plans = journal.running_plans(db, self._repertoire.kinds)
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.observe()
-        return NodeView(node, with_lost_limits(allocations, node), ours, changing), working
+        return NodeView(node, with_lost_limits(allocations, node), ours, changing, policy.on(node)), working

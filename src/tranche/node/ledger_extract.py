@@ -40,9 +40,9 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
         "keeper": _json(KEEPER),
     },
     "grants": {"allocation_id": kept, "ordinal": kept, "grant": _json(GRANT)},
-    "devices": dict.fromkeys(("id", "gpu_uuid", "use", "memory", "compute"), kept),
+    "devices": dict.fromkeys(("id", "gpu_uuid", "use", "memory", "compute", "sharing"), kept),
     "units": dict.fromkeys(("gpu_uuid", "unit", "allocation_id", "device_id"), kept),
-    "parts": dict.fromkeys(("device_id", "allocation_id", "memory", "compute"), kept),
+    "parts": dict.fromkeys(("device_id", "allocation_id", "memory", "compute", "sharing"), kept),
     "compute_units": dict.fromkeys(("device_id", "unit", "allocation_id"), kept),
     "owned_instances": dict.fromkeys(("gpu_uuid", "profile", "start", "size"), kept),
     "plans": {
@@ -63,6 +63,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     },
     "change_totals": dict.fromkeys(("kind", "outcome", "bound", "changes", "seconds"), kept),
     "chores": {"name": kept},
+    "gpu_uses": dict.fromkeys(("gpu_uuid", "use"), kept),
 }
 
 

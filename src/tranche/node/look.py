@@ -37,7 +37,7 @@ def look(
             left = anything_left(db, places) or care_needed(db, DaemonRecords(places.mps), time.time())
             left = left and (not ledger.read_only or ledger.unwritable is not None)
             allocations, changing = register.allocations(db), records.changing_gpus(db)
-            owned = records.owned_instances(db) | _being_made(db)
+            owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
@@ -46,7 +46,7 @@ def look(
     if left:
         return _view_of_host(driver, places, unsettled, environment)
     node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
-    return NodeView(node, with_lost_limits(allocations, node), owned, changing)
+    return NodeView(node, with_lost_limits(allocations, node), owned, changing, policy.on(node))
 
 
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:

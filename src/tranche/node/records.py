@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
+from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.core.wire import request_from_dict, request_to_dict
 
@@ -76,6 +78,23 @@ def _key_row(key: InstanceKey) -> tuple[str, str, int, int]:
 def changing_gpus(db: sqlite3.Connection) -> frozenset[str]:
     """The GPUs that a declared layout is changing."""
     return frozenset(row[0] for row in db.execute("SELECT gpu_uuid FROM changing_gpus"))
+
+
+_EVERY_GPU = ""
+"""Stands for all GPUs that have no word of their own."""
+
+
+def sharing_policy(db: sqlite3.Connection) -> SharingPolicy:
+    """The administrator's words on how GPUs may be shared."""
+    words = {row[0]: GpuUse(row[1]) for row in db.execute("SELECT gpu_uuid, use FROM gpu_uses ORDER BY gpu_uuid")}
+    return SharingPolicy(words.pop(_EVERY_GPU, None), words)
+
+
+def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
+    """Write all words anew."""
+    db.execute("DELETE FROM gpu_uses")
+    words = dict(policy.gpus) if policy.every is None else {_EVERY_GPU: policy.every, **policy.gpus}
+    db.executemany("INSERT INTO gpu_uses VALUES (?, ?)", words.items())
 
 
 def open_plans(db: sqlite3.Connection) -> tuple[OpenPlan, ...]:

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
 from tranche.core.keeper import Keeper
+from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey
 from tranche.core.wire import (
     grant_from_dict,
@@ -64,20 +65,22 @@ def _take(db: sqlite3.Connection, allocation_id: str, grant: Grant, memory: Mapp
                 [(device, unit, allocation_id) for unit in range(start, start + size)],
             )
         case Part():
-            device = _device(db, grant.device, "shared", memory[grant.device], _ALL_COMPUTE)
-            row = (device, allocation_id, grant.memory, grant.compute or 0)
-            db.execute("INSERT INTO parts VALUES (?, ?, ?, ?)", row)
+            device = _device(db, grant.device, "shared", memory[grant.device], _ALL_COMPUTE, grant.sharing)
+            row = (device, allocation_id, grant.memory, grant.compute or 0, grant.sharing)
+            db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?)", row)
         case _:
             assert_never(grant)
 
 
-def _device(db: sqlite3.Connection, of: WholeGpu | Slice, use: str, memory: int, compute: int) -> str:
+def _device(
+    db: sqlite3.Connection, of: WholeGpu | Slice, use: str, memory: int, compute: int, sharing: Sharing | None = None
+) -> str:
     """The row of a device with several holders, made with its units when it has none yet."""
     device_id = device_name(of)
     if db.execute("SELECT 1 FROM devices WHERE id = ?", (device_id,)).fetchone() is None:
         db.execute(
-            "INSERT INTO devices (id, gpu_uuid, use, memory, compute) VALUES (?, ?, ?, ?, ?)",
-            (device_id, of.gpu_uuid, use, memory, compute),
+            "INSERT INTO devices (id, gpu_uuid, use, memory, compute, sharing) VALUES (?, ?, ?, ?, ?, ?)",
+            (device_id, of.gpu_uuid, use, memory, compute, sharing),
         )
         db.executemany(
             "INSERT INTO units VALUES (?, ?, NULL, ?)", [(of.gpu_uuid, unit, device_id) for unit in _units(of)]

@@ -2,7 +2,8 @@
 
 Who may have what is kept by the tables themselves. Each memory slice of each GPU is a unit with one owner: an allocation, or a
 device that several allocations hold at once. So a device is never used by one alone and by several together. A shared device has
-an account of memory and compute; it cannot be overdrawn. A divided device has compute slices, each with one owner.
+an account of memory and compute, which cannot be overdrawn, and one mechanism for all its parts. A divided device has compute
+slices, each with one owner.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 ADOPT_SHARES = "adopt-shares"
 """A chore of a new ledger, before anything is given away: commands may run that a lost ledger knew."""
@@ -115,12 +116,30 @@ CREATE TABLE change_totals (
 """
 
 
+_SHARING = """
+CREATE TABLE gpu_uses (
+    gpu_uuid TEXT PRIMARY KEY, use TEXT NOT NULL CHECK (use IN ('auto', 'mig', 'shared', 'off'))
+) STRICT, WITHOUT ROWID;
+ALTER TABLE devices ADD COLUMN sharing TEXT;
+ALTER TABLE parts ADD COLUMN sharing TEXT;
+DROP TRIGGER part_taken;
+CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
+    SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
+    SELECT RAISE(ABORT, 'the device is shared by another mechanism') FROM devices
+        WHERE id = NEW.device_id AND sharing IS NOT NEW.sharing;
+    UPDATE devices SET memory_taken = memory_taken + NEW.memory, compute_taken = compute_taken + NEW.compute,
+        holders = holders + 1 WHERE id = NEW.device_id;
+END;
+"""
+
+
 def create(db: sqlite3.Connection) -> None:
     """Make the tables in an empty database; within a transaction of the caller's."""
     _run(db, _UNCHANGED_SINCE_VERSION_1)
     _run(db, _EVENT_COLUMNS)
     _run(db, _TABLES)
     _run(db, _CHANGE_TOTALS)
+    _run(db, _SHARING)
     db.execute("INSERT INTO chores VALUES (?)", (ADOPT_SHARES,))
     _set_version(db, SCHEMA_VERSION)
 
@@ -169,6 +188,16 @@ def _from_2_to_3(db: sqlite3.Connection) -> None:
     _run(db, _CHANGE_TOTALS)
 
 
+def _from_3_to_4(db: sqlite3.Connection) -> None:
+    """The administrator's words, and the mechanism of each device that several share."""
+    _run(db, _SHARING)
+    mechanisms = (
+        "SELECT json_extract(grant, '$.mechanism') FROM grants WHERE allocation_id = parts.allocation_id LIMIT 1"
+    )
+    db.execute(f"UPDATE parts SET sharing = ({mechanisms})")
+    db.execute("UPDATE devices SET sharing = (SELECT max(sharing) FROM parts WHERE device_id = devices.id)")
+
+
 def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | None) -> dict[str, Any]:
     whole = profile is None
     return {
@@ -180,7 +209,11 @@ def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | No
     }
 
 
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _from_1_to_2, 2: _from_2_to_3}
+_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
+    1: _from_1_to_2,
+    2: _from_2_to_3,
+    3: _from_3_to_4,
+}
 
 
 def _run(db: sqlite3.Connection, script: str) -> None:

@@ -1,0 +1,128 @@
+"""`tranche policy`: how the administrator wants GPUs to be shared."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from tranche.cli.looking import look_at
+from tranche.cli.output import print_json, print_table, say
+from tranche.cli.runtime import open_host
+from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
+from tranche.core.errors import PolicyInvalid, UsageError
+from tranche.core.gpu_use import GpuUse
+from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
+from tranche.core.state import NodeState
+from tranche.documents.policy import policy_documents, source_of
+from tranche.node import records
+from tranche.node.files import read_document
+from tranche.node.policy_change import change_policy
+
+_GPU_OPTION = click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    help="The GPU, by index or UUID; may be repeated. Default: all others.",
+)
+
+
+@click.group("policy", cls=TrancheGroup)
+def command() -> None:
+    """Say how GPUs may be shared. The word stands in the ledger, and every decision heeds it.
+
+    auto: as each request needs it. mig: in slices alone, each for one holder. shared: in parts of the GPU as it is, never
+    cut for a request. off: not at all. A whole GPU is given in any case, and whoever holds something keeps it.
+
+    \b
+    $ tranche policy set --gpu 3 sharing=mig
+    $ tranche policy set sharing=off
+    $ tranche policy list
+    """
+
+
+@command.command("set", cls=TrancheCommand)
+@click.argument("word", metavar="[sharing=WORD]", default="")
+@_GPU_OPTION
+@click.option("-f", "--file", metavar="FILE", help="A file with the words of all GPUs, YAML or JSON; - is stdin.")
+@click.pass_obj
+def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | None) -> None:
+    """Set the word for some GPUs, or for all that have none of their own.
+
+    With a file, its words replace all that were said before. It is of kind SharingPolicy, with sharing for all GPUs that it
+    does not name, and a list gpus of entries with gpu, an index or a UUID, and sharing.
+
+    \b
+    $ tranche policy set --gpu 0 --gpu 3 sharing=shared
+    """
+    if (file is None) is (not word) or (file is not None and gpus):
+        raise UsageError(
+            "give either a word or a file",
+            hint="for example: tranche policy set --gpu 3 sharing=mig, or: -f policy.yaml",
+        )
+    if file is None:
+        _change(settings, gpus, parse_word(word))
+        return
+    document = read_document(file, PolicyInvalid)
+    with open_host(settings) as host:
+        node = look_at(host).node
+        policy = parse_policy(document, node)
+        change_policy(host.ledger, lambda before: policy, node, clock=time.time)
+    say(
+        f"the policy has {len(policy.gpus)} GPUs"
+        + ("" if policy.every is None else f", and sharing={policy.every} for all others")
+    )
+
+
+@command.command("unset", cls=TrancheCommand)
+@_GPU_OPTION
+@click.pass_obj
+def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
+    """Take the word for some GPUs back, or the one for all that have none of their own.
+
+    \b
+    $ tranche policy unset --gpu 3
+    """
+    _change(settings, gpus, None)
+
+
+@command.command("list", cls=TrancheCommand)
+@output_option()
+@click.pass_obj
+def list_(settings: Settings, /, output: str) -> None:
+    """List the word that counts for each GPU, and whose it is: the GPU's own, that for all, or the default.
+
+    \b
+    $ tranche policy list
+    """
+    with open_host(settings, reading=True) as host:
+        node = look_at(host).node
+        with host.ledger.read() as db:
+            policy = records.sharing_policy(db)
+    if output == "json":
+        every = None if policy.every is None else str(policy.every)
+        print_json("PolicyList", sharing=every, gpus=policy_documents(policy, node))
+        return
+    print_table(
+        ("GPU", "MODEL", "SHARING", "SAID FOR"),
+        [(gpu.index, gpu.name, policy.use_of(gpu.uuid), source_of(policy, gpu.uuid)) for gpu in node],
+    )
+
+
+def _change(settings: Settings, gpus: tuple[str, ...], use: GpuUse | None) -> None:
+    with open_host(settings) as host:
+        node = look_at(host).node
+        uuids = tuple(gpu_named(text, node).uuid for text in gpus)
+
+        def change(before: SharingPolicy) -> SharingPolicy:
+            return before.with_word(uuids, use)
+
+        after = change_policy(host.ledger, change, node, clock=time.time)
+    say(_said(after, node, uuids))
+
+
+def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str:
+    if not uuids:
+        return f"all GPUs without a word of their own: sharing={policy.every or GpuUse.AUTO}"
+    return ", ".join(f"{node.gpu(uuid).label}: sharing={policy.use_of(uuid)}" for uuid in uuids)

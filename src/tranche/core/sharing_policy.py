@@ -1,0 +1,90 @@
+"""The administrator's words on how the GPUs of a machine may be shared: one for each GPU, and one for all that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
+from tranche.core.gpu_use import GpuUse
+from tranche.core.state import GpuState, NodeState
+
+FORMAT_VERSION = "tranche.dev/v1"
+KIND = "SharingPolicy"
+_WORDS = ", ".join(GpuUse)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingPolicy:
+    """`gpus` maps UUIDs to words; `every` is the word for all other GPUs, None when nobody has said one."""
+
+    every: GpuUse | None = None
+    gpus: Mapping[str, GpuUse] = field(default_factory=dict)
+
+    def use_of(self, gpu_uuid: str) -> GpuUse:
+        """The word that counts for that GPU."""
+        return self.gpus.get(gpu_uuid, self.every or GpuUse.AUTO)
+
+    def on(self, node: NodeState) -> Mapping[str, GpuUse]:
+        """The word of each GPU of the node for which there is one."""
+        if self.every is None and not self.gpus:
+            return {}
+        return {gpu.uuid: self.use_of(gpu.uuid) for gpu in node if self.every is not None or gpu.uuid in self.gpus}
+
+    def with_word(self, gpu_uuids: tuple[str, ...], use: GpuUse | None) -> SharingPolicy:
+        """The same with that word for those GPUs, or for every GPU that has none when none is named; None takes it back."""
+        if not gpu_uuids:
+            return replace(self, every=use)
+        gpus = {uuid: word for uuid, word in self.gpus.items() if uuid not in gpu_uuids}
+        return replace(self, gpus=gpus if use is None else {**gpus, **dict.fromkeys(gpu_uuids, use)})
+
+
+def parse_word(text: str) -> GpuUse:
+    """The word of `sharing=mig`; UsageError for anything else."""
+    name, equals, word = text.partition("=")
+    if name != "sharing" or not equals or word not in list(GpuUse):
+        raise UsageError(f"'{text}' is no policy", hint=f"write it as sharing=WORD, with one of {_WORDS}")
+    return GpuUse(word)
+
+
+def gpu_named(text: str, node: NodeState) -> GpuState:
+    """The GPU of that index or UUID; GpuNotFound when there is none."""
+    if text.isascii() and text.isdigit() and len(text) <= 9:
+        for gpu in node:
+            if gpu.index == int(text):
+                return gpu
+    for gpu in node:
+        if gpu.uuid == text:
+            return gpu
+    raise GpuNotFound(f"no GPU {text} on this machine", hint="list the GPUs with: tranche gpus")
+
+
+def parse_policy(document: object, node: NodeState) -> SharingPolicy:
+    """The policy that a file declares, YAML or JSON decoded; PolicyInvalid when it is none, GpuNotFound for an unknown GPU."""
+    if not isinstance(document, dict) or document.get("apiVersion") != FORMAT_VERSION or document.get("kind") != KIND:
+        raise PolicyInvalid(f"this is not a {FORMAT_VERSION} {KIND}", hint="see: tranche policy set --help")
+    if unknown := sorted(map(str, document.keys() - {"apiVersion", "kind", "sharing", "gpus"})):
+        raise PolicyInvalid(f"the policy has fields that nothing heeds: {', '.join(unknown)}")
+    every = _use(document["sharing"], "the policy") if "sharing" in document else None
+    entries = document.get("gpus", [])
+    if not isinstance(entries, list):
+        raise PolicyInvalid("gpus is not a list")
+    gpus: dict[str, GpuUse] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.keys() != {"gpu", "sharing"}:
+            raise PolicyInvalid("an entry of gpus has not exactly the fields gpu and sharing")
+        if isinstance(entry["gpu"], bool) or not isinstance(entry["gpu"], int | str):
+            raise PolicyInvalid("the field gpu of an entry is neither an index nor a UUID")
+        uuid = gpu_named(str(entry["gpu"]), node).uuid
+        if uuid in gpus:
+            raise PolicyInvalid(f"the policy names GPU {entry['gpu']} twice")
+        gpus[uuid] = _use(entry["sharing"], f"GPU {entry['gpu']}")
+    return SharingPolicy(every, gpus)
+
+
+def _use(value: object, of: str) -> GpuUse:
+    # YAML 1.1 reads off as false.
+    word = "off" if value is False else value
+    if not isinstance(word, str) or word not in list(GpuUse):
+        raise PolicyInvalid(f"sharing of {of} is none of {_WORDS}")
+    return GpuUse(word)

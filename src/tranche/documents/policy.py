@@ -1,0 +1,28 @@
+"""How the administrator wants GPUs to be shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranche.core.sharing_policy import SharingPolicy
+from tranche.core.state import NodeState
+
+
+def policy_documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
+    """Each GPU with the word that counts for it, and for what it was said."""
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "sharing": str(policy.use_of(gpu.uuid)),
+            "saidFor": source_of(policy, gpu.uuid),
+        }
+        for gpu in node
+    ]
+
+
+def source_of(policy: SharingPolicy, gpu_uuid: str) -> str:
+    """For what the word was said that counts for a GPU: `gpu`, `all`, or `nothing`."""
+    if gpu_uuid in policy.gpus:
+        return "gpu"
+    return "nothing" if policy.every is None else "all"

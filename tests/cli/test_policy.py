@@ -1,0 +1,78 @@
+"""`tranche policy`: the administrator's word, from the option to the decision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+
+
+def test_a_word_is_set_heeded_listed_and_taken_back(make_machine: MakeMachine) -> None:
+    machine = make_machine("A100-40GB", "A100-40GB")
+    done = machine.tranche("policy", "set", "--gpu", "0", "--gpu", "1", "sharing=off")
+    assert done.stderr == "GPU 0: sharing=off, GPU 1: sharing=off\n"
+    refused = machine.tranche("run", "--gpu-memory", "4Gi", "--", "true", code=33)
+    assert "its policy is sharing=off" in refused.stderr
+    assert machine.tranche("run", "--gpus", "1", "--", "true").stdout == ""
+    machine.tranche("policy", "unset", "--gpu", "1")
+    assert [each["obstacle"] is None for each in machine.json("explain", "--gpu-memory", "4Gi")["gpus"]] == [
+        False,
+        True,
+    ]
+    listed = machine.json("policy", "list")
+    assert listed["sharing"] is None
+    assert [(each["sharing"], each["saidFor"]) for each in listed["gpus"]] == [("off", "gpu"), ("auto", "nothing")]
+    changes = [each for each in machine.json("events")["events"] if each["type"] == "PolicyChanged"]
+    assert [each["message"] for each in changes] == [
+        "GPU 0: sharing=off",
+        "GPU 1: sharing=off",
+        "GPU 1: no word any more",
+    ]
+
+
+def test_one_word_for_all_counts_where_there_is_no_other(make_machine: MakeMachine) -> None:
+    machine = make_machine("T4", "T4")
+    machine.tranche("policy", "set", "sharing=off")
+    machine.tranche("policy", "set", "--gpu", "1", "sharing=auto")
+    table = machine.tranche("policy", "list").stdout.splitlines()
+    assert [line.split()[-2:] for line in table[1:]] == [["off", "all"], ["auto", "gpu"]]
+    document = machine.json("explain", "--gpu", "0.2")
+    assert [grant["gpuUUID"] for grant in document["grants"]] == [document["gpus"][1]["uuid"]]
+
+
+def test_a_file_replaces_what_was_said_before(make_machine: MakeMachine, tmp_path: Path) -> None:
+    machine = make_machine("T4", "T4")
+    machine.tranche("policy", "set", "--gpu", "1", "sharing=off")
+    path = tmp_path / "policy.yaml"
+    path.write_text("apiVersion: tranche.dev/v1\nkind: SharingPolicy\ngpus: [{gpu: 0, sharing: shared}]\n")
+    machine.tranche("policy", "set", "-f", str(path))
+    assert [each["sharing"] for each in machine.json("policy", "list")["gpus"]] == ["shared", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("set",), 2, "give either a word or a file"),
+        (("set", "sharing=mig", "-f", "x"), 2, "give either a word or a file"),
+        (("set", "-f", "x", "--gpu", "0"), 2, "give either a word or a file"),
+        (("set", "sharing=fair"), 2, "'sharing=fair' is no policy"),
+        (("set", "--gpu", "9", "sharing=mig"), 23, "no GPU 9"),
+        (("unset", "--gpu", "9"), 23, "no GPU 9"),
+        (("set", "-f", "/no/such/file"), 19, "/no/such/file"),
+        (("set", "-f", "FILE"), 19, "this is not a tranche.dev/v1 SharingPolicy"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_wrong_word_changes_nothing(
+    make_machine: MakeMachine, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    machine = make_machine("T4")
+    file = tmp_path / "file"
+    file.write_text(json.dumps({"kind": "Policy"}))
+    words = [str(file) if each == "FILE" else each for each in arguments]
+    done = machine.tranche("policy", *words, code=code)
+    assert message in done.stderr
+    assert [each["saidFor"] for each in machine.json("policy", "list")["gpus"]] == ["nothing"]
