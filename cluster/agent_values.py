@@ -30,6 +30,8 @@ def values_of(cluster: Path, options: Sequence[str]) -> dict[str, Any]:
         name, _, value = option.partition("=")
         if name == "--without" and value in left_out:
             _put(values, (_PARTS[value], "enabled"), False)
+        elif name == "--vgpu":
+            values |= {"shareByMps": True, "virtualGPUs": int(value)}
         elif name in _VALUES:
             _put(values, _VALUES[name], value)
         else:

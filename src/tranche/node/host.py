@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase
 from tranche.core.devices import devices, shared_memory
 from tranche.core.errors import (
     AllocationUnknown,
@@ -401,6 +401,10 @@ class Host:
             self._carry_out(plan_id, allocation.id, no_progress, None)
             with self.ledger.write() as db:
                 register.activate_allocation(db, allocation.id)
+
+    def given_back(self, grants: Sequence[Grant]) -> None:
+        """Note that these were given back by holders of whom nobody knows how they ended: they may have been killed."""
+        self._care.given_back(grants, True)
 
     def set_holder(self, held: Held, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""

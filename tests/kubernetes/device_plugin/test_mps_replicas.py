@@ -108,6 +108,24 @@ def test_one_alone_gets_the_gpu_as_it_was_when_nobody_shares_it_any_more(short: 
     run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
 
 
+def test_the_daemon_goes_with_the_last_pod(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        first, second, *_ = rig.kubelet.devices[GPU]
+        for replica, name in ((first, "a"), (second, "b")):
+            await rig.kubelet.allocate(GPU, replica)
+            rig.holdings.holders[replica], rig.holdings.resources[replica] = PodRef("ns", name), GPU
+        await rig.inventory.refresh()
+        rig.holdings.holders.pop(first)
+        await rig.inventory.refresh()
+        assert daemon(gpu_of(rig))[0] is DaemonState.READY
+        rig.holdings.holders.clear()
+        await rig.inventory.refresh()
+        assert (gpu_of(rig).daemons, gpu_of(rig).compute_mode) == ((), ComputeMode.DEFAULT)
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
 def test_nobody_is_let_in_where_the_daemon_cannot_be_started(short: Path) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.counts({GPU: (4, 4)})

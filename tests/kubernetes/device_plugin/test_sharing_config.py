@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,3 +231,16 @@ def test_a_cut_gpu_as_a_whole_is_not_shared_by_mps() -> None:
     assert advertised.unshared == (
         "nvidia.com/gpu is not offered of GPU 0: it is in MIG mode, and MPS serves its slices alone",
     )
+
+
+@pytest.mark.parametrize("page", ["time-slicing", "virtual-gpus"])
+def test_the_files_of_the_guides_are_accepted(page: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "guides" / f"{page}.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    in_values = [file for block in blocks for file in block.get("config", {}).get("map", {}).values()]
+    files = [*map(yaml.safe_load, in_values), *(block for block in blocks if "version" in block)]
+    assert files
+    assert any(read_config(file).sharing.resources for file in files)
+    counts = [block["virtualGPUs"] for block in blocks if "virtualGPUs" in block]
+    assert all(read_config(flags={"--vgpu": str(count)}).virtual_gpus == count for count in counts)
+    assert page == "time-slicing" or counts

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, node, whole
 from tests.strategies import node_views
 from tranche.core.allocation import NodeView, Part, WholeGpu
+from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing import NO_SHARING, Sharing
 from tranche.kubernetes.observation.listings import Holding
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, held_with, replicated
@@ -48,6 +49,16 @@ def test_devices_are_chosen_by_index_uuid_old_name_and_number() -> None:
 def test_the_first_rule_that_chooses_a_device_counts() -> None:
     rules = ReplicaRules((SharedResource(GPU, 2, GPU, ("0",)), SharedResource(GPU, 3, GPU, (whole(0).uuid, "1"))))
     assert Counter(each.partition("::")[0] for each in devices_of(rules, 0, 1)) == {whole(0).uuid: 2, whole(1).uuid: 3}
+
+
+def test_a_gpu_that_the_administrator_will_not_have_shared_is_not_offered_in_parts() -> None:
+    plain = advertise(node(whole(0), whole(1)), MigStrategy.NONE)
+    for use, count in ((GpuUse.AUTO, 8), (GpuUse.SHARED, 8), (GpuUse.OFF, 4), (GpuUse.MIG, 4)):
+        shared = replicated(plain, QUARTERS, NO_SHARING, {whole(1).uuid: use})
+        assert len(shared.devices) == count
+        assert shared.unshared == (
+            () if count == 8 else (f"nvidia.com/gpu is not offered of GPU 1: its policy is sharing={use}",)
+        )
 
 
 def test_several_replicas_of_a_device_are_one_part_of_it() -> None:

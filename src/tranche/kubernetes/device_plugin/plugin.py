@@ -199,7 +199,7 @@ class DevicePlugin:
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
         files = self._machine.files(config)
-        advertised = replicated(advertise(node, config.mig_strategy), config.sharing, node.sharing)
+        advertised = replicated(advertise(node, config.mig_strategy), config.sharing, node.sharing, snapshot.view.uses)
         if config.cdi_enabled:
             # A runtime looks devices up when a container starts.
             await asyncio.to_thread(self._write_cdi, node, files)

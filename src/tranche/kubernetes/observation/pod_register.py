@@ -91,6 +91,8 @@ class PodRegister:
             found = self._settle(view, word, await self._ask_api_server(), living)
         if found.empty:
             return view, word
+        gone = [grant for each in view.allocations if each.id in found.removed for grant in each.grants]
+        await asyncio.to_thread(self._host.given_back, gone)
         allocations = await asyncio.to_thread(
             self._host.holders.settle, found.removed, found.keepers or {}, found.added, found.memory
         )

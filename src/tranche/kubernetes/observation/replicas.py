@@ -5,10 +5,11 @@ The ids of replicas are those of NVIDIA's device plugin, `<uuid>::<number>`, wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import Grant, Part, Slice, WholeGpu
+from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.kubernetes.observation.listings import Holding
 from tranche.kubernetes.observation.resources import VGPU_RESOURCE, Advertisement, PluginDevice, Resource
@@ -63,22 +64,27 @@ class ReplicaRules:
         return self.rule(resource.name, 0, resource.devices[0]) if resource.devices else None
 
 
+_NO_USES: Mapping[str, GpuUse] = {}
+
 NOT_SHARED = ReplicaRules()
 """Every device is one container's alone."""
 
 
-def replicated(advertised: Advertisement, rules: ReplicaRules, means: SharingMeans) -> Advertisement:
+def replicated(
+    advertised: Advertisement, rules: ReplicaRules, means: SharingMeans, uses: Mapping[str, GpuUse] = _NO_USES
+) -> Advertisement:
     """What the node advertises when devices are shared by the rules; names that it has not are passed over.
 
     A resource keeps its name, if need be with no device, also when each of its devices is offered under another one. What cannot
-    be shared by the machine's means is not offered at all: who asked for limits is not to meet somebody without any.
+    be shared by the machine's means, or by the administrator's word of `uses` by GPU UUID, is not offered at all: who asked for
+    limits is not to meet somebody without any.
     """
     offered: dict[str, list[PluginDevice]] = {}
     unshared: dict[str, None] = {}
 
     def share(device: PluginDevice, rule: SharedResource) -> None:
         replicas = offered.setdefault(rule.offered_as, [])
-        if why := _why_not_shared(device, rule, means):
+        if why := _why_not_shared(device, rule, means, uses.get(device.gpu.uuid, GpuUse.AUTO)):
             unshared[why] = None
             return
         shared = replace(device, replicas=rule.replicas, sharing=rule.sharing)
@@ -113,11 +119,13 @@ def _virtual(name: str, count: int) -> SharedResource:
     return SharedResource(name, count, VGPU_RESOURCE, sharing=Sharing.MPS)
 
 
-def _why_not_shared(device: PluginDevice, rule: SharedResource, means: SharingMeans) -> str:
+def _why_not_shared(device: PluginDevice, rule: SharedResource, means: SharingMeans, use: GpuUse) -> str:
     if why := can_share(rule.sharing, rule.replicas, means):
         return f"{rule.offered_as} is not offered: {why}"
     if rule.sharing is Sharing.MPS and device.instance is None and device.gpu.mig_enabled:
         return f"{rule.offered_as} is not offered of {device.gpu.label}: it is in MIG mode, and MPS serves its slices alone"
+    if use in (GpuUse.OFF, GpuUse.MIG):
+        return f"{rule.offered_as} is not offered of {device.gpu.label}: its policy is sharing={use}"
     return ""
 
 

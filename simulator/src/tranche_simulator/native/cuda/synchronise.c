@@ -1,17 +1,8 @@
-#include "pools.h"
 #include "streams.h"
-
-static CUresult drain_and_trim(CUcontext context) {
-    CUresult result = context_drain(context);
-    if (context->device != NULL) {
-        pools_trim(context->device);
-    }
-    return result;
-}
 
 CUDA_API CUresult cuCtxSynchronize(void) {
     ENTER_CONTEXT();
-    return drain_and_trim(context_current());
+    return context_drain(context_current());
 }
 
 CUDA_API CUresult cuCtxSynchronize_v2(CUcontext handle) {
@@ -20,5 +11,5 @@ CUDA_API CUresult cuCtxSynchronize_v2(CUcontext handle) {
     if (context == NULL) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    return driver.fault != CUDA_SUCCESS ? driver.fault : drain_and_trim(context);
+    return driver.fault != CUDA_SUCCESS ? driver.fault : context_drain(context);
 }

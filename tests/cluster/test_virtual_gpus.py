@@ -1,0 +1,78 @@
+"""Virtual GPUs on a real kubelet: manifests of AWS's plugin run unchanged, each pod with its daemon and its own limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster.agents import agent_on
+from cluster.cluster import Cluster
+from cluster.node import Node
+from cluster.node_layouts import labels
+from cluster.waiting import wait_for
+from cluster.workloads import deployment, log, phases, pods_in
+
+pytestmark = pytest.mark.cluster
+
+VGPU, GPU = "k8s.amazonaws.com/vgpu", "nvidia.com/gpu"
+LOOK = (
+    "nvidia-smi -L; echo $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; ls $CUDA_MPS_PIPE_DIRECTORY; "
+    "trap exit TERM; while :; do sleep 1; done"
+)
+
+
+def allocatable(cluster: Cluster, node: Node) -> dict[str, int]:
+    counted = cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"]
+    return {name: int(count) for name, count in counted.items() if name in (VGPU, GPU)}
+
+
+def wait_for_counts(cluster: Cluster, node: Node, **expected: int) -> None:
+    wanted = {VGPU: expected["vgpu"], GPU: expected["gpu"]}
+
+    def reached() -> bool:
+        return allocatable(cluster, node) == wanted
+
+    wait_for(f"{node.name} has {wanted}", reached, explain=lambda: str(allocatable(cluster, node)))
+
+
+def as_aws_writes_it(name: str, namespace: str, replicas: int) -> dict[str, Any]:
+    """A Deployment with the selector, the host's IPC and the mount of AWS's documentation."""
+    made = deployment(name, namespace, replicas, script=LOOK, limits={VGPU: 1})
+    spec = made["spec"]["template"]["spec"]
+    spec["hostIPC"] = True
+    spec["nodeSelector"] = {"k8s.amazonaws.com/accelerator": "vgpu"}
+    spec["volumes"] = [{"name": "nvidia-mps", "hostPath": {"path": "/tmp/nvidia-mps", "type": "DirectoryOrCreate"}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "nvidia-mps", "mountPath": "/tmp/nvidia-mps"}]
+    return made
+
+
+def what_it_sees(cluster: Cluster, namespace: str, name: str) -> list[str]:
+    seen = wait_for(f"{name} has looked", lambda: "control" in (found := log(cluster, namespace, name)) and found)
+    return str(seen).splitlines()
+
+
+def test_the_virtual_gpus_of_awss_plugin(cluster: Cluster, g4dn: Node, namespace: str) -> None:
+    key = "k8s.amazonaws.com/accelerator"
+    try:
+        with agent_on(cluster, g4dn, "--refresh-seconds=0.3", "--vgpu=10") as agent:
+            wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
+            wait_for("the label of AWS's plugin", lambda: labels(cluster, g4dn).get(key) == "vgpu")
+            cluster.apply(as_aws_writes_it("serving", namespace, 3))
+            wait_for("3 pods run", lambda: phases(cluster, namespace) == {"Running": 3}, timeout=120)
+            for each in pods_in(cluster, namespace):
+                first, limit, *sockets = what_it_sees(cluster, namespace, each["metadata"]["name"])
+                assert "Tesla T4" in first
+                assert limit == "0=1536M", "a tenth of 15,360 MiB"
+                assert "control" in sockets
+            wait_for_counts(cluster, g4dn, vgpu=10, gpu=0)
+            cluster.kubectl("scale", "deployment", "serving", "--replicas=12", f"--namespace={namespace}")
+            wait_for("10 run", lambda: phases(cluster, namespace) == {"Running": 10, "Pending": 2}, timeout=120)
+
+            cluster.kubectl("delete", "deployment", "serving", f"--namespace={namespace}")
+            wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
+            wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
+            agent.with_options("--refresh-seconds=0.3", "--vgpu=20").wait_until_ready()
+            wait_for_counts(cluster, g4dn, vgpu=20, gpu=1)
+    finally:
+        cluster.kubectl("label", "node", g4dn.name, f"{key}-")
+        g4dn.renew_machine()
