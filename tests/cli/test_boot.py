@@ -259,6 +259,65 @@ def test_an_image_that_is_not_mounted_is_not_made(two_a100: TestMachine, tmp_pat
     assert not image.exists()
 
 
+def test_the_machine_that_is_meant_is_the_units_as_well(two_a100: TestMachine, tmp_path: Path) -> None:
+    options = ("--simulate", "p4d.24xlarge", "--state-dir", "/srv/tranche")
+    two_a100.tranche(*options, "boot", "install", "--root", str(tmp_path), "--program", "/usr/bin/tranche")
+    unit = (tmp_path / "etc/systemd/system/tranche-boot.service").read_text()
+    assert f"\nExecStart=/usr/bin/tranche {' '.join(options)} boot\n" in unit
+
+
+def test_a_unit_that_somebody_masked_stays_masked(two_a100: TestMachine, tmp_path: Path) -> None:
+    mask = tmp_path / "etc/systemd/system/tranche-boot.service"
+    mask.parent.mkdir(parents=True)
+    mask.symlink_to("/dev/null")
+    done = two_a100.tranche("boot", "install", "--root", str(tmp_path), "--program", "/usr/bin/tranche", code=2)
+    assert "is a link to /dev/null" in done.stderr
+    assert str(mask.readlink()) == "/dev/null"
+
+
+@pytest.mark.parametrize("command", ["install", "remove", "status"])
+def test_an_images_link_does_not_lead_to_the_machines_own_units(
+    two_a100: TestMachine, tmp_path: Path, command: str
+) -> None:
+    image, outside = tmp_path / "image", tmp_path / "outside"
+    (image / "etc/systemd").mkdir(parents=True)
+    (outside / "multi-user.target.wants").mkdir(parents=True)
+    (image / "etc/systemd/system").symlink_to(outside)
+    unit = outside / "tranche-boot.service"
+    unit.write_text("the machine's own")
+    program = ("--program", "/usr/bin/tranche") if command == "install" else ()
+    done = two_a100.tranche("boot", command, "--root", str(image), *program, code=2)
+    assert f"leads out of {image}" in done.stderr
+    assert unit.read_text() == "the machine's own"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_who_may_write_what_runs_at_boot_is_said(two_a100: TestMachine, tmp_path: Path) -> None:
+    """Below a root of its own: the way to pytest's folder may be open to others."""
+    program = tmp_path / "home/user/.local/bin/tranche"
+    program.parent.mkdir(parents=True)
+    said = [two_a100.tranche("boot", "install", "--root", str(tmp_path), "--program", "/nowhere/tranche").stderr]
+    program.touch()
+    os.chown(program.parent, 65534, 65534)
+    install = ("boot", "install", "--root", str(tmp_path), "--program", "/home/user/.local/bin/tranche")
+    said.append(two_a100.tranche(*install).stderr)
+    os.chown(program.parent, 0, 0)
+    said.append(two_a100.tranche(*install).stderr)
+    assert "/nowhere/tranche is not there" in said[0]
+    assert f"not only root may write {program.parent}" in said[1]
+    assert "warning" not in said[2]
+
+
+def test_status_shows_the_unit_also_where_the_ledger_is_damaged(two_a100: TestMachine) -> None:
+    two_a100.tranche(*asking(two_a100))
+    for log in two_a100.state_dir.glob("ledger.db-*"):
+        log.unlink()
+    two_a100.ledger.write_bytes(b"no database" * 1000)
+    done = two_a100.tranche("boot", "status")
+    assert "how the cut ended is not known" in done.stderr
+    assert done.stdout.startswith("unit ")
+
+
 def test_status_says_how_the_cut_ended(two_a100: TestMachine) -> None:
     command = asking(two_a100)
     assert two_a100.json(*command, "status")["ended"] is None

@@ -362,3 +362,15 @@ def end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     while process_lives(pid, started):
         subprocess.run(["true"], check=True)
+
+
+@isolated
+def test_everybody_sees_that_a_daemon_serves_and_nobody_else_reaches_its_sockets(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        pipes = host.daemons.records.pipes(record.device_uuid)
+        assert host.places.mps.stat().st_mode & 0o555 == 0o555
+        assert pipes.with_suffix(".json").stat().st_mode & 0o444 == 0o444
+        assert pipes.stat().st_mode & 0o077 == 0
+        change(host, StopMps(record.gpu_uuid, None))

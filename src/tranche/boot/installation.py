@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,16 @@ WAIT_SECONDS = 120.0
 MARK = "# Made by Tranche's agent, which removes it again. Put a file of your own in its place, and that one stays.\n"
 
 
-def install_unit(root: Path, program: str, *, settings_file: str = SETTINGS_FILE, seconds: float) -> bool:
+def install_unit(
+    root: Path, program: str, *, options: Sequence[str] = (), settings_file: str = SETTINGS_FILE, seconds: float
+) -> bool:
     """Write and enable the unit of the machine or image at `root`; whether anything was changed.
 
-    `program` is where tranche is, as that machine sees it; `seconds` is how long the unit waits for the driver. Raises UsageError
-    when the unit would close a circle in the order of the others, and removes it then; else as `InstalledUnit.install`.
+    `program` is where tranche is, as that machine sees it, `options` stand before its command; `seconds` is how long the unit
+    waits for the driver. Raises UsageError when the unit would close a circle in the order of the others, and removes it then;
+    else as `InstalledUnit.install`.
     """
-    command = [program, "boot"]
+    command = [program, *options, "boot"]
     if settings_file != SETTINGS_FILE:
         command += ["--file", settings_file]
     if seconds != WAIT_SECONDS:

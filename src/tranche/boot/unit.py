@@ -58,13 +58,27 @@ class InstalledUnit:
         """Whether it is started at boot."""
         return self.link.is_symlink()
 
+    def refuse_elsewhere(self) -> None:
+        """UsageError when there is no such root, or the folder of its units is a link that leads out of it, to this machine's."""
+        if not self.root.is_dir():
+            raise UsageError(f"{self.root} is no folder", hint="name the root of a mounted image")
+        folder = self.file.parent.resolve()
+        if not folder.is_relative_to(self.root.resolve()):
+            raise UsageError(
+                f"{self.file.parent} leads out of {self.root}, to {folder}", hint="run it in a chroot of the image"
+            )
+
     def install(self, text: str) -> bool:
         """Write and enable it; whether anything was changed.
 
         Raises PermissionDenied where that may not be written, UsageError when it cannot be.
         """
-        if not self.root.is_dir():
-            raise UsageError(f"{self.root} is no folder", hint="name the root of a mounted image")
+        self.refuse_elsewhere()
+        if self.file.is_symlink():
+            raise UsageError(
+                f"{self.file} is a link to {self.file.readlink()}: somebody has masked the unit, or put one of their own there",
+                hint=f"systemctl unmask {UNIT}, or remove the link",
+            )
         try:
             current = self.file.read_text() if self.installed else None
             if current != text:
@@ -84,6 +98,7 @@ class InstalledUnit:
 
     def remove(self) -> bool:
         """Remove it, and the folder of links when that is empty then; whether anything was there. Raises as `install` does."""
+        self.refuse_elsewhere()
         try:
             there = self.enabled or self.installed
             self.link.unlink(missing_ok=True)

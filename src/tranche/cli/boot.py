@@ -26,9 +26,10 @@ from tranche.cli.layout.options import read_layouts
 from tranche.cli.layout.report import sum_up
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host, register_places
-from tranche.cli.service_path import absolute_path
+from tranche.cli.service_path import absolute_path, others_may_write
 from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
 from tranche.core.errors import PartitionInvalid, TrancheError, UsageError, WaitTimeout
+from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import BootSettings, parse_boot_settings
 from tranche.documents.describe import timestamp
@@ -95,12 +96,22 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
     """
     settings_file = absolute_path(context.meta[_FILE_KEY], "--file")
     program = absolute_path(program, "--program") if program else _own_program()
-    changed = install_unit(root, program, settings_file=settings_file, seconds=context.meta[_TIMEOUT_KEY])
+    settings = context.find_object(Settings) or Settings()
+    options = ["--simulate", settings.simulate] if settings.simulate else []
+    if settings.state_dir:
+        options += ["--state-dir", absolute_path(settings.state_dir, "--state-dir")]
+    changed = install_unit(
+        root, program, options=options, settings_file=settings_file, seconds=context.meta[_TIMEOUT_KEY]
+    )
     if changed:
         _tell_systemd(root, "daemon-reload")
     say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'as it should be'}")
     if not (root / settings_file.lstrip("/")).exists():
         say(f"nothing is cut before {settings_file} is there, with MIG_PARTITION=... in it")
+    if not os.path.lexists(root / program.lstrip("/")):
+        warn(f"{program} is not there: install Tranche under {root}, or name its place with --program")
+    elif owner := others_may_write(root / program.lstrip("/")):
+        warn(f"not only root may write {owner}, and what is there runs as root at each boot: install Tranche in /opt")
     if any((root / folder / "nvidia-mig-manager.service").exists() for folder in _UNIT_FOLDERS):
         warn("nvidia-mig-manager.service cuts GPUs at boot as well: disable it")
 
@@ -128,12 +139,18 @@ def status(context: click.Context, root: Path, output: str) -> None:
     """Say whether the unit is installed, what is asked, and how the cut ended since the machine was started."""
     settings = context.find_object(Settings) or Settings()
     unit, settings_file = InstalledUnit(root), context.meta[_FILE_KEY]
+    unit.refuse_elsewhere()
     asked, problem = "", ""
     try:
         asked = _settings_of(str(root / settings_file.lstrip("/")) if root != Path("/") else settings_file).wanted.text
     except PartitionInvalid as error:
         problem = error.message
-    ended = read_outcome(register_places(settings, reading=True).ledger, boot_id()) if root == Path("/") else None
+    ended: Event | None = None
+    if root == Path("/"):
+        try:
+            ended = read_outcome(register_places(settings, reading=True).ledger, boot_id())
+        except TrancheError as error:
+            warn(f"how the cut ended is not known: {error.message}")
     found = {
         "unit": str(unit.file),
         "installed": unit.installed,
