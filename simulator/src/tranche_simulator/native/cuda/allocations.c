@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 
 #include "account.h"
+#include "physical_memory.h"
+#include "pools.h"
 
 static const CUdeviceptr DEVICE_BIT = 1ull << 46; /* of an address; the one that tells device memory from the host's */
 enum { ALIGNMENT = 512, OWN_PAGES_FROM = 1 << 16 };
@@ -14,6 +16,12 @@ enum { ALIGNMENT = 512, OWN_PAGES_FROM = 1 << 16 };
 static struct allocation **allocations;
 static size_t count, room;
 static unsigned long long last_id;
+
+bool is_of_device(const struct allocation *allocation) { return allocation->kind <= ALLOCATION_MAPPED; }
+
+CUdeviceptr device_address(const char *host) { return (CUdeviceptr)(uintptr_t)host ^ DEVICE_BIT; }
+
+char *device_backing(CUdeviceptr address) { return (char *)(uintptr_t)(address ^ DEVICE_BIT); }
 
 /* Index of the first allocation that begins beyond the address. */
 static size_t index_beyond(CUdeviceptr address) {
@@ -45,7 +53,8 @@ struct allocation *allocation_beginning(CUdeviceptr address) {
 
 char *bytes_at(CUdeviceptr address, uint64_t size) {
     struct allocation *allocation = allocation_at(address);
-    if (allocation == NULL || size > allocation->size - (address - allocation->address)) {
+    if (allocation == NULL || size > allocation->size - (address - allocation->address) ||
+        (allocation->kind == ALLOCATION_MAPPED && allocation->flags == 0)) {
         return NULL;
     }
     return allocation->host + (address - allocation->address);
@@ -91,9 +100,8 @@ static struct allocation *make(CUcontext context, uint64_t size, enum allocation
     if (allocation == NULL) {
         return NULL;
     }
-    CUdeviceptr address = (CUdeviceptr)(uintptr_t)host;
     *allocation = (struct allocation){
-        .address = kind == ALLOCATION_DEVICE ? address ^ DEVICE_BIT : address,
+        .address = kind <= ALLOCATION_MAPPED ? device_address(host) : (CUdeviceptr)(uintptr_t)host,
         .size = size,
         .host = host,
         .kind = kind,
@@ -107,23 +115,63 @@ static struct allocation *make(CUcontext context, uint64_t size, enum allocation
     return allocation;
 }
 
+static struct allocation *make_backed(CUcontext context, uint64_t size, enum allocation_kind kind) {
+    char *host = host_memory(size);
+    struct allocation *allocation = host != NULL ? make(context, size, kind, host) : NULL;
+    if (allocation == NULL && host != NULL) {
+        free_host_memory(host, size);
+    }
+    return allocation;
+}
+
 CUresult allocate_device(CUcontext context, uint64_t size, CUdeviceptr *address) {
     REQUIRE_VALUE(size > 0);
     CUresult result = account_take(context->device, size);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && pools_trim(context->device)) {
+        result = account_take(context->device, size); /* pools give back what they only keep */
+    }
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    char *host = host_memory(size);
-    struct allocation *allocation = host != NULL ? make(context, size, ALLOCATION_DEVICE, host) : NULL;
+    struct allocation *allocation = make_backed(context, size, ALLOCATION_DEVICE);
     if (allocation == NULL) {
-        if (host != NULL) {
-            free_host_memory(host, size);
-        }
         account_give(context->device, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *address = allocation->address;
     return CUDA_SUCCESS;
+}
+
+CUresult allocate_pooled(CUcontext context, uint64_t size, CUmemoryPool pool, CUdeviceptr *address) {
+    REQUIRE_VALUE(size > 0);
+    CUresult result = pool_take(pool, size);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    struct allocation *allocation = make_backed(context, size, ALLOCATION_POOLED);
+    if (allocation == NULL) {
+        pool_give(pool, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    allocation->pool = pool;
+    *address = allocation->address;
+    return CUDA_SUCCESS;
+}
+
+struct allocation *allocate_mapped(CUcontext context, uint64_t size, char *host) {
+    return make(context, size, ALLOCATION_MAPPED, host);
+}
+
+struct allocation *allocation_within(CUdeviceptr address, uint64_t size, enum allocation_kind kind) {
+    for (size_t i = address == 0 ? 0 : index_beyond(address - 1); i < count; i++) {
+        if (allocations[i]->address - address >= size) {
+            break;
+        }
+        if (allocations[i]->kind == kind) {
+            return allocations[i];
+        }
+    }
+    return NULL;
 }
 
 CUresult allocate_host(CUcontext context, uint64_t size, enum allocation_kind kind, unsigned int flags, void **host) {
@@ -142,11 +190,15 @@ CUresult allocate_host(CUcontext context, uint64_t size, enum allocation_kind ki
 }
 
 static void release(struct allocation *allocation) {
-    if (allocation->kind != ALLOCATION_REGISTERED) {
+    if (allocation->kind != ALLOCATION_REGISTERED && allocation->kind != ALLOCATION_MAPPED) {
         free_host_memory(allocation->host, allocation->size);
     }
     if (allocation->kind == ALLOCATION_DEVICE) {
         account_give(allocation->context->device, allocation->size);
+    } else if (allocation->kind == ALLOCATION_POOLED) {
+        pool_give(allocation->pool, allocation->size);
+    } else if (allocation->kind == ALLOCATION_MAPPED && allocation->physical != NULL) {
+        physical_unuse(allocation->physical);
     }
     free(allocation);
 }

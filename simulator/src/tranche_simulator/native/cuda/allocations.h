@@ -11,6 +11,8 @@
 
 enum allocation_kind {
     ALLOCATION_DEVICE,
+    ALLOCATION_POOLED,     /* of a device, out of a pool */
+    ALLOCATION_MAPPED,     /* of a device, made apart from its address */
     ALLOCATION_MANAGED,    /* of both: its address is one of the host */
     ALLOCATION_HOST,       /* of the host, made by the driver */
     ALLOCATION_REGISTERED, /* of the host, made by the program */
@@ -24,15 +26,29 @@ struct allocation {
     unsigned int flags;
     unsigned long long id;
     CUcontext context;
+    CUmemoryPool pool;                /* of a pooled one */
+    struct physical_memory *physical; /* of a mapped one */
 };
+
+/* Its bytes are those of a device alone. */
+bool is_of_device(const struct allocation *allocation);
+/* Between addresses of a device and what is behind them. */
+CUdeviceptr device_address(const char *host);
+char *device_backing(CUdeviceptr address);
 
 /* Device memory, charged to the context's device. */
 CUresult allocate_device(CUcontext context, uint64_t size, CUdeviceptr *address);
+/* The same, charged to a pool. */
+CUresult allocate_pooled(CUcontext context, uint64_t size, CUmemoryPool pool, CUdeviceptr *address);
+/* An address that is backed already; `flags` are its rights, 0 for none yet. */
+struct allocation *allocate_mapped(CUcontext context, uint64_t size, char *host);
 /* Memory of the host that devices reach, or of both. */
 CUresult allocate_host(CUcontext context, uint64_t size, enum allocation_kind kind, unsigned int flags, void **host);
 
 /* The allocation that an address lies in, or NULL. */
 struct allocation *allocation_at(CUdeviceptr address);
+/* The first of a kind that begins in a range of addresses, or NULL. */
+struct allocation *allocation_within(CUdeviceptr address, uint64_t size, enum allocation_kind kind);
 /* The allocation that begins there, or NULL. */
 struct allocation *allocation_beginning(CUdeviceptr address);
 void allocation_free(struct allocation *allocation);

@@ -7,7 +7,10 @@
 
 static char *device_bytes(CUdeviceptr address, uint64_t size) {
     struct allocation *allocation = allocation_at(address);
-    return allocation != NULL && allocation->kind <= ALLOCATION_MANAGED ? bytes_at(address, size) : NULL;
+    if (allocation == NULL || (!is_of_device(allocation) && allocation->kind != ALLOCATION_MANAGED)) {
+        return NULL;
+    }
+    return bytes_at(address, size);
 }
 
 /* NULL for device memory, and for what ends before `size` bytes do. */
@@ -16,7 +19,7 @@ static char *host_bytes(CUdeviceptr address, uint64_t size) {
     if (allocation == NULL) {
         return (char *)(uintptr_t)address;
     }
-    return allocation->kind == ALLOCATION_DEVICE ? NULL : bytes_at(address, size);
+    return is_of_device(allocation) ? NULL : bytes_at(address, size);
 }
 
 static char *any_bytes(CUdeviceptr address, uint64_t size) {

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "account.h"
+#include "physical_memory.h"
+#include "pools.h"
 #include "resources.h"
 
 enum { STACK_DEPTH = 128 };
@@ -76,6 +78,10 @@ CUresult context_create(struct cuda_device *device, unsigned int flags, CUcontex
 
 void context_destroy(CUcontext context) {
     resources_free(context);
+    if (context->device->contexts == 1) {
+        physical_free(context->device);
+        pools_free(context->device);
+    }
     account_close(context->device, context->bytes);
     context->device = NULL;
     context->retained = 0;
@@ -278,5 +284,17 @@ CUDA_API CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     *version = 3020;
+    return CUDA_SUCCESS;
+}
+
+/* No priority makes a difference. */
+CUDA_API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    ENTER_CONTEXT();
+    if (least != NULL) {
+        *least = 0;
+    }
+    if (greatest != NULL) {
+        *greatest = -5;
+    }
     return CUDA_SUCCESS;
 }

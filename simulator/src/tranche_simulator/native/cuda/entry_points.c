@@ -43,6 +43,7 @@
     ENTRY(cuCtxGetDevice, 13000, cuCtxGetDevice_v2)                             \
     ENTRY(cuCtxGetFlags, 7000, cuCtxGetFlags)                                   \
     ENTRY(cuCtxGetId, 12000, cuCtxGetId)                                        \
+    ENTRY(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange)       \
     ENTRY(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion)                         \
     ENTRY(cuCtxSynchronize, 2000, cuCtxSynchronize)                             \
     ENTRY(cuCtxSynchronize, 13000, cuCtxSynchronize_v2)                         \
@@ -115,7 +116,54 @@
     ENTRY(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2)                        \
     ENTRY(cuMemsetD8Async, 3020, cuMemsetD8Async)                               \
     ENTRY(cuMemsetD16Async, 3020, cuMemsetD16Async)                             \
-    ENTRY(cuMemsetD32Async, 3020, cuMemsetD32Async)
+    ENTRY(cuMemsetD32Async, 3020, cuMemsetD32Async)                             \
+    ENTRY(cuMemAllocAsync, 11020, cuMemAllocAsync)                              \
+    ENTRY(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync)              \
+    ENTRY(cuMemFreeAsync, 11020, cuMemFreeAsync)                                \
+    ENTRY(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool)          \
+    ENTRY(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool)                        \
+    ENTRY(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool)                        \
+    ENTRY(cuMemPoolCreate, 11020, cuMemPoolCreate)                              \
+    ENTRY(cuMemPoolDestroy, 11020, cuMemPoolDestroy)                            \
+    ENTRY(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo)                              \
+    ENTRY(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute)                  \
+    ENTRY(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute)                  \
+    ENTRY(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess)                        \
+    ENTRY(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity)  \
+    ENTRY(cuMemCreate, 10020, cuMemCreate)                                      \
+    ENTRY(cuMemRelease, 10020, cuMemRelease)                                    \
+    ENTRY(cuMemMap, 10020, cuMemMap)                                            \
+    ENTRY(cuMemUnmap, 10020, cuMemUnmap)                                        \
+    ENTRY(cuMemSetAccess, 10020, cuMemSetAccess)                                \
+    ENTRY(cuMemGetAccess, 10020, cuMemGetAccess)                                \
+    ENTRY(cuMemAddressReserve, 10020, cuMemAddressReserve)                      \
+    ENTRY(cuMemAddressFree, 10020, cuMemAddressFree)                            \
+    ENTRY(cuMemRetainAllocationHandle, 11000, cuMemRetainAllocationHandle)      \
+    ENTRY(cuMemGetAllocationPropertiesFromHandle, 10020, cuMemGetAllocationPropertiesFromHandle)\
+    ENTRY(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle)    \
+    ENTRY(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle)\
+    ENTRY(cuArrayCreate, 3020, cuArrayCreate_v2)                                \
+    ENTRY(cuArray3DCreate, 3020, cuArray3DCreate_v2)                            \
+    ENTRY(cuArrayGetDescriptor, 3020, cuArrayGetDescriptor_v2)                  \
+    ENTRY(cuArray3DGetDescriptor, 3020, cuArray3DGetDescriptor_v2)              \
+    ENTRY(cuArrayDestroy, 2000, cuArrayDestroy)                                 \
+    ENTRY(cuMemcpyHtoA, 3020, cuMemcpyHtoA_v2)                                  \
+    ENTRY(cuMemcpyAtoH, 3020, cuMemcpyAtoH_v2)                                  \
+    ENTRY(cuMemcpyDtoA, 3020, cuMemcpyDtoA_v2)                                  \
+    ENTRY(cuMemcpyAtoD, 3020, cuMemcpyAtoD_v2)                                  \
+    ENTRY(cuMemcpy2D, 3020, cuMemcpy2D_v2)                                      \
+    ENTRY(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2)                    \
+    ENTRY(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2)                            \
+    ENTRY(cuGraphCreate, 10000, cuGraphCreate)                                  \
+    ENTRY(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2)                 \
+    ENTRY(cuGraphAddEmptyNode, 10000, cuGraphAddEmptyNode)                      \
+    ENTRY(cuGraphGetNodes, 10000, cuGraphGetNodes)                              \
+    ENTRY(cuGraphNodeGetType, 10000, cuGraphNodeGetType)                        \
+    ENTRY(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags)      \
+    ENTRY(cuGraphUpload, 11010, cuGraphUpload)                                  \
+    ENTRY(cuGraphLaunch, 10000, cuGraphLaunch)                                  \
+    ENTRY(cuGraphExecDestroy, 10000, cuGraphExecDestroy)                        \
+    ENTRY(cuGraphDestroy, 10000, cuGraphDestroy)
 
 #define DECLARE(name, since, symbol) CUDA_API void symbol(void);
 ENTRY_POINTS(DECLARE)

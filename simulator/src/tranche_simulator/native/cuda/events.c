@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "pools.h"
+
 enum { DISABLE_TIMING = 2 };
 
 static CUevent all;
@@ -123,6 +125,7 @@ CUDA_API CUresult cuEventSynchronize(CUevent event) {
     struct milestone milestone = event->milestone;
     CUresult result = event->recorded && !event->stamped ? milestone_wait(&milestone) : CUDA_SUCCESS;
     REQUIRE_EVENT(event);
+    pools_trim(context_current()->device);
     return result == CUDA_SUCCESS ? reached(event) : result;
 }
 

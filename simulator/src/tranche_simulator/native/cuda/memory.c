@@ -49,8 +49,8 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr address) {
         return CUDA_SUCCESS;
     }
     struct allocation *allocation = allocation_beginning(address);
-    REQUIRE_VALUE(allocation != NULL &&
-                  (allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_MANAGED));
+    REQUIRE_VALUE(allocation != NULL && (allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_POOLED ||
+                                         allocation->kind == ALLOCATION_MANAGED));
     CUresult result = context_drain(allocation->context);
     if (result == CUDA_SUCCESS) {
         allocation_free(allocation);
@@ -112,7 +112,7 @@ CUDA_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host,
 CUDA_API CUresult cuMemHostGetFlags(unsigned int *flags, void *host) {
     ENTER_CONTEXT();
     struct allocation *allocation = allocation_at((CUdeviceptr)(uintptr_t)host);
-    REQUIRE_VALUE(flags != NULL && allocation != NULL && allocation->kind != ALLOCATION_DEVICE);
+    REQUIRE_VALUE(flags != NULL && allocation != NULL && !is_of_device(allocation));
     *flags = allocation->flags;
     return CUDA_SUCCESS;
 }

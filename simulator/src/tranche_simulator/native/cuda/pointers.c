@@ -27,7 +27,7 @@ static CUresult give(void *data, const void *value, size_t size) {
 
 static CUresult attribute_of(const struct allocation *allocation, int attribute, CUdeviceptr address, void *data) {
     char *host = allocation->host + (address - allocation->address);
-    bool on_device = allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_MANAGED;
+    bool on_device = is_of_device(allocation) || allocation->kind == ALLOCATION_MANAGED;
     switch (attribute) {
     case POINTER_CONTEXT:
         return GIVE(CUcontext, allocation->context);
@@ -36,7 +36,7 @@ static CUresult attribute_of(const struct allocation *allocation, int attribute,
     case POINTER_DEVICE_POINTER:
         return GIVE(CUdeviceptr, address);
     case POINTER_HOST_POINTER:
-        return allocation->kind == ALLOCATION_DEVICE ? CUDA_ERROR_INVALID_VALUE : GIVE(void *, host);
+        return is_of_device(allocation) ? CUDA_ERROR_INVALID_VALUE : GIVE(void *, host);
     case POINTER_BUFFER_ID:
         return GIVE(unsigned long long, allocation->id);
     case POINTER_IS_MANAGED:

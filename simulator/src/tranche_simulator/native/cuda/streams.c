@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "events.h"
+#include "pools.h"
 
 enum { NON_BLOCKING = 1, MAX_FAULTS = 16 };
 static const uint64_t LONGEST_SLEEP = 5000000; /* nanoseconds: after that somebody may have died, whose time is free */
@@ -346,7 +347,9 @@ CUDA_API CUresult cuStreamSynchronize(CUstream handle) {
     ENTER_CONTEXT();
     REQUIRE_STREAM(handle, stream);
     struct milestone last = stream->last;
-    return is_legacy(stream) ? legacy_drain(stream->context) : milestone_wait(&last);
+    CUresult result = is_legacy(stream) ? legacy_drain(stream->context) : milestone_wait(&last);
+    pools_trim(context_current()->device);
+    return result;
 }
 
 CUDA_API CUresult cuStreamQuery(CUstream handle) {

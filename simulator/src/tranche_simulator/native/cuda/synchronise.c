@@ -1,8 +1,17 @@
+#include "pools.h"
 #include "streams.h"
+
+static CUresult drain_and_trim(CUcontext context) {
+    CUresult result = context_drain(context);
+    if (context->device != NULL) {
+        pools_trim(context->device);
+    }
+    return result;
+}
 
 CUDA_API CUresult cuCtxSynchronize(void) {
     ENTER_CONTEXT();
-    return context_drain(context_current());
+    return drain_and_trim(context_current());
 }
 
 CUDA_API CUresult cuCtxSynchronize_v2(CUcontext handle) {
@@ -11,5 +20,5 @@ CUDA_API CUresult cuCtxSynchronize_v2(CUcontext handle) {
     if (context == NULL) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    return driver.fault != CUDA_SUCCESS ? driver.fault : context_drain(context);
+    return driver.fault != CUDA_SUCCESS ? driver.fault : drain_and_trim(context);
 }
