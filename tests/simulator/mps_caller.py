@@ -6,13 +6,14 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.simulator.mps_daemon import MpsBench
 
-PROTOCOL, CLIENT = 1, 2
+PROTOCOL = 1
+TERMINAL, CLIENT = 1, 2
 HELLO = struct.Struct("IIIIQ128s64s")
 GRANT = struct.Struct("iIdII")
 DEVICE = struct.Struct("64sQ")
@@ -32,20 +33,22 @@ class MpsCaller:
     page: mmap.mmap | None = None
 
     @classmethod
-    def connect(cls, bench: MpsBench, *, uid: int | None = None, connections: int = 0) -> MpsCaller:
-        """Greets the daemon, as a process of that user if one is given."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        bench.callers.append(connection)
-        try:
-            if uid is not None:
-                os.seteuid(uid)
-            connection.connect(str(bench.pipe / "control"))
-        finally:
-            if uid is not None:
-                os.seteuid(0)
-        connection.send(HELLO.pack(PROTOCOL, CLIENT, os.getpid(), connections, 4026531836, b"", b"./nbody"))
-        connection.settimeout(30)
-        return cls(connection)
+    def connect(
+        cls, bench: MpsBench, *, leaf: tuple[str, ...] = (), uid: int | None = None, connections: int = 0
+    ) -> MpsCaller:
+        """Greets the daemon, as a process of that user if one is given, at its socket or a server's or a namespace's."""
+        return cls(_greet(bench, CLIENT, leaf, uid, connections))
+
+    @staticmethod
+    def terminal(bench: MpsBench, *, uid: int) -> Callable[[str], str]:
+        """What a user types into nvidia-cuda-mps-control, and what it answers."""
+        connection = _greet(bench, TERMINAL, (), uid, 0)
+
+        def ask(command: str) -> str:
+            connection.send(command.encode() + b"\0")
+            return connection.recv(16384).rstrip(b"\0").decode()
+
+        return ask
 
     def join(self) -> MpsCaller:
         """Waits for the server's grant, which `error` refuses unless it is 0."""
@@ -88,6 +91,21 @@ class MpsCaller:
     def leave(self) -> None:
         """As when the process ends, however it does."""
         self.connection.close()
+
+
+def _greet(bench: MpsBench, kind: int, leaf: tuple[str, ...], uid: int | None, connections: int) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    bench.callers.append(connection)
+    try:
+        if uid is not None:
+            os.seteuid(uid)
+        connection.connect(str(bench.pipe.joinpath(*leaf, "control")))
+    finally:
+        if uid is not None:
+            os.seteuid(0)
+    connection.send(HELLO.pack(PROTOCOL, kind, os.getpid(), connections, 4026531836, b"", b"./nbody"))
+    connection.settimeout(30)
+    return connection
 
 
 @contextmanager

@@ -243,6 +243,7 @@ def test_only_root_may_serve_all_users(machine: SimulatedMachine) -> None:
 
 def test_control_log(daemon: MpsBench) -> None:
     daemon("set_default_active_thread_percentage 25")
+    wait_until(lambda: "UI closed" in daemon.log("control.log"))
     pid = f"Control {daemon.pid():5}]"
     assert daemon.log("control.log").splitlines() == [
         f"{pid} Starting control daemon using socket {daemon.pipe}/control",

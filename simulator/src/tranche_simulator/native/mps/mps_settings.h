@@ -8,10 +8,11 @@
 
 #define MPS_MAX_LIMITS 96u
 #define MPS_KEY_SIZE 96
+#define MPS_EVERY_DEVICE "*"
 
 /* A limit as it was given: nobody compares the device with the devices there are before a client comes. */
 struct mps_limit {
-    char device[MPS_KEY_SIZE]; /* ordinal or UUID */
+    char device[MPS_KEY_SIZE]; /* ordinal or UUID, or MPS_EVERY_DEVICE */
     uint64_t bytes;
 };
 

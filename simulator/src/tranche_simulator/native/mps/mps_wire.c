@@ -17,20 +17,24 @@ static const char *folder_named(const char *variable, const char *otherwise) {
     return folder != NULL && folder[0] != '\0' ? folder : otherwise;
 }
 
-const char *mps_pipe_directory(void) { return folder_named("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"); }
+/* A daemon of root's in version 3 has another folder unless told otherwise; programs find either. */
+const char *mps_pipe_directory(void) {
+    bool new_one = access(MPS_ROOT_FOLDER "/control", F_OK) == 0;
+    return folder_named("CUDA_MPS_PIPE_DIRECTORY", new_one ? MPS_ROOT_FOLDER : "/tmp/nvidia-mps");
+}
 
 const char *mps_log_directory(void) { return folder_named("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"); }
 
-static bool control_address(struct sockaddr_un *address) {
+bool mps_address(const char *folder, struct sockaddr_un *address) {
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    int length = snprintf(address->sun_path, sizeof address->sun_path, "%s/control", mps_pipe_directory());
+    int length = snprintf(address->sun_path, sizeof address->sun_path, "%s/control", folder);
     return length > 0 && (size_t)length < sizeof address->sun_path;
 }
 
 int mps_connect(void) {
     struct sockaddr_un address;
-    if (!control_address(&address)) {
+    if (!mps_address(mps_pipe_directory(), &address)) {
         return -1;
     }
     int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -41,9 +45,9 @@ int mps_connect(void) {
     return connection;
 }
 
-int mps_listen(void) {
+int mps_listen(const char *folder) {
     struct sockaddr_un address;
-    if (!control_address(&address)) {
+    if (!mps_address(folder, &address)) {
         return -1;
     }
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

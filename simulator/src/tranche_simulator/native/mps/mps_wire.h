@@ -20,6 +20,7 @@
 #define MPS_TEXT_SIZE 16384
 #define MPS_PATH_SIZE 4096
 #define MPS_MAX_DEVICES 32u
+#define MPS_ROOT_FOLDER "/run/nvidia-mps"
 
 /* CUDA's error codes about MPS, and those that it reports in their place. */
 enum mps_error {
@@ -79,12 +80,12 @@ struct mps_note {
 
 /* Between the daemon and a server. */
 enum mps_order_kind {
-    MPS_ORDER_SETTINGS = 1, /* daemon: `settings` hold for clients from now on */
-    MPS_ORDER_CLIENT = 2,   /* daemon: serve the client whose connection comes along */
+    MPS_ORDER_SETTINGS = 1, /* daemon: what the server was started with, or was told since */
+    MPS_ORDER_CLIENT = 2,   /* daemon: serve the client whose connection comes along; `number` is the daemon's for it */
     MPS_ORDER_QUERY = 3,    /* daemon: answer the command in `text` */
-    MPS_ORDER_QUIT = 4,     /* daemon: end, clients or not */
+    MPS_ORDER_QUIT = 4,     /* daemon: end, clients or not; with a `number` they are terminated first */
     MPS_ORDER_READY = 5,    /* server: clients can come */
-    MPS_ORDER_CLIENTS = 6,  /* server: `number` clients are left */
+    MPS_ORDER_LEFT = 6,     /* server: the client with that `number` has left */
     MPS_ORDER_STATUS = 7,   /* server: `number` is an enum mps_status */
     MPS_ORDER_ANSWER = 8,   /* server: `text` answers the query with this `number` */
 };
@@ -96,21 +97,22 @@ struct mps_order {
     uint32_t number;
     uint32_t pid; /* of the client, as the daemon sees it; 0 in a foreign pid namespace */
     uint32_t uid;
-    union {
-        struct mps_settings settings;
-        struct mps_hello hello;
-        char text[MPS_TEXT_SIZE];
-    };
+    struct mps_settings settings; /* a client's come with it */
+    struct mps_hello hello;
+    char text[MPS_TEXT_SIZE];
 };
 
 /* CUDA_MPS_PIPE_DIRECTORY or its default; likewise the folder of the logs. */
 const char *mps_pipe_directory(void);
 const char *mps_log_directory(void);
 
+/* The address of a daemon's socket in a folder; false when its path is too long. */
+struct sockaddr_un;
+bool mps_address(const char *folder, struct sockaddr_un *address);
 /* A connection to the daemon of the pipe folder; -1 when nobody listens there, or its path is longer than a socket's can be. */
 int mps_connect(void);
-/* The daemon's own end. */
-int mps_listen(void);
+/* The daemon's own end of the socket in a folder. */
+int mps_listen(const char *folder);
 
 bool mps_send(int connection, const void *message, size_t size);
 /* With a descriptor that the other side gets a copy of. */

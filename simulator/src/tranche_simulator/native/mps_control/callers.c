@@ -15,10 +15,10 @@ static struct caller *free_slot(struct control *control) {
     return NULL;
 }
 
-struct caller *caller_accept(struct control *control) {
-    int connection = accept4(control->listener, NULL, NULL, SOCK_CLOEXEC);
+void caller_accept(struct control *control, int listener, unsigned int server, unsigned int space) {
+    int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (connection < 0) {
-        return NULL;
+        return;
     }
     mps_log("Accepting connection...");
     struct ucred peer;
@@ -27,7 +27,7 @@ struct caller *caller_accept(struct control *control) {
     if (caller == NULL || getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
         mps_log("User did not send valid credentials");
         close(connection);
-        return NULL;
+        return;
     }
     memset(caller, 0, sizeof *caller);
     caller->state = CALLER_NEW;
@@ -35,7 +35,8 @@ struct caller *caller_accept(struct control *control) {
     caller->pid = peer.pid;
     caller->uid = peer.uid;
     caller->arrival = ++control->arrivals;
-    return caller;
+    caller->server = server;
+    caller->space = space;
 }
 
 void caller_close(struct caller *caller) {
@@ -60,6 +61,8 @@ static void introduce(struct control *control, struct caller *caller, ssize_t le
     } else if (caller->hello.caller == MPS_TERMINAL) {
         mps_log("NEW UI");
         caller->state = CALLER_TERMINAL;
+    } else if (control->protocol == 3) {
+        routing_add(control, caller);
     } else {
         pending_add(control, caller);
     }

@@ -6,7 +6,7 @@
 
 #include "mps/mps_log.h"
 #include "mps/mps_reports.h"
-#include "mps_control/control.h"
+#include "mps_control/v3.h"
 
 enum { MAX_WORDS = 8 };
 
@@ -21,7 +21,7 @@ void command_say(struct command *command, const char *format, ...) {
 }
 
 struct server *command_server(struct command *command, const char *word) {
-    struct server *server = &command->control->server;
+    struct server *server = &command->control->servers[0];
     char *end;
     long pid = strtol(word, &end, 10);
     if (server->pid != 0 && *end == '\0' && pid == server->pid) {
@@ -31,11 +31,11 @@ struct server *command_server(struct command *command, const char *word) {
     return NULL;
 }
 
-void command_ask(struct command *command, const char *text) {
+void command_ask(struct command *command, const struct server *server, const char *text) {
     struct control *control = command->control;
     struct mps_order order = {.kind = MPS_ORDER_QUERY, .number = ++control->queries};
     snprintf(order.text, sizeof order.text, "%s", text);
-    if (!mps_send(control->server.channel, &order, sizeof order)) {
+    if (!mps_send(server->channel, &order, sizeof order)) {
         return;
     }
     command->caller->state = CALLER_ASKING;
@@ -43,8 +43,8 @@ void command_ask(struct command *command, const char *text) {
 }
 
 static void get_server_list(struct command *command) {
-    if (command->control->server.pid != 0) {
-        command_say(command, "%d\n", (int)command->control->server.pid);
+    if (command->control->servers[0].pid != 0) {
+        command_say(command, "%d\n", (int)command->control->servers[0].pid);
     }
 }
 
@@ -68,22 +68,22 @@ static void start_server(struct command *command) {
 }
 
 static void shutdown_server(struct command *command) {
-    const struct server *server = command_server(command, command->words[0]);
+    struct server *server = command_server(command, command->words[0]);
     bool forced = command->count > 1 && strcmp(command->words[1], "-f") == 0;
-    if (server != NULL && (forced || server_clients(server) == 0)) {
-        server_end(command->control);
+    if (server != NULL && (forced || server_clients(command->control, server, NULL) == 0)) {
+        server_end(server, false);
     }
 }
 
 static void get_client_list(struct command *command) {
     if (command_server(command, command->words[0]) != NULL) {
-        command_ask(command, "get_client_list");
+        command_ask(command, &command->control->servers[0], "get_client_list");
     }
 }
 
 static void get_device_client_list(struct command *command) {
-    if (command->count == 0 ? command->control->server.pid != 0 : command_server(command, command->words[0]) != NULL) {
-        command_ask(command, "get_device_client_list");
+    if (command->count == 0 ? command->control->servers[0].pid != 0 : command_server(command, command->words[0]) != NULL) {
+        command_ask(command, &command->control->servers[0], "get_device_client_list");
     }
 }
 
@@ -91,7 +91,7 @@ static void terminate_client(struct command *command) {
     char text[64];
     if (command_server(command, command->words[0]) != NULL) {
         snprintf(text, sizeof text, "terminate_client %.20s", command->words[1]);
-        command_ask(command, text);
+        command_ask(command, &command->control->servers[0], text);
     }
 }
 
@@ -99,8 +99,8 @@ static void ps(struct command *command) {
     bool named = command->count == 2 && strcmp(command->words[0], "-p") == 0;
     if (command->count != 0 && !named) {
         command_say(command, "Invalid arguments\n");
-    } else if (named ? command_server(command, command->words[1]) != NULL : command->control->server.pid != 0) {
-        command_ask(command, "ps");
+    } else if (named ? command_server(command, command->words[1]) != NULL : command->control->servers[0].pid != 0) {
+        command_ask(command, &command->control->servers[0], "ps");
     } else if (!named) {
         command_say(command, "%s", MPS_PS_HEADER);
     }
@@ -111,8 +111,8 @@ static void device_query(struct command *command) {
     if (command->count > (csv ? 1u : 0u) && command_server(command, command->words[0]) == NULL) {
         return;
     }
-    if (command->control->server.pid != 0) {
-        command_ask(command, csv ? "device_query --csv" : "device_query");
+    if (command->control->servers[0].pid != 0) {
+        command_ask(command, &command->control->servers[0], csv ? "device_query --csv" : "device_query");
     } else {
         command_say(command, "%s", csv ? MPS_DEVICES_CSV_HEADER : MPS_DEVICES_HEADER);
     }
@@ -193,7 +193,11 @@ void command_run(struct control *control, struct caller *caller, char *line) {
     answer[0] = '\0';
     if (count > 0) {
         struct command command = {control, caller, count - 1, words + 1, answer};
-        dispatch(&command, words[0]);
+        if (control->protocol == 3) {
+            v3_command(&command, words[0]);
+        } else {
+            dispatch(&command, words[0]);
+        }
     }
     if (caller->state == CALLER_TERMINAL) {
         if (answer[0] != '\0') {

@@ -8,6 +8,11 @@
 #include "state.h"
 
 #define CONTROL_MAX_CALLERS 512u
+#define CONTROL_MAX_SERVERS 16u
+#define CONTROL_MAX_SPACES 16u
+#define CONTROL_MAX_SERVED 1024u
+#define CONTROL_NAME_SIZE 65
+#define NO_SERVER CONTROL_MAX_SERVERS
 #define NO_USER ((uid_t)-1)
 
 enum caller_state {
@@ -23,12 +28,31 @@ struct caller {
     int connection;
     pid_t pid; /* 0 in a foreign pid namespace */
     uid_t uid;
-    uint64_t arrival;
+    uint32_t arrival;
     uint32_t query; /* the number of the query it waits for */
+    unsigned int server; /* version 3: whose socket it came to; NO_SERVER: the daemon's own */
+    unsigned int space;
     struct mps_hello hello;
 };
 
-/* At most one lives: servers of two users never run at once. */
+/* A namespace of version 3: limits, and a socket to come under them. In version 2 a server has one, without a socket. */
+struct space {
+    char name[CONTROL_NAME_SIZE];
+    int listener;
+    struct mps_settings settings;
+};
+
+/* A client that a server was given. */
+struct served {
+    uint32_t number; /* 0: this place is free */
+    pid_t pid;
+    uint64_t linux_namespace;
+    unsigned int server;
+    unsigned int space;
+    char command[64];
+};
+
+/* In version 2 there is the first alone: servers of two users never run at once. */
 struct server {
     pid_t pid; /* 0: there is none */
     uid_t uid;
@@ -36,22 +60,24 @@ struct server {
     bool ready;
     bool leaving;
     enum mps_status status;
-    uint32_t handed; /* clients given to it */
-    uint32_t gone;   /* those that have left it */
-    struct mps_settings settings;
+    char name[CONTROL_NAME_SIZE]; /* in version 3 */
+    char allowed[1024];           /* devices, as CUDA_VISIBLE_DEVICES names them; empty: all */
+    struct space spaces[CONTROL_MAX_SPACES]; /* the first is `default`; one without a name is free */
 };
 
 struct control {
     machine *m; /* NULL: there is no driver, and no server will start */
     int listener;
     int signals;
+    int protocol; /* 2 or 3 */
     bool foreground;
     bool multiuser;
     bool partitions; /* -S */
     struct mps_settings defaults;
-    struct server server;
+    struct server servers[CONTROL_MAX_SERVERS];
+    struct served served[CONTROL_MAX_SERVED];
     struct caller callers[CONTROL_MAX_CALLERS];
-    uint64_t arrivals;
+    uint32_t arrivals;
     uint32_t queries;
     uid_t wanted; /* start_server has asked for a server of this user; NO_USER: nobody has */
     bool quitting;
@@ -63,7 +89,13 @@ bool folder_take(void);
 /* The daemon itself, after it has gone into the background. False: the socket cannot be made. */
 bool folder_open(struct control *control);
 void folder_leave(const struct control *control);
-int folder_log(const char *name);
+/* control.log, or the log of a server, which in version 3 has a folder of its own. */
+int folder_log(const char *server, const char *name);
+/* The folder of a server's socket, or of a namespace's; in the pipe folder. False: the path is too long. */
+bool folder_of_space(const struct server *server, const struct space *space, char *path);
+/* Makes it and listens there; -1 when that cannot be done. */
+int folder_open_space(const struct server *server, const struct space *space);
+void folder_leave_space(const struct server *server, struct space *space);
 
 /* daemon.c: returns when the daemon has ended. */
 void daemon_run(struct control *control);
@@ -71,19 +103,31 @@ double daemon_now(void);
 
 /* servers.c */
 bool server_may_be_of(const struct control *control, uid_t uid);
-void server_start(struct control *control, uid_t uid);
-void server_tell(struct control *control);
-void server_end(struct control *control);
-void server_heard(struct control *control);
-/* Its process has ended, or is about to. */
-void server_gone(struct control *control, int status);
-uint32_t server_clients(const struct server *server);
+/* In a place of control->servers that is filled but for what is found out here. */
+bool server_start(struct control *control, struct server *server, uid_t uid);
+void server_tell(const struct server *server);
+/* Its clients are cut off, or terminated before. */
+void server_end(struct server *server, bool terminates);
+void servers_end(struct control *control);
+void server_heard(struct control *control, struct server *server);
+/* Its process has ended. */
+void server_gone(struct control *control, struct server *server, int status);
+/* Gives it a client, which is the caller no longer. */
+void server_serve(struct control *control, struct server *server, struct caller *caller);
+/* Clients of a server, or of one of its namespaces. */
+unsigned int server_clients(const struct control *control, const struct server *server, const struct space *space);
+bool servers_are_gone(const struct control *control);
 
 /* pending.c: serves whom it can; starts, replaces and ends servers for that. */
 void pending_add(struct control *control, struct caller *caller);
 void pending_serve(struct control *control);
 /* Clients whose server could not be started. */
-void pending_fail(struct control *control);
+void pending_fail(struct control *control, const struct server *server);
+void pending_refuse(struct caller *caller, int32_t error);
+
+/* v3_routing.c: the same in version 3. */
+void routing_add(struct control *control, struct caller *caller);
+void routing_serve(struct control *control);
 
 /* commands.c: carries out what a terminal typed, and answers it now or later. */
 void command_run(struct control *control, struct caller *caller, char *line);
@@ -99,12 +143,13 @@ void command_say(struct command *command, const char *format, ...) __attribute__
 /* The server whose pid the word is, else NULL after saying so. */
 struct server *command_server(struct command *command, const char *word);
 /* The answer comes from the server: the caller waits for it. */
-void command_ask(struct command *command, const char *text);
+void command_ask(struct command *command, const struct server *server, const char *text);
 /* setting_commands.c: whether the name is one of them. */
 bool setting_command(struct command *command, const char *name);
 
 /* callers.c */
-struct caller *caller_accept(struct control *control);
+/* At a socket that listens for that server and namespace. */
+void caller_accept(struct control *control, int listener, unsigned int server, unsigned int space);
 void caller_close(struct caller *caller);
 void caller_heard(struct control *control, struct caller *caller);
 void caller_answer(struct caller *caller, const char *text);

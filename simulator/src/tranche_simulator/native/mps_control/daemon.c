@@ -9,7 +9,14 @@
 #include "mps/mps_log.h"
 #include "mps_control/control.h"
 
-enum { LISTENER = 0, SIGNALS = 1, CHANNEL = 2, CALLERS = 3 };
+enum {
+    LISTENER = 0,
+    SIGNALS = 1,
+    CHANNELS = 2,
+    SPACES = CHANNELS + CONTROL_MAX_SERVERS,
+    CALLERS = SPACES + CONTROL_MAX_SERVERS * CONTROL_MAX_SPACES,
+    POLLED = CALLERS + CONTROL_MAX_CALLERS
+};
 
 double daemon_now(void) {
     struct timespec now;
@@ -36,8 +43,10 @@ static bool take_signals(struct control *control) {
     }
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
-        if (pid == control->server.pid) {
-            server_gone(control, status);
+        for (unsigned int i = 0; i < CONTROL_MAX_SERVERS; i++) {
+            if (pid == control->servers[i].pid) {
+                server_gone(control, &control->servers[i], status);
+            }
         }
     }
     return ended;
@@ -53,14 +62,21 @@ static int patience(struct control *control) {
         return (int)(left * 1000) + 1;
     }
     control->quit_at = 0;
-    server_end(control);
+    servers_end(control);
     return -1;
 }
 
 static void gather(const struct control *control, struct pollfd *polled) {
     polled[LISTENER] = (struct pollfd){.fd = control->listener, .events = POLLIN};
     polled[SIGNALS] = (struct pollfd){.fd = control->signals, .events = POLLIN};
-    polled[CHANNEL] = (struct pollfd){.fd = control->server.pid != 0 ? control->server.channel : -1, .events = POLLIN};
+    for (unsigned int i = 0; i < CONTROL_MAX_SERVERS; i++) {
+        const struct server *server = &control->servers[i];
+        polled[CHANNELS + i] = (struct pollfd){.fd = server->pid != 0 ? server->channel : -1, .events = POLLIN};
+        for (unsigned int j = 0; j < CONTROL_MAX_SPACES; j++) {
+            int listener = server->spaces[j].name[0] != '\0' ? server->spaces[j].listener : -1;
+            polled[SPACES + i * CONTROL_MAX_SPACES + j] = (struct pollfd){.fd = listener, .events = POLLIN};
+        }
+    }
     for (unsigned int i = 0; i < CONTROL_MAX_CALLERS; i++) {
         const struct caller *caller = &control->callers[i];
         polled[CALLERS + i].fd = caller->state == CALLER_GONE ? -1 : caller->connection;
@@ -70,34 +86,46 @@ static void gather(const struct control *control, struct pollfd *polled) {
     }
 }
 
-void daemon_run(struct control *control) {
-    static struct pollfd polled[CALLERS + CONTROL_MAX_CALLERS];
-    control->signals = open_signals();
-    for (;;) {
-        if (control->quitting && control->server.pid == 0) {
-            break;
+static void hear(struct control *control, const struct pollfd *polled) {
+    for (unsigned int i = 0; i < CONTROL_MAX_SERVERS; i++) {
+        if (polled[CHANNELS + i].revents != 0) {
+            server_heard(control, &control->servers[i]);
         }
+    }
+    for (unsigned int i = 0; i < CONTROL_MAX_CALLERS; i++) {
+        if (polled[CALLERS + i].revents != 0) {
+            caller_heard(control, &control->callers[i]);
+        }
+    }
+    for (unsigned int i = 0; i < CONTROL_MAX_SERVERS * CONTROL_MAX_SPACES; i++) {
+        if (polled[SPACES + i].revents != 0) {
+            caller_accept(control, polled[SPACES + i].fd, i / CONTROL_MAX_SPACES, i % CONTROL_MAX_SPACES);
+        }
+    }
+    if (polled[LISTENER].revents != 0) {
+        caller_accept(control, control->listener, NO_SERVER, 0);
+    }
+}
+
+void daemon_run(struct control *control) {
+    static struct pollfd polled[POLLED];
+    control->signals = open_signals();
+    while (!control->quitting || !servers_are_gone(control)) {
         int wait = patience(control);
         gather(control, polled);
-        if (poll(polled, CALLERS + CONTROL_MAX_CALLERS, wait) < 0) {
+        if (poll(polled, POLLED, wait) < 0) {
             continue;
         }
-        if (polled[CHANNEL].revents != 0) {
-            server_heard(control);
-        }
-        for (unsigned int i = 0; i < CONTROL_MAX_CALLERS; i++) {
-            if (polled[CALLERS + i].revents != 0) {
-                caller_heard(control, &control->callers[i]);
-            }
-        }
-        if (polled[LISTENER].revents != 0) {
-            caller_accept(control);
-        }
+        hear(control, polled);
         if (polled[SIGNALS].revents != 0 && take_signals(control)) {
-            server_end(control);
+            servers_end(control);
             control->quitting = true;
         }
-        pending_serve(control);
+        if (control->protocol == 3) {
+            routing_serve(control);
+        } else {
+            pending_serve(control);
+        }
     }
     folder_leave(control);
     for (unsigned int i = 0; i < CONTROL_MAX_CALLERS; i++) {

@@ -28,7 +28,7 @@ static void detach(void) {
 }
 
 static void become_daemon(void) {
-    mps_log_open("Control", folder_log("control.log"), control.foreground);
+    mps_log_open("Control", folder_log("", "control.log"), control.foreground);
     if (!folder_open(&control)) {
         exit(1);
     }
@@ -77,6 +77,9 @@ static int start(bool background) {
     if (!folder_take()) {
         return 1;
     }
+    if (control.protocol == 3) {
+        printf("To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY=%s\n", mps_pipe_directory());
+    }
     if (background) {
         return start_in_background();
     }
@@ -86,25 +89,63 @@ static int start(bool background) {
     return 0;
 }
 
+static bool is_flag(const char *word, const char *brief, const char *full) {
+    return strcmp(word, brief) == 0 || (full != NULL && strcmp(word, full) == 0);
+}
+
+/* Flags that came with version 3, which a release before it does not know. */
+static bool take_new_flag(int argc, char **argv, int *at, bool *quits) {
+    const char *flag = argv[*at];
+    if (is_flag(flag, "-p", "--protocol") && *at + 1 < argc) {
+        control.protocol = atoi(argv[++*at]);
+    } else if (is_flag(flag, "-m", "--multiuser")) {
+        control.multiuser = true;
+    } else if (is_flag(flag, "-q", "--quit")) {
+        *quits = true;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* The variable beats the flag. False: no such version. */
+static bool settle_protocol(bool knows_three) {
+    const char *wanted = getenv("CUDA_MPS_PROTOCOL_VERSION");
+    control.protocol = wanted != NULL && wanted[0] != '\0' ? atoi(wanted) : control.protocol;
+    if (!knows_three) {
+        control.protocol = 2;
+    }
+    if (control.protocol == 3 && geteuid() == 0) {
+        setenv("CUDA_MPS_PIPE_DIRECTORY", MPS_ROOT_FOLDER, 0);
+    }
+    return control.protocol == 2 || control.protocol == 3;
+}
+
 int main(int argc, char **argv) {
-    bool background = false, daemon = false;
+    bool background = false, daemon = false, quits = false, knows_three = mps_has_version_3(NULL);
     int at = 1;
+    control.protocol = 2;
     for (; at < argc && argv[at][0] == '-'; at++) {
         const char *flag = argv[at];
-        if (strcmp(flag, "-d") == 0 || strcmp(flag, "-f") == 0) {
+        if (is_flag(flag, "-d", knows_three ? "--daemon" : NULL) || is_flag(flag, "-f", knows_three ? "--foreground" : NULL)) {
             daemon = true;
-            background = background || flag[1] == 'd';
-        } else if (strcmp(flag, "-S") == 0 || strcmp(flag, "--static-partitioning") == 0) {
+            background = background || strchr(flag, 'd') == flag + strspn(flag, "-");
+        } else if (is_flag(flag, "-S", "--static-partitioning")) {
             control.partitions = true;
         } else if (strcmp(flag, "-multiuser-server") == 0) {
             control.multiuser = true;
-        } else if (strcmp(flag, "-v") == 0) {
+        } else if (is_flag(flag, "-v", knows_three ? "--version" : NULL)) {
             printf("Binary version: %d\n", driver_cuda(NULL));
             return 0;
-        } else {
+        } else if (!knows_three || !take_new_flag(argc, argv, &at, &quits)) {
             printf("Unknown option: %s\n", flag);
             return 1;
         }
     }
-    return daemon ? start(background) : terminal_run(argc - at, argv + at);
+    if (daemon && !settle_protocol(knows_three)) {
+        puts("The protocol is 2 or 3");
+        return 1;
+    }
+    char *quit[] = {(char *)"quit"};
+    return daemon ? start(background) : quits ? terminal_run(1, quit) : terminal_run(argc - at, argv + at);
 }

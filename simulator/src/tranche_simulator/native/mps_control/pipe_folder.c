@@ -44,9 +44,14 @@ bool folder_take(void) {
     return true;
 }
 
-int folder_log(const char *name) {
-    char path[MPS_PATH_SIZE];
-    return folder_path(path, mps_log_directory(), name) ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
+int folder_log(const char *server, const char *name) {
+    char path[MPS_PATH_SIZE], folder[MPS_PATH_SIZE];
+    if (server[0] == '\0') {
+        snprintf(folder, sizeof folder, "%s", mps_log_directory());
+    } else if (!folder_path(folder, mps_log_directory(), server) || !make_folder(folder)) {
+        return -1;
+    }
+    return folder_path(path, folder, name) ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
 }
 
 static void write_pid(void) {
@@ -63,7 +68,7 @@ static void write_pid(void) {
 
 bool folder_open(struct control *control) {
     char path[MPS_PATH_SIZE];
-    control->listener = mps_listen();
+    control->listener = mps_listen(mps_pipe_directory());
     if (control->listener < 0) {
         return false;
     }
@@ -85,4 +90,26 @@ void folder_leave(const struct control *control) {
             unlink(path);
         }
     }
+}
+
+bool folder_of_space(const struct server *server, const struct space *space, char *path) {
+    char folder[MPS_PATH_SIZE];
+    return space == server->spaces ? folder_path(path, mps_pipe_directory(), server->name)
+                                   : folder_path(folder, mps_pipe_directory(), server->name) &&
+                                         folder_path(path, folder, space->name);
+}
+
+int folder_open_space(const struct server *server, const struct space *space) {
+    char path[MPS_PATH_SIZE];
+    return folder_of_space(server, space, path) && make_folder(path) ? mps_listen(path) : -1;
+}
+
+void folder_leave_space(const struct server *server, struct space *space) {
+    char path[MPS_PATH_SIZE], socket[MPS_PATH_SIZE];
+    close(space->listener);
+    if (folder_of_space(server, space, path) && folder_path(socket, path, "control")) {
+        unlink(socket);
+        rmdir(path);
+    }
+    memset(space, 0, sizeof *space);
 }

@@ -89,7 +89,7 @@ bool setting_command(struct command *command, const char *name) {
         if (server == NULL) {
             return true;
         }
-        settings = &server->settings;
+        settings = &server->spaces[0].settings;
         words++;
         count--;
     }
@@ -103,7 +103,7 @@ bool setting_command(struct command *command, const char *name) {
     }
     kind->run(command, settings, words, sets);
     if (of_server && sets) {
-        server_tell(command->control);
+        server_tell(&command->control->servers[0]);
     }
     return true;
 }

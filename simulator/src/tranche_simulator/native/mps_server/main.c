@@ -60,6 +60,9 @@ static bool take_order(void) {
         report(order.text, order.number);
         break;
     case MPS_ORDER_QUIT:
+        if (order.number != 0) {
+            clients_terminate_all();
+        }
         return false;
     default:
         break;

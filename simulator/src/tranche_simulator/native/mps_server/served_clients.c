@@ -48,13 +48,13 @@ static void drop_all_contexts(struct served_client *client) {
     }
 }
 
-static void report_departure(void) { tell_daemon(MPS_ORDER_CLIENTS, ++server.departures); }
+static void report_departure(uint32_t number) { tell_daemon(MPS_ORDER_LEFT, number); }
 
-static void refuse(int connection, int32_t error) {
+static void refuse(int connection, uint32_t number, int32_t error) {
     struct mps_grant grant = {.error = error};
     mps_send(connection, &grant, sizeof grant);
     close(connection);
-    report_departure();
+    report_departure(number);
 }
 
 static struct served_client *free_place(void) {
@@ -75,14 +75,14 @@ static bool give_grant(struct served_client *client) {
     client->page = page == MAP_FAILED ? NULL : page;
     struct mps_grant grant = {
         .server = (uint32_t)getpid(),
-        .percentage = server.settings.percentage,
-        .priority = server.settings.priority,
+        .percentage = client->settings.percentage,
+        .priority = client->settings.priority,
         .count = server.device_count,
     };
     bool unlimited = mps_fails(server.m, MPS_ENFORCE_LIMIT);
     for (unsigned int i = 0; i < server.device_count; i++) {
         memcpy(grant.devices[i].uuid, server.devices[i].uuid, sizeof grant.devices[i].uuid);
-        grant.devices[i].limit = unlimited ? 0 : device_limit(i);
+        grant.devices[i].limit = unlimited ? 0 : device_limit(&client->settings, i);
     }
     bool sent = client->page != NULL && mps_send_with(client->connection, &grant, sizeof grant, shared);
     close(shared);
@@ -93,12 +93,14 @@ void client_arrives(const struct mps_order *order, int connection) {
     struct served_client *client = free_place();
     mps_log("Volta MPS Server: Received new client request");
     if (server.status == MPS_FAULT || client == NULL) {
-        refuse(connection, client == NULL ? MPS_MAX_CLIENTS_REACHED : MPS_SERVER_NOT_READY);
+        refuse(connection, order->number, client == NULL ? MPS_MAX_CLIENTS_REACHED : MPS_SERVER_NOT_READY);
         return;
     }
     *client = (struct served_client){
         .here = true, .connection = connection, .pid = order->pid, .uid = order->uid, .id = server.arrivals++};
+    client->number = order->number;
     client->hello = order->hello;
+    client->settings = order->settings;
     if (server.wedged) {
         return; /* it waits for its grant for ever */
     }
@@ -218,7 +220,7 @@ static void client_leaves(struct served_client *client, bool said_so) {
     }
     close(client->connection);
     client->here = false;
-    report_departure();
+    report_departure(client->number);
     if (server.status == MPS_FAULT) {
         recover();
     }
@@ -283,4 +285,14 @@ void client_terminate(uint32_t pid, uint32_t query) {
         }
     }
     answer(query, "CUDA_ERROR_INVALID_VALUE\n");
+}
+
+void clients_terminate_all(void) {
+    for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+        const struct served_client *client = &server.clients[i];
+        if (client->here && client->page != NULL) {
+            clients_end(server.m, client->hello.pid, (uint32_t)getpid());
+            atomic_store(&client->page->error, MPS_CLIENT_TERMINATED);
+        }
+    }
 }

@@ -160,16 +160,16 @@ bool devices_open(void) {
 }
 
 /* The last limit that was set for the device, by whichever name. A MIG device is known by its ordinal alone. */
-uint64_t device_limit(unsigned int device) {
+uint64_t device_limit(const struct mps_settings *settings, unsigned int device) {
     char ordinal[16];
     const char *uuid = server.devices[device].uuid;
     uint64_t bytes = 0;
     snprintf(ordinal, sizeof ordinal, "%u", device);
-    for (uint32_t i = 0; i < server.settings.count; i++) {
-        const struct mps_limit *limit = &server.settings.limits[i];
+    for (uint32_t i = 0; i < settings->count; i++) {
+        const struct mps_limit *limit = &settings->limits[i];
         bool by_uuid = mps_heeds_uuids(server.m) && strncmp(limit->device, "GPU-", 4) == 0 && strlen(limit->device) > 4 &&
                        strncmp(uuid, limit->device, strlen(limit->device)) == 0;
-        if (by_uuid || strcmp(limit->device, ordinal) == 0) {
+        if (by_uuid || strcmp(limit->device, ordinal) == 0 || strcmp(limit->device, MPS_EVERY_DEVICE) == 0) {
             bytes = limit->bytes;
         }
     }

@@ -27,6 +27,8 @@ struct served_client {
     uint32_t pid;
     uint32_t uid;
     uint32_t id;
+    uint32_t number; /* the daemon's */
+    struct mps_settings settings;
     uint32_t query; /* terminate_client waits for it; 0: nobody does */
     struct mps_hello hello;
     struct mps_page *page;
@@ -39,7 +41,6 @@ struct server_state {
     enum mps_status status;
     bool wedged; /* a client was killed amid its work: nobody is answered any more */
     uint32_t arrivals;
-    uint32_t departures;
     struct mps_settings settings;
     unsigned int device_count;
     struct served_device devices[MPS_MAX_DEVICES];
@@ -50,8 +51,8 @@ extern struct server_state server;
 
 /* served_devices.c: those that CUDA_VISIBLE_DEVICES leaves, each with a context of the server. False after logging why not. */
 bool devices_open(void);
-/* Bytes that a client may hold of the device, by the settings; 0: no limit. */
-uint64_t device_limit(unsigned int device);
+/* Bytes that a client with these settings may hold of the device; 0: no limit. */
+uint64_t device_limit(const struct mps_settings *settings, unsigned int device);
 
 /* served_clients.c */
 unsigned int clients_here(void);
@@ -60,6 +61,7 @@ void client_heard(struct served_client *client);
 /* Whoever is to be terminated and has no work under way any more is so now. True: somebody still has. */
 bool clients_settle(void);
 void client_terminate(uint32_t pid, uint32_t query);
+void clients_terminate_all(void);
 
 /* reports.c: answers a query of the daemon. */
 void report(const char *query, uint32_t number);
