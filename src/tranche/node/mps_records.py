@@ -118,7 +118,7 @@ class DaemonRecords:
 
     def write(self, record: DaemonRecord) -> None:
         """Write a record in the place of an older one, whole or not at all."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = self._path(record.device_uuid)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         unfinished.write_text(json.dumps(record._asdict()))
