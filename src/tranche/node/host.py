@@ -1,4 +1,4 @@
-"""One machine and its GPUs: observe, recover, decide under a lock, journal, execute, remember.
+"""One machine and its GPUs: decide under a lock, journal, execute, remember; `tranche.node.inspection` says how it is.
 
 Decisions are made one at a time under the decision lock; plans run outside it, so that other requests are decided meanwhile.
 What was decided is protected by its allocation, or for a declared layout by its changing GPUs, until the plan has ended.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, Grant, NodeView, Phase
-from tranche.core.devices import devices, shared_memory
+from tranche.core.devices import shared_memory
 from tranche.core.errors import (
     AllocationUnknown,
     LedgerUnavailable,
@@ -28,7 +28,6 @@ from tranche.core.errors import (
     WaitTimeout,
 )
 from tranche.core.keeper import ProcessKeeper
-from tranche.core.lost_limits import with_lost_limits
 from tranche.core.request import Request
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
@@ -36,22 +35,20 @@ from tranche.hardware.simulated_containers import meets_this_machine
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
-from tranche.node.adoption import shares_of_processes
 from tranche.node.apart import carry_out_apart
 from tranche.node.daemon_care import DaemonCare
 from tranche.node.deciding import slow_decision, take_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
 from tranche.node.holders import Holders, add_or_refuse
+from tranche.node.inspection import Inspection
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger, open_to_read
 from tranche.node.locks import FileLock
 from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.pod_processes import devices_of_pods
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
-from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
 from tranche.planning.daemons import refuse_fenced, with_daemons
@@ -118,7 +115,6 @@ class Host:
         self.places = Places(state_dir)
         self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
         self._clock = clock
-        self._is_of_this_machine = is_of_this_machine
         self._new_id = new_id
         self._repertoire = repertoire
         self._boundary = boundary
@@ -138,6 +134,20 @@ class Host:
         self._recovery = Recovery(
             self.ledger, self.places, self._executor, clock, self._care.given_back, recovered=recovered
         )
+        self._inspection = Inspection(
+            driver,
+            self.ledger,
+            self.places,
+            self.daemons,
+            recovery=self._recovery,
+            care=self._care,
+            holders=self.holders,
+            kinds=repertoire.kinds,
+            session=lambda: self._session[0],
+            clock=clock,
+            new_id=lambda: self._new_id(),
+            is_of_this_machine=is_of_this_machine,
+        )
 
     @cached_property
     def _session(self) -> tuple[str, FileLock]:
@@ -156,23 +166,18 @@ class Host:
 
         WaitTimeout when others still decide after `seconds`, where there is something to clear.
         """
-        if self._something_to_clear():
+        if self._inspection.something_to_clear():
             with self._deciding(seconds):
-                return self._current_view()
-        return self._gather()[0]
-
-    def _something_to_clear(self) -> bool:
-        """Whether there is, and this process may clear it."""
-        may = not self.ledger.read_only and self.driver.scope is not Scope.PARTS
-        return may and (self._recovery.needed() or self._adoption_due() or self._care.needed())
+                return self._inspection.in_order()
+        return self._inspection.as_it_is()
 
     def observe(self) -> NodeState:
         """Every GPU as it is now, with its daemons."""
-        return self.daemons.on_node(self.driver.observe())
+        return self._inspection.node()
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
-        return self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid))
+        return self._inspection.gpu(gpu_uuid)
 
     def look(self, unsettled: Callable[[TrancheError], None]) -> NodeView:
         """The machine as it is now, for somebody who only looks.
@@ -181,11 +186,11 @@ class Host:
         """
         try:
             # Who looks again and again must not stand in line each time.
-            if (slow := slow_decision(self.places)) is not None and self._something_to_clear():
+            if (slow := slow_decision(self.places)) is not None and self._inspection.something_to_clear():
                 raise WaitTimeout(str(slow), hint=slow.hint)
             view = self.view(seconds=_LOOK_SECONDS)
         except (LedgerUnavailable, PermissionDenied, WaitTimeout) as error:
-            view = self._gather()[0]
+            view = self._inspection.as_it_is()
             unsettled(error)
             return view
         if self.ledger.unwritable is not None and self.recovery_needed():
@@ -234,7 +239,7 @@ class Host:
         GPUs, after `seconds`.
         """
         with self._deciding(seconds):
-            view = self._current_view()
+            view = self._inspection.in_order()
             plan = with_daemons(decide(view), (), view)
             if plan.empty:
                 return plan
@@ -315,7 +320,7 @@ class Host:
         from tranche.planning.allocate import Waiting
 
         with self._deciding(seconds):
-            view = self._current_view()
+            view = self._inspection.in_order()
             queue = self.waiters()
             decision = decide(view, queue)
             if isinstance(decision, Waiting):
@@ -387,7 +392,7 @@ class Host:
         fails is undone. GpuBusy as for `Holders.add`, and when a daemon lets nobody in.
         """
         with self._deciding(None):
-            view = self._current_view()
+            view = self._inspection.in_order()
             refuse_fenced(view, allocation.grants)
             plan = with_daemons(Plan(f"for {allocation.keeper}"), allocation.grants, view)
             plan_id = "" if plan.empty else self._new_id()
@@ -470,47 +475,3 @@ class Host:
         self.require_whole_gpus()
         with take_turn(self.places, seconds), self.ledger.waiting(seconds):
             yield
-
-    def _current_view(self) -> NodeView:
-        """The machine as it is now; the decision lock is held."""
-        self._recovery.run()
-        view, working = self._gather()
-        if self._adoption_due():
-            self._adopt_shares(view)
-            view, working = self._gather()
-        if self._care.look_after(view, working, lambda: self._session[0]):
-            view, working = self._gather()
-        return self._recovery.forget_gone_instances(view, working)
-
-    def _adoption_due(self) -> bool:
-        with self.ledger.read() as db:
-            return register.chore_due(db, ADOPT_SHARES)
-
-    def _adopt_shares(self, view: NodeView) -> None:
-        """Write down what commands and pods that run have and this ledger, which is new, does not know."""
-        owner = os.stat(self.places.ledger).st_uid
-        there, now = devices(view.node), self._clock()
-        found = shares_of_processes(there, self.places.state_dir, uid=owner, now=now)
-        found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
-        with self.ledger.write() as db:
-            known = {each.id for each in register.allocations(db)}
-            memory = shared_memory((grant for each in found for grant in each.grants), view.node)
-            self.holders.adopt(db, [each for each in found if each.id not in known], memory)
-            if self.driver.scope is Scope.ALL:
-                register.chore_done(db, ADOPT_SHARES)
-
-    def _gather(self) -> tuple[NodeView, frozenset[str]]:
-        """The view, and the GPUs that some plan was working on.
-
-        The ledger is read before the GPUs are observed: what a plan of another process changes in between is then still covered
-        by that plan's promise, and an instance that it destroys is never taken for an idle one.
-        """
-        with self.ledger.read() as db:
-            allocations = register.allocations(db)
-            owned = records.owned_instances(db)
-            changing, policy = records.changing_gpus(db), records.sharing_policy(db)
-            plans = journal.running_plans(db, self._repertoire.kinds)
-        working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
-        ours = owned | journal.being_made(plans)
-        node = self.observe()
-        return NodeView(node, with_lost_limits(allocations, node), ours, changing, policy.on(node)), working

@@ -1,0 +1,118 @@
+"""The machine as it is now: what the ledger says, what the GPUs show, and what has to be put in order before anybody decides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from tranche.core.allocation import NodeView
+from tranche.core.devices import devices, shared_memory
+from tranche.core.lost_limits import with_lost_limits
+from tranche.core.state import GpuState, NodeState
+from tranche.hardware.driver import Driver
+from tranche.hardware.visible_devices import Scope
+from tranche.node import journal, records, register
+from tranche.node.adoption import shares_of_processes
+from tranche.node.daemon_care import DaemonCare
+from tranche.node.holders import Holders
+from tranche.node.ledger import Ledger
+from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.pod_processes import devices_of_pods
+from tranche.node.recovery import Recovery
+from tranche.node.schema import ADOPT_SHARES
+from tranche.node.session import Places
+from tranche.planning.steps import Kinds
+
+
+class Inspection:
+    """Looks at one machine. `clock` is seconds since the epoch; `session` names this process in the journal."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        ledger: Ledger,
+        places: Places,
+        daemons: MpsDaemons,
+        *,
+        recovery: Recovery,
+        care: DaemonCare,
+        holders: Holders,
+        kinds: Kinds,
+        session: Callable[[], str],
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        is_of_this_machine: Callable[[int], bool],
+    ) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._places = places
+        self._daemons = daemons
+        self._recovery = recovery
+        self._care = care
+        self._holders = holders
+        self._kinds = kinds
+        self._session = session
+        self._clock = clock
+        self._new_id = new_id
+        self._is_of_this_machine = is_of_this_machine
+
+    def node(self) -> NodeState:
+        """Every GPU as it is now, with its daemons."""
+        return self._daemons.on_node(self._driver.observe())
+
+    def gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        return self._daemons.on_gpu(self._driver.observe_gpu(gpu_uuid))
+
+    def something_to_clear(self) -> bool:
+        """Whether anything has to be put in order, and this process may do it."""
+        may = not self._ledger.read_only and self._driver.scope is not Scope.PARTS
+        return may and (self._recovery.needed() or self._adoption_due() or self._care.needed())
+
+    def as_it_is(self) -> NodeView:
+        """The machine, with whatever is out of order."""
+        return self._gather()[0]
+
+    def in_order(self) -> NodeView:
+        """The machine, after everything was put in order; the decision lock is held."""
+        self._recovery.run()
+        view, working = self._gather()
+        if self._adoption_due():
+            self._adopt_shares(view)
+            view, working = self._gather()
+        if self._care.look_after(view, working, self._session):
+            view, working = self._gather()
+        return self._recovery.forget_gone_instances(view, working)
+
+    def _adoption_due(self) -> bool:
+        with self._ledger.read() as db:
+            return register.chore_due(db, ADOPT_SHARES)
+
+    def _adopt_shares(self, view: NodeView) -> None:
+        """Write down what commands and pods that run have and this ledger, which is new, does not know."""
+        owner = os.stat(self._places.ledger).st_uid
+        there, now = devices(view.node), self._clock()
+        found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now)
+        found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
+        with self._ledger.write() as db:
+            known = {each.id for each in register.allocations(db)}
+            memory = shared_memory((grant for each in found for grant in each.grants), view.node)
+            self._holders.adopt(db, [each for each in found if each.id not in known], memory)
+            if self._driver.scope is Scope.ALL:
+                register.chore_done(db, ADOPT_SHARES)
+
+    def _gather(self) -> tuple[NodeView, frozenset[str]]:
+        """The view, and the GPUs that some plan was working on.
+
+        The ledger is read before the GPUs are observed: what a plan of another process changes in between is then still covered
+        by that plan's promise, and an instance that it destroys is never taken for an idle one.
+        """
+        with self._ledger.read() as db:
+            allocations = register.allocations(db)
+            owned = records.owned_instances(db)
+            changing, policy = records.changing_gpus(db), records.sharing_policy(db)
+            plans = journal.running_plans(db, self._kinds)
+        working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
+        ours = owned | journal.being_made(plans)
+        node = self.node()
+        return NodeView(node, with_lost_limits(allocations, node), ours, changing, policy.on(node)), working
