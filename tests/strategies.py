@@ -277,6 +277,7 @@ def repeated(view: NodeView, gpus: int) -> NodeView:
     states: list[GpuState] = []
     allocations: list[Allocation] = []
     owned, changing = set(), set()
+    uses: dict[str, GpuUse] = {}
     for index in range(gpus):
         gpu = view.node.gpus[index % len(view.node.gpus)]
         uuid = f"{gpu.uuid}-{index}"
@@ -289,7 +290,10 @@ def repeated(view: NodeView, gpus: int) -> NodeView:
         owned |= {replace(key, gpu_uuid=uuid) for key in view.owned if key.gpu_uuid == gpu.uuid}
         if gpu.uuid in view.changing:
             changing.add(uuid)
-    return view_of(*states, allocations=allocations, owned=list(owned), changing=changing)
+        if gpu.uuid in view.uses:
+            uses[uuid] = view.uses[gpu.uuid]
+    many = view_of(*states, allocations=allocations, owned=list(owned), changing=changing)
+    return replace(many, node=replace(many.node, sharing=view.node.sharing), uses=uses)
 
 
 def _single_slices(profile: GpuInstanceProfile, instance: GpuInstance) -> tuple[ComputeInstance, ...]:

@@ -14,14 +14,16 @@ from tests.strategies import (
     node_views,
     repeated,
     requests_for,
+    sharing_views,
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase, Slice
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
-from tranche.core.request import Request, parse_request
+from tranche.core.request import Isolation, Request, parse_request
+from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.explain import explain
@@ -57,7 +59,7 @@ def owned_view(gpu: GpuState, *ids: str) -> NodeView:
 
 @given(st.data())
 def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
-    view = data.draw(node_views())
+    view = data.draw(node_views() | sharing_views())
     request = data.draw(requests_for(view))
     foreign = data.draw(st.booleans())
     asked = data.draw(st.lists(requests_for(view), max_size=2))
@@ -79,13 +81,13 @@ def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_every_remedy_works(data: st.DataObject) -> None:
-    view = data.draw(node_views(max_gpus=3))
+    view = data.draw(node_views(max_gpus=3) | sharing_views(max_gpus=3))
     _try_remedies(view, data.draw(requests_for(view)))
 
 
 @given(st.data(), st.integers(17, 24))
 def test_every_remedy_on_a_large_machine_works(data: st.DataObject, gpus: int) -> None:
-    view = repeated(data.draw(node_views()), gpus)
+    view = repeated(data.draw(node_views() | sharing_views()), gpus)
     request = data.draw(requests_for(view))
     _try_remedies(view, request)
     explanation = explain(view, request)
@@ -101,7 +103,7 @@ def _try_remedies(view: NodeView, request: Request) -> None:
     assert positions == sorted(positions)
     for remedy in explanation.remedies:
         match remedy.kind:
-            case Kind.OTHER_SLICE:
+            case Kind.OTHER_SLICE | Kind.WEAKER_FENCE:
                 assert remedy.request is not None
                 assert isinstance(decide(view, remedy.request), Granted)
             case Kind.WAIT:
@@ -118,12 +120,18 @@ def _try_remedies(view: NodeView, request: Request) -> None:
                 assert isinstance(decide(ended, request), Granted)
             case Kind.OTHER_MODEL:
                 if "drop" in remedy.text:
-                    assert isinstance(decide(view, Request(request.demand)), Granted)
+                    assert isinstance(decide(view, replace(request, gpu_model="")), Granted)
+            case Kind.STRONGER_FENCE:
+                assert explanation.granted is not None
+                ended = without(view, remedy.allocation_ids, remedy.process_ids)
+                later = decide(ended, request)
+                assert isinstance(later, Granted)
+                assert all(grant.isolation is Isolation.HARD for grant in later.grants)
 
 
 @given(st.data())
 def test_a_request_that_waits_on_healthy_gpus_is_told_what_would_help(data: st.DataObject) -> None:
-    view = data.draw(node_views(max_gpus=3))
+    view = data.draw(node_views(max_gpus=3) | sharing_views(max_gpus=3))
     request = data.draw(requests_for(view))
     explanation = explain(view, request)
     healthy = not view.changing and not any(gpu.lost or gpu.mode_pending for gpu in view.node)
@@ -134,7 +142,7 @@ def test_a_request_that_waits_on_healthy_gpus_is_told_what_would_help(data: st.D
 
 @given(st.data())
 def test_no_fewer_allocations_than_those_named_make_room(data: st.DataObject) -> None:
-    view = data.draw(node_views(max_gpus=2))
+    view = data.draw(node_views(max_gpus=2) | sharing_views(max_gpus=2))
     request = data.draw(requests_for(view))
     for remedy in explain(view, request).remedies:
         if remedy.kind is Kind.WAIT and len(remedy.allocation_ids) + len(remedy.process_ids) > 1:
@@ -236,3 +244,56 @@ def test_dropping_the_model_is_offered_when_another_gpu_is_free() -> None:
     assert [each.kind for each in explanation.remedies] == [Kind.WAIT, Kind.OTHER_MODEL]
     assert explanation.remedies[0].process_ids == (9,)
     assert explanation.remedies[1].text == "drop --gpu-model: GPU 1 (Tesla T4) can serve it now"
+
+
+def shared_by(view: NodeView, *offered: Sharing) -> NodeView:
+    return replace(view, node=replace(view.node, sharing=SharingMeans(frozenset(offered))))
+
+
+def test_a_share_says_when_it_would_be_a_slice() -> None:
+    cut = gpu_on(A100, 0, instances=(slice_at("7g.40gb", 0),))
+    view = owned_view(cut, "1a2b")
+    view = replace(view, node=replace(view.node, gpus=(cut, uncuttable_gpu(1))))
+    explanation = explain(shared_by(view, Sharing.MPS), parse_request(gpu_memory="4G"))
+    assert explanation.summary == (
+        "--gpu-memory 4G can start now: a share of GPU 1: 4.04 GiB by MPS (memory limited by the driver, even turns, "
+        "faults shared, bandwidth shared); as a slice when 1a2b ends"
+    )
+    (stronger,) = explanation.remedies
+    assert (stronger.kind, stronger.allocation_ids) == (Kind.STRONGER_FENCE, ("1a2b",))
+
+
+def test_a_share_that_nothing_could_replace_says_no_more() -> None:
+    view = shared_by(view_of(uncuttable_gpu()), Sharing.MPS)
+    assert explain(view, parse_request(gpu="0.2")).remedies == ()
+    assert explain(view, parse_request(gpu="0.2", compute="30")).remedies == ()
+
+
+def test_who_asks_for_too_strong_a_fence_is_told_of_a_weaker_one() -> None:
+    view = shared_by(view_of(uncuttable_gpu()), Sharing.MPS, Sharing.TIME_SLICING)
+    explanation = explain(view, parse_request(gpu="0.2", isolation="hard"))
+    assert explanation.impossible is not None
+    (weaker,) = explanation.remedies
+    assert weaker.kind is Kind.WEAKER_FENCE
+    assert weaker.text.startswith(
+        "accept --isolation soft: a share of GPU 0: 2.99 GiB by MPS (memory limited by the driver"
+    )
+    explanation = explain(shared_by(view, Sharing.TIME_SLICING), parse_request(gpu="0.2"))
+    (weaker,) = explanation.remedies
+    assert weaker.text.startswith(
+        "accept --isolation none: a share of GPU 0: 3 GiB by time-slicing (memory not limited"
+    )
+
+
+def test_a_part_waits_for_the_fewest_of_those_who_share_its_gpu() -> None:
+    gpu = uncuttable_gpu()
+    grants = [Part(WholeGpu(gpu.uuid), gib * 2**30, Sharing.MEMORY_LIMITS) for gib in (6, 2, 5)]
+    allocations = [
+        Allocation(name, parse_request(gpu="0.2"), (grant,), Phase.ACTIVE, 0.0)
+        for name, grant in zip(("large", "small", "middle"), grants, strict=True)
+    ]
+    view = shared_by(view_of(gpu, allocations=allocations), Sharing.MEMORY_LIMITS)
+    waits = [each for each in explain(view, parse_request(gpu_memory="6Gi")).remedies if each.kind is Kind.WAIT]
+    assert [each.text for each in waits] == ["wait for large to end"]
+    waits = [each for each in explain(view, parse_request(gpu_memory="3Gi")).remedies if each.kind is Kind.WAIT]
+    assert [len(each.allocation_ids) for each in waits] == [1]

@@ -106,6 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "trancheSimSetTimeScale": (c_void_p, c_double),
     "trancheSimSetDriver": (c_void_p, c_char_p),
     "trancheSimSetContextMemory": (c_void_p, c_ulonglong),
+    "trancheSimSetLimitsBackend": (c_void_p, c_uint),
     "trancheSimReboot": (c_void_p,),
     "trancheSimUpdateCapabilityFiles": (c_void_p,),
     "trancheSimResetGpu": (c_void_p, c_uint),

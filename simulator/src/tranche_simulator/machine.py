@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tranche_simulator import library
 from tranche_simulator.build import ensure_built
@@ -190,6 +190,11 @@ class SimulatedMachine:
     def set_context_memory(self, memory: int) -> None:
         """Change how much device memory a new CUDA context takes, in bytes; 0 for what its multiprocessors make it take."""
         self._call("trancheSimSetContextMemory", memory, doing=f"cannot set the size of contexts of {self.name}")
+
+    def set_limits_backend(self, backend: Literal["misc", "dmem", "off"]) -> None:
+        """Change how the driver keeps memory limits of control groups: in a table of its own, by the kernel, or not at all."""
+        number = ("misc", "dmem", "off").index(backend)
+        self._call("trancheSimSetLimitsBackend", number, doing=f"cannot set the back end of {self.name} to {backend}")
 
     @property
     def boots(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, Part
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.planning.allocate import Granted, decide
@@ -19,7 +19,7 @@ from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.options import Freedom
 from tranche.planning.policy import DEFAULT
 from tranche.planning.queue import WaitingRequest, reserved_for
-from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies
+from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies, stronger
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Explanation:
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What would help, cheapest first."""
+        """What would help, cheapest first; of a request that gets a part of a shared device now, what would give it more."""
         return self.advice.remedies
 
     @property
@@ -51,7 +51,8 @@ class Explanation:
     def summary(self) -> str:
         """One line for people."""
         if self.granted is not None:
-            return f"{self.request} can start now: {self.granted.note}"
+            later = "".join(f"; {remedy.text}" for remedy in self.remedies)
+            return f"{self.request} can start now: {self.granted.note}{later}"
         if self.impossible is not None:
             return self.impossible.message
         ready = sum(1 + each.alike for each in self.gpus if each.obstacle is None)
@@ -84,5 +85,7 @@ def explain(
     except TrancheError as error:
         impossible = error
     if granted is not None:
-        return Explanation(request, granted, None, found, NO_ADVICE)
+        shares = any(isinstance(grant, Part) for grant in granted.grants)
+        more = stronger(index, request, terms, reserved) if shares else NO_ADVICE
+        return Explanation(request, granted, None, found, more)
     return Explanation(request, None, impossible, found, remedies(index, request, terms, reserved))

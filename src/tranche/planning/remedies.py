@@ -1,7 +1,8 @@
 """What would help a request that waits: each remedy is tried on the view it would lead to before it is named.
 
-Ordered by cost: ask for another slice that fits now; wait; let foreign idle instances go; move or cut anew; another GPU model.
-On a large machine only a few GPUs are searched for whom to wait for; what starts now is looked for on all of them.
+Ordered by cost: ask for another slice that fits now; accept a weaker fence; wait; let foreign idle instances go; move or cut
+anew; another GPU model. On a large machine only a few GPUs are searched for whom to wait for; what starts now is looked for on
+all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
 from tranche.core.grid import placements, profiles_exclude
 from tranche.core.quantity import format_memory
-from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
+from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.answers import NAMED_AT_MOST, Reserved, Terms, some_of_each
@@ -38,15 +39,20 @@ class Kind(StrEnum):
     """The remedies, cheapest first."""
 
     OTHER_SLICE = "OtherSlice"
+    WEAKER_FENCE = "WeakerFence"
     WAIT = "Wait"
     DESTROY_FOREIGN = "DestroyForeign"
     RECUT = "Recut"
     OTHER_MODEL = "OtherModel"
+    STRONGER_FENCE = "StrongerFence"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something that would let the request start. `allocation_ids` and `process_ids` are those that would have to end or move."""
+    """Something that would let the request start, or of one that starts, what would give it a stronger fence.
+
+    `allocation_ids` and `process_ids` are those that would have to end or move.
+    """
 
     kind: Kind
     text: str
@@ -117,11 +123,42 @@ class _Holders:
 
 def remedies(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Advice:
     """What would help the request, which does not start now; empty when nothing is known to."""
+    question = _question(index, request, terms, reserved)
+    places = question.near.node.gpus
+    found = [
+        *_other_slices(question),
+        *_weaker_fences(question),
+        *_waits(question),
+        *_foreign(question),
+        *_recuts(question),
+        *_models(question),
+    ]
+    return Advice(tuple(found), len(places) if len(places) < len(index) else 0)
+
+
+def stronger(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Advice:
+    """Whose end would give the request, which gets a part of a shared device now, something for itself alone."""
+    if request.compute is not None or request.limit is not None:
+        return NO_ADVICE
+    question = _question(index, replace(request, isolation=Isolation.HARD), terms, reserved)
+    holders = _fewest_holders(question)
+    if holders is None:
+        return NO_ADVICE
+    granted = question.granted(without(question.near, holders.allocation_ids, holders.process_ids))
+    if granted is None or holders == _Holders():
+        return NO_ADVICE
+    what = "a whole GPU" if granted.grants[0].slot is None else "a slice"
+    names = _names(question.near, holders)
+    text = f"as {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
+    ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
+    return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request, ids, pids),))
+
+
+def _question(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> _Question:
+    """The question, with as much of the machine as is searched."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
     places = some_of_each(index, request, terms, reserved, number) if len(index) > number else range(len(index))
-    question = _Question(index, index.part(places), request, reserved, terms)
-    found = [*_other_slices(question), *_waits(question), *_foreign(question), *_recuts(question), *_models(question)]
-    return Advice(tuple(found), len(places) if len(places) < len(index) else 0)
+    return _Question(index, index.part(places), request, reserved, terms)
 
 
 def _other_slices(question: _Question) -> Iterator[Remedy]:
@@ -143,6 +180,20 @@ def _other_slices(question: _Question) -> Iterator[Remedy]:
             if question.granted(request=request) is not None:
                 yield Remedy(Kind.OTHER_SLICE, f"{_sized(profile)} fits now: {request}", request)
                 break
+
+
+def _weaker_fences(question: _Question) -> Iterator[Remedy]:
+    """The strongest of the fences that are not accepted with which the request could start now."""
+    asked = question.request
+    levels = [Isolation.SOFT, Isolation.NONE] if asked.isolation is Isolation.HARD else [Isolation.NONE]
+    if asked.isolation in (Isolation.NONE, Isolation.ANY):
+        return
+    for isolation in levels:
+        request = replace(asked, isolation=isolation)
+        granted = question.granted(request=request)
+        if granted is not None:
+            yield Remedy(Kind.WEAKER_FENCE, f"accept --isolation {isolation}: {granted.note} fits now", request)
+            return
 
 
 def _waits(question: _Question) -> Iterator[Remedy]:
@@ -285,14 +336,22 @@ def _unheld_processes(view: NodeView, gpu: GpuState) -> frozenset[int]:
 
 
 def _wait_text(view: NodeView, holders: _Holders) -> str:
-    processes = {p.pid: str(p) for gpu in view.node for p in gpu.all_processes}
-    names = [*sorted(holders.allocation_ids), *(processes[pid] for pid in sorted(holders.process_ids))]
+    names = _names(view, holders)
     if len(names) > _HOLDERS_LISTED:
         shown = ", ".join(names[:_HOLDERS_LISTED])
         return f"wait for {len(names)} to end: {shown} and {len(names) - _HOLDERS_LISTED} more"
     if len(names) > _NAMED_AT_MOST:
         return f"wait for {len(names)} to end: {', '.join(names)}"
-    return f"wait for {(' and ' if len(names) == 2 else ', ').join(names)} to end"
+    return f"wait for {_listed(names)} to end"
+
+
+def _names(view: NodeView, holders: _Holders) -> list[str]:
+    processes = {p.pid: str(p) for gpu in view.node for p in gpu.all_processes}
+    return [*sorted(holders.allocation_ids), *(processes[pid] for pid in sorted(holders.process_ids))]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return (" and " if len(names) == 2 else ", ").join(names)
 
 
 def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | None:

@@ -1,4 +1,5 @@
 #include "clients.h"
+#include "memory_limits.h"
 
 uint64_t memory_left(const machine *m, unsigned int gpu, unsigned int gi) {
     const struct board *board = m->boards[gpu];
@@ -14,6 +15,19 @@ uint64_t memory_left(const machine *m, unsigned int gpu, unsigned int gi) {
     return used.memory_bytes < total ? total - used.memory_bytes : 0;
 }
 
+bool memory_make_room(machine *m, unsigned int gpu, unsigned int gi, const struct group_chain *groups, uint64_t bytes) {
+    bool limited = gi == NO_INSTANCE; /* limits of control groups are of whole GPUs */
+    if (limited && !limits_allow(m, gpu, groups, bytes)) {
+        return false;
+    }
+    while (bytes > memory_left(m, gpu, gi)) {
+        if (!limited || !limits_evict(m, gpu, groups, bytes)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 nvmlReturn_t client_resize(machine *m, unsigned int client, uint64_t memory_bytes) {
     struct client_record *record = &m->state->clients[client];
     uint64_t present = atomic_load(&record->memory_bytes);
@@ -26,10 +40,11 @@ nvmlReturn_t client_resize(machine *m, unsigned int client, uint64_t memory_byte
     if (result != NVML_SUCCESS) {
         return result;
     }
-    if (memory_bytes - present > memory_left(m, record->gpu, record->gpu_instance)) {
-        result = NVML_ERROR_MEMORY;
-    } else {
+    if (memory_make_room(m, record->gpu, record->gpu_instance, &m->state->client_groups[client],
+                         memory_bytes - present)) {
         atomic_store(&record->memory_bytes, memory_bytes);
+    } else {
+        result = NVML_ERROR_MEMORY;
     }
     state_unlock(lock);
     return result;

@@ -25,8 +25,7 @@ static bool slot_is_live(int reader, unsigned int slot, uint32_t kind) {
     return kind == CLIENT_PHANTOM || (kind == CLIENT_LIVE && state_is_locked(reader, LOCK_CLIENT + slot));
 }
 
-/* A consistent copy of a slot; false when it is free, of an earlier boot, or its process is dead. */
-static bool read_client(const machine *m, int reader, unsigned int slot, struct client_record *copy) {
+bool client_read(const machine *m, int reader, unsigned int slot, struct client_record *copy) {
     struct client_record *record = &m->state->clients[slot];
     for (;;) {
         uint32_t turn = atomic_load_explicit(&record->turn, memory_order_acquire);
@@ -53,7 +52,7 @@ unsigned int clients_alive(const machine *m, trancheSimClient_t *clients, unsign
     unsigned int count = 0;
     for (unsigned int slot = 0; slot < in_use && slot < STATE_MAX_CLIENTS; slot++) {
         struct client_record record;
-        if (!read_client(m, reader, slot, &record)) {
+        if (!client_read(m, reader, slot, &record)) {
             continue;
         }
         if (count < capacity) {
@@ -145,6 +144,7 @@ struct burden {
     uint64_t memory_bytes;
     uint32_t utilization;
     uint32_t mps_server;
+    struct group_chain groups;
 };
 
 static void fill(struct client_record *record, const machine *m, const struct device_place *place, uint32_t pid,
@@ -158,6 +158,8 @@ static void fill(struct client_record *record, const machine *m, const struct de
     record->utilization = burden->utilization;
     record->mps_server = burden->mps_server;
     atomic_store(&record->computed, 0);
+    atomic_store(&record->evicted, 0);
+    m->state->client_groups[record - m->state->clients] = burden->groups;
     snprintf(record->name, sizeof record->name, "%s", name);
 }
 
@@ -232,9 +234,9 @@ static nvmlReturn_t attach_to(machine *m, const struct device_place *place, cons
         return result;
     }
     char name[64];
-    result = burden->memory_bytes > memory_left(m, place->gpu, place->gi)
-                 ? NVML_ERROR_MEMORY
-                 : add_client(m, CLIENT_LIVE, place, (uint32_t)getpid(), own_name(name, sizeof name), burden, client);
+    result = memory_make_room(m, place->gpu, place->gi, &burden->groups, burden->memory_bytes)
+                 ? add_client(m, CLIENT_LIVE, place, (uint32_t)getpid(), own_name(name, sizeof name), burden, client)
+                 : NVML_ERROR_MEMORY;
     state_unlock(memory);
     return result;
 }
@@ -253,6 +255,7 @@ nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, 
     struct gpu_state state;
     gpu_read(m, place.gpu, &state);
     struct burden burden = {.memory_bytes = memory_bytes, .utilization = utilization, .mps_server = mps_server};
+    group_of_process(&burden.groups);
     if (!find_by_uuid(m, uuid, &place)) {
         result = NVML_ERROR_NOT_FOUND; /* destroyed while this call waited for the GPU */
     } else if (atomic_load(&m->state->gpus[place.gpu].lost) != 0) {

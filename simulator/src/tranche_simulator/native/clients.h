@@ -8,6 +8,10 @@
 /* Client records of the present boot whose owner is alive, at most STATE_MAX_CLIENTS, in slot order. */
 unsigned int clients_alive(const machine *m, trancheSimClient_t *clients, unsigned int capacity);
 
+/* A consistent copy of a slot; false when it is free, of an earlier boot, or its process is dead. `reader` is of
+ * state_lock_reader. */
+bool client_read(const machine *m, int reader, unsigned int slot, struct client_record *copy);
+
 struct usage {
     unsigned int clients;
     uint64_t memory_bytes;
@@ -29,6 +33,9 @@ unsigned int clients_through(const machine *m, uint32_t pid, uint32_t mps_server
 void clients_end(machine *m, uint32_t pid, uint32_t mps_server);
 /* client_memory.c: a client of this process holds so many bytes from now on. MEMORY: not that much is free. */
 nvmlReturn_t client_resize(machine *m, unsigned int client, uint64_t memory_bytes);
+/* Whether a process of that control group may have so much more; takes it from others where it has a right to that. The caller
+ * holds LOCK_MEMORY. */
+bool memory_make_room(machine *m, unsigned int gpu, unsigned int gi, const struct group_chain *groups, uint64_t bytes);
 /* Bytes of the GPU, or of the GPU instance, that no client holds. The caller holds LOCK_MEMORY, or asks for information. */
 uint64_t memory_left(const machine *m, unsigned int gpu, unsigned int gi);
 

@@ -97,3 +97,11 @@ nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t m, unsigned long lon
     atomic_store(&m->state->context_bytes, bytes);
     return NVML_SUCCESS;
 }
+
+nvmlReturn_t trancheSimSetLimitsBackend(trancheSimMachine_t m, unsigned int backend) {
+    if (m == NULL || !m->writable || backend > LIMITS_OFF) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    atomic_store(&m->state->limits_backend, backend);
+    return NVML_SUCCESS;
+}

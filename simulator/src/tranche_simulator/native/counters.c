@@ -14,6 +14,7 @@ static const char *const change_functions[CHANGE_COUNT] = {
     [CHANGE_SET_PERSISTENCE_MODE] = "nvmlDeviceSetPersistenceMode",
     [CHANGE_SET_COMPUTE_MODE] = "nvmlDeviceSetComputeMode",
     [CHANGE_SET_TIMESLICE] = "trancheSimSetTimeslice",
+    [CHANGE_SET_MEMORY_LIMITS] = "nvmlDeviceSetMemoryLimits_v1",
 };
 
 _Static_assert((unsigned int)CHANGE_COUNT <= STATE_MAX_COUNTERS, "room for every counter");

@@ -4,6 +4,7 @@
 
 #include "clients.h"
 #include "compute.h"
+#include "memory_limits.h"
 
 /* What the sensors say. Memory follows the clients; temperature, power and clocks are plausible values between an idle
  * and a busy figure of the board, not a model. */
@@ -51,6 +52,14 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     }
     struct memory now = memory_of(&target);
+    struct group_chain groups;
+    if (!target.place.is_mig && atomic_load(&target.m->state->limits_in_use) > 0) {
+        group_of_process(&groups);
+        if (limits_view(target.m, target.place.gpu, &groups, &now.total, &now.used)) {
+            now.reserved = 0; /* a process with a limit of its own sees that as the GPU */
+            now.used = now.used < now.total ? now.used : now.total;
+        }
+    }
     memory->total = now.total;
     memory->reserved = now.reserved;
     memory->used = now.used;

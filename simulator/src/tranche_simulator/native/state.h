@@ -12,10 +12,11 @@
 #include <sys/types.h>
 
 #include "boards.h"
+#include "memory_groups.h"
 #include "tranche_sim.h"
 
 #define STATE_MAGIC "TRNCHSIM"
-#define STATE_LAYOUT 4u
+#define STATE_LAYOUT 5u
 #define STATE_MAX_CIS 8u
 #define STATE_MAX_CLIENTS 1024u
 #define STATE_MAX_FAULTS 64u
@@ -25,6 +26,7 @@
 #define STATE_LANE_DEPTH 32u
 #define STATE_UNITS (BOARD_MAX_GI_IDS * STATE_MAX_CIS + 1u)
 #define NO_LANE 0xFFFFFFFFu
+#define STATE_MAX_LIMITS 512u
 #define NO_INSTANCE TRANCHE_SIM_NO_INSTANCE
 
 struct ci_state {
@@ -94,6 +96,7 @@ struct client_record {
     _Atomic uint64_t memory_bytes;
     uint32_t utilization;
     uint32_t mps_server; /* pid of the MPS server through which it reaches the GPU; 0: none */
+    _Atomic uint32_t evicted; /* the driver has taken its memory back for somebody else's */
     _Atomic uint64_t computed; /* nanoseconds of a whole GPU that its work has had */
     char name[64];
 };
@@ -124,6 +127,20 @@ struct lane {
     struct lane_item items[STATE_LANE_DEPTH];
 };
 
+/* What a control group may have of a GPU's memory, in bytes. */
+struct memory_limit {
+    _Atomic uint32_t used;
+    uint32_t gpu;
+    struct group_chain chain;
+    _Atomic uint32_t current; /* its lowest bit selects the pair that counts */
+    struct {
+        uint64_t soft;
+        uint64_t hard;
+    } values[2];
+};
+
+enum limits_backend { LIMITS_MISC = 0, LIMITS_DMEM = 1, LIMITS_OFF = 2 };
+
 /* A GPU or a compute instance, as what divides its time among those who compute there. */
 struct compute_unit {
     _Atomic uint64_t settled_at; /* nanoseconds of CLOCK_MONOTONIC up to which the lanes are right */
@@ -152,6 +169,8 @@ struct machine_state {
     uint64_t seed;
     _Atomic uint64_t time_scale; /* the bits of a double */
     _Atomic uint64_t driver; /* its version, as driver_release.c numbers it; 0: the usual one */
+    _Atomic uint32_t limits_backend; /* enum limits_backend */
+    _Atomic uint32_t limits_in_use;  /* slots from here on were never used */
     _Atomic uint64_t context_bytes; /* what every CUDA context takes; 0: by the number of its multiprocessors */
     _Atomic uint64_t boots;
     _Atomic uint64_t changes[STATE_MAX_COUNTERS];
@@ -165,6 +184,8 @@ struct machine_state {
     /* From here on a new machine's file is a hole: pages appear as they are written. */
     struct lane lanes[STATE_MAX_LANES];
     struct compute_unit units[TRANCHE_SIM_MAX_GPUS][STATE_UNITS];
+    struct group_chain client_groups[STATE_MAX_CLIENTS];
+    struct memory_limit limits[STATE_MAX_LIMITS];
 };
 
 /* An opened machine. Stays mapped until closed; safe to use from several threads. */
@@ -224,6 +245,7 @@ enum change_call {
     CHANGE_SET_PERSISTENCE_MODE,
     CHANGE_SET_COMPUTE_MODE,
     CHANGE_SET_TIMESLICE,
+    CHANGE_SET_MEMORY_LIMITS,
     CHANGE_COUNT
 };
 void count_change(machine *m, enum change_call call);

@@ -100,6 +100,8 @@ NVML_API nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t machine, un
 NVML_API nvmlReturn_t trancheSimReboot(trancheSimMachine_t machine);
 /* Puts the folder `capabilities` beside the state file right, if there is one; later changes keep it so. */
 NVML_API nvmlReturn_t trancheSimUpdateCapabilityFiles(trancheSimMachine_t machine);
+/* How the driver keeps memory limits: 0 in a table of its own (misc), 1 by the kernel's dmem controller, 2 not at all. */
+NVML_API nvmlReturn_t trancheSimSetLimitsBackend(trancheSimMachine_t machine, unsigned int backend);
 /* What `nvidia-smi --gpu-reset` asks of the driver. Needs permission; IN_USE while the GPU has clients. */
 NVML_API nvmlReturn_t trancheSimResetGpu(trancheSimMachine_t machine, unsigned int gpu);
 /* The same for a device handle of an initialised NVML (INVALID_ARGUMENT for a MIG device). */

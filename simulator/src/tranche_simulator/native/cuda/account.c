@@ -1,6 +1,7 @@
 #include "account.h"
 
 #include "clients.h"
+#include "memory_limits.h"
 
 /* A context's own memory grows with the multiprocessors it may use: room for local memory, stacks and heaps. Chosen so that an H100
  * takes about 500 MiB, as is told of it. */
@@ -163,6 +164,13 @@ void account_info(const struct cuda_device *device, uint64_t *available, uint64_
     usage_of(driver.m, device->place.gpu, device->place.gi, NO_INSTANCE, &usage);
     *total = device->memory;
     *available = usage.memory_bytes < *total ? *total - usage.memory_bytes : 0;
+    uint64_t hard, used;
+    if (!device->place.is_mig &&
+        limits_view(driver.m, device->place.gpu, &driver.m->state->client_groups[device->client], &hard, &used)) {
+        *total = hard < *total ? hard : *total;
+        uint64_t below = used < hard ? hard - used : 0;
+        *available = below < *available ? below : *available;
+    }
     uint64_t limit = device->seat.memory_limit, own = held(device);
     if (limit != 0) {
         uint64_t left = own < limit ? limit - own : 0;

@@ -68,6 +68,9 @@ static CUresult health(const struct cuda_device *device) {
         if (fault == CUDA_SUCCESS && !device_is_there(device)) {
             fault = CUDA_ERROR_UNKNOWN;
         }
+        if (fault == CUDA_SUCCESS && atomic_load(&driver.m->state->clients[device->client].evicted) != 0) {
+            fault = CUDA_ERROR_MPS_CLIENT_TERMINATED; /* its memory went to somebody who had a right to it */
+        }
         if (fault != CUDA_SUCCESS) {
             driver.fault = fault; /* not of this process's doing */
         }

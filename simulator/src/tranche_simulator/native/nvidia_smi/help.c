@@ -32,6 +32,8 @@ int smi_help(void) {
     puts("    mig                           MIG instances; see nvidia-smi mig -h");
     puts("    topo -m                       how the GPUs are connected");
     puts("    compute-policy -l             the time slice of each GPU; --set-timeslice=0|1|2|3 changes it");
+    puts("    memory-limits --get -n GROUP  what a control group may have of each GPU's memory;");
+    puts("                                  --set with --soft-limit and --hard-limit, in MiB, changes it");
     return 0;
 }
 

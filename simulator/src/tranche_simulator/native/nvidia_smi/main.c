@@ -20,6 +20,7 @@ static int run(int argc, char **argv) {
     if (argc > 0 && strcmp(argv[0], "mig") == 0) return smi_mig(argc - 1, argv + 1);
     if (argc > 0 && strcmp(argv[0], "topo") == 0) return smi_topology(argc - 1, argv + 1);
     if (argc > 0 && strcmp(argv[0], "compute-policy") == 0) return smi_compute_policy(argc - 1, argv + 1);
+    if (argc > 0 && strcmp(argv[0], "memory-limits") == 0) return smi_memory_limits(argc - 1, argv + 1);
     if (argc == 1 && (strcmp(argv[0], "-h") == 0 || strcmp(argv[0], "--help") == 0)) return smi_help();
     if (argc == 1 && strcmp(argv[0], "--help-query-gpu") == 0) return smi_query_gpu_help();
     if (argc == 1 && strcmp(argv[0], "--version") == 0) return smi_version();

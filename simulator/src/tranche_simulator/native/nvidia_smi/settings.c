@@ -98,21 +98,14 @@ static int list_policies(const char *ids) {
     return 0;
 }
 
-static const char *value_of(int argc, char **argv, int *at, const char *name) {
-    size_t length = strlen(name);
-    if (strncmp(argv[*at], name, length) != 0) return NULL;
-    if (argv[*at][length] == '=') return argv[*at] + length + 1;
-    return argv[*at][length] == '\0' && *at + 1 < argc ? argv[++*at] : NULL;
-}
-
 int smi_compute_policy(int argc, char **argv) {
     const char *ids = NULL, *timeslice = NULL;
     bool listed = false;
     for (int at = 0; at < argc; at++) {
         const char *value;
         if (strcmp(argv[at], "-l") == 0 || strcmp(argv[at], "--list") == 0) listed = true;
-        else if ((value = value_of(argc, argv, &at, "--id")) || (value = value_of(argc, argv, &at, "-i"))) ids = value;
-        else if ((value = value_of(argc, argv, &at, "--set-timeslice"))) timeslice = value;
+        else if ((value = smi_value(argc, argv, &at, "--id")) || (value = smi_value(argc, argv, &at, "-i"))) ids = value;
+        else if ((value = smi_value(argc, argv, &at, "--set-timeslice"))) timeslice = value;
         else return smi_bad_option(argv[at]);
     }
     unsigned value;

@@ -83,6 +83,8 @@ int smi_bad_option(const char *option);
 int smi_missing_value(const char *option);
 int smi_bad_combination(void);
 void smi_rule(unsigned width);
+/* The value of the option `name` at argv[*at], behind "=" or as the next argument, which *at then is; NULL: another option. */
+const char *smi_value(int argc, char **argv, int *at, const char *name);
 
 /* gpus.c: both print what went wrong and give the exit code; 0 is success. */
 int smi_all_gpus(SmiGpuList *list);
@@ -110,6 +112,7 @@ int smi_reset_gpus(const char *ids);
 int smi_set_persistence(const char *mode, const char *ids);
 int smi_set_compute_mode(const char *mode, const char *ids);
 int smi_compute_policy(int argc, char **argv);
+int smi_memory_limits(int argc, char **argv);
 int smi_topology(int argc, char **argv);
 int smi_report(const SmiOptions *options);
 int smi_query_gpus(const SmiOptions *options);

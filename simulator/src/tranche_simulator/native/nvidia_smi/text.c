@@ -63,3 +63,10 @@ void smi_rule(unsigned width) {
     for (unsigned i = 0; i < width; i++) putchar('-');
     puts("+");
 }
+
+const char *smi_value(int argc, char **argv, int *at, const char *name) {
+    size_t length = strlen(name);
+    if (strncmp(argv[*at], name, length) != 0) return NULL;
+    if (argv[*at][length] == '=') return argv[*at] + length + 1;
+    return argv[*at][length] == '\0' && *at + 1 < argc ? argv[++*at] : NULL;
+}
