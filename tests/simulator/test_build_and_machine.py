@@ -13,6 +13,7 @@ from tests.simulator.machines import make_machine, talking_to
 from tranche_simulator import MACHINE_TYPES, SimulatedMachine, build, ensure_built, machines_directory
 from tranche_simulator.board_tables import GI_SLOTS, load_models
 from tranche_simulator.errors import InvalidRequest, SimulatorError
+from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE
 
 
 def test_processes_that_build_at_once_agree(tmp_path: Path) -> None:
@@ -216,3 +217,20 @@ def test_a_product_is_that_product_and_not_the_first_of_its_board(
 ) -> None:
     (gpu,) = SimulatedMachine.create("m", boards=[asked], root=tmp_path).gpus()
     assert (gpu.name, gpu.pci_device_id) == (name, device << 16 | 0x10DE)
+
+
+def test_no_source_needs_what_one_c_library_alone_shows() -> None:
+    """glibc shows more of POSIX under -pthread than it is asked for; musl, with which wheels are made, does not."""
+    flags = [flag for flag in COMPILE_FLAGS if flag != "-pthread"]
+    sources = sorted(NATIVE.glob("**/*.c"))
+    assert sources
+    command = [
+        "cc",
+        *flags,
+        "-Werror=implicit-function-declaration",
+        f"-I{NATIVE}",
+        "-fsyntax-only",
+        *map(str, sources),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

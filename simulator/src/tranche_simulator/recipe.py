@@ -13,7 +13,8 @@ CUDA_SONAME = "libcuda.so.1"
 CONTROL_SONAME = "libtranche-sim.so"
 PROGRAM_FOLDERS = ("nvidia_smi", "mps_control", "mps_server", "job")
 """Folders of the sources of the programs, in the order of `BuiltSimulator.programs`."""
-COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+# gnu11: under c11 each C library shows of POSIX what it likes.
+COMPILE_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
 
 class Toolchain(NamedTuple):
