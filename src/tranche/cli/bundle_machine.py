@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tranche.cli.answers import Answers
+from tranche.cli.answers import DriverAnswers
 from tranche.cli.looking import look_at, unsettled
 from tranche.cli.runtime import open_driver, open_host, register_places
 from tranche.cli.settings import Settings
@@ -44,14 +44,14 @@ _LOG_BYTES = 4 << 20
 
 
 def machine_entries(
-    settings: Settings, findings: Callable[[Settings, Answers], Sequence[Finding]], left_out: LeftOut
+    settings: Settings, findings: Callable[[Settings, DriverAnswers], Sequence[Finding]], left_out: LeftOut
 ) -> Iterator[Entry]:
     """Everything of this machine; what cannot be had is noted in `left_out`.
 
     The ledger comes first: what looks at the machine afterwards clears what dead processes left there.
     """
 
-    answers = Answers()
+    answers = DriverAnswers()
 
     def entry(path: str, about: str, make: Callable[[], bytes]) -> Iterator[Entry]:
         try:
@@ -109,7 +109,7 @@ def _journal(extract: bytes) -> bytes:
     return as_json(journal_extract(extract))
 
 
-def _version(settings: Settings, answers: Answers) -> bytes:
+def _version(settings: Settings, answers: DriverAnswers) -> bytes:
     def observed() -> NodeState:
         with open_driver(settings) as opened:
             return opened.observe()

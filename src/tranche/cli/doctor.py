@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tranche.cli.answers import Answers
+from tranche.cli.answers import DriverAnswers
 from tranche.cli.cluster_checkup import cluster_checkup, kubeconfig_option, print_finding
 from tranche.cli.output import print_json
 from tranche.cli.runtime import open_driver, register_places
@@ -64,7 +64,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     sys.exit(1 if failures else 0)
 
 
-def machine_findings(settings: Settings, answers: Answers | None = None) -> list[Finding]:
+def machine_findings(settings: Settings, answers: DriverAnswers | None = None) -> list[Finding]:
     """Everything that was found on this machine, of a driver that may hang."""
     places: Places | None = None
     found: list[Finding] = []
@@ -75,7 +75,7 @@ def machine_findings(settings: Settings, answers: Answers | None = None) -> list
         state = [failed("state-folder", error)]
     whole = places if state[-1].status is Status.PASS else None
     try:
-        found += (answers or Answers()).to(lambda: _of_driver(settings, whole))
+        found += (answers or DriverAnswers()).to(lambda: _of_driver(settings, whole))
     except TrancheError as error:
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.answers import Answers
+from tranche.cli.answers import DriverAnswers
 from tranche.cli.extras import extra_missing
 from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
@@ -63,7 +63,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
         return written(*named_samples(facts, MetricNames(names), platform.node()))
 
     try:
-        facts = Answers().to(look)
+        facts = DriverAnswers().to(look)
     except TrancheError:
         if textfile is not None:
             # What stands there would be collected for ever, as if it had been measured now.
