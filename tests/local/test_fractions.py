@@ -38,6 +38,7 @@ wait()
 tell(code(cu.cuCtxSynchronize()))
 """
 OUT_OF_MEMORY = 2
+ILLEGAL_ADDRESS = 700
 
 
 @pytest.fixture
@@ -204,6 +205,52 @@ def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMa
     again = tenant(t4, "--gpu-memory", "3G")
     assert again.told() is not None
     assert isolations(t4) == ["soft"]
+
+
+def test_a_fault_of_one_ends_its_neighbours_and_fences_the_gpu_until_they_are_gone(t4: TestMachine) -> None:
+    faulty = "context(); tell(0); wait(); tell(code(cu.cuMemAlloc(1))); wait()"
+    one, other = tenant(t4, "--gpu-memory", "3G", code=faulty), tenant(t4, "--gpu-memory", "3G")
+    assert one.told() == 0
+    assert other.told() is not None
+    t4.machine.inject_error("cuMemAlloc", ILLEGAL_ADDRESS)
+    one.go_on()
+    assert one.told() == ILLEGAL_ADDRESS
+    other.go_on()
+    assert other.told() == ILLEGAL_ADDRESS
+    # The first still lives: whoever came now would get an error that is not his.
+    refused = t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
+    assert "fault" in refused.stderr
+    assert "DaemonFault" in t4.tranche("events").stdout
+    one.go_on()
+    assert one.ended()[0] == other.ended()[0] == 0
+    again = tenant(t4, "--gpu-memory", "3G")
+    assert again.told()[1] == OUT_OF_MEMORY
+
+
+def test_a_server_that_a_kill_amid_work_has_wedged_is_replaced_for_the_next_program(t4: TestMachine) -> None:
+    t4.machine.set_time_scale(1.0)
+    at_work = "context(); work = kernel(); launch(work, 600 * 10**6); tell(0); wait()"
+    alone = tenant(t4, "--gpu-memory", "3G", code=at_work)
+    assert alone.told() == 0
+    (holder,) = holders(t4)
+    t4.machine.inject_error("mpsClientKilled", 999)
+    os.kill(holder["pid"], signal.SIGKILL)
+    assert alone.ended()[0] == 128 + signal.SIGKILL
+    # Without a new daemon this one would hang in cuInit.
+    assert tenant(t4, "--gpu-memory", "3G").told()[1] == OUT_OF_MEMORY
+
+
+def test_a_program_that_is_taken_back_amid_its_work_is_drained_first(t4: TestMachine) -> None:
+    t4.machine.set_time_scale(1.0)
+    at_work = "context(); work = kernel(); launch(work, 2 * 10**6); tell(0); wait()"
+    working, beside = tenant(t4, "--gpu-memory", "3G", code=at_work), tenant(t4, "--gpu-memory", "5G")
+    assert working.told() == 0
+    assert beside.told() is not None
+    (name,) = [each["id"] for each in holders(t4) if each["request"]["gpuMemoryBytes"] == 3 * GB]
+    t4.machine.inject_error("mpsClientKilled", 999)
+    t4.tranche("release", name, "--terminate")
+    beside.go_on()
+    assert beside.told() == 0
 
 
 def test_tenants_that_are_killed_leave_nothing(t4: TestMachine) -> None:

@@ -47,7 +47,7 @@ class DaemonCare:
             return care_needed(db, self._daemons.records, self._clock())
 
     def look_after(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
-        """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether the machine was changed.
+        """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
 
         What fails is said in an event, and tried again next time. `session` names this process in the journal.
         """
@@ -56,13 +56,14 @@ class DaemonCare:
             return False
         shared = shared_by_mps(view.allocations)
         self._note_lost(view)
-        for record in self._daemons.look_after([each for each in known if each.key in shared]):
+        changed = self._daemons.look_after([each for each in known if each.key in shared])
+        for record in changed:
             with self._ledger.write() as db:
                 chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.fault)
         due = [each for each in known if each.key not in shared and is_due(each, self._daemons.records, self._clock())]
         for record in due:
             self._end(record, session())
-        return bool(due)
+        return bool(due or changed)
 
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
         """Note that parts of devices were given back. One that was `killed` may have wedged its server."""
