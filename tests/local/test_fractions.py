@@ -19,6 +19,7 @@ from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.node.test_mps_daemons import end
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
+from tranche.hardware.mps_answers import ServerStatus
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_records import DaemonRecords
 from tranche.node.session import Places
@@ -110,6 +111,14 @@ def holders(machine: TestMachine) -> list[dict[str, Any]]:
 def isolations(machine: TestMachine) -> list[str]:
     """The isolation of each share."""
     return [each["grants"][0]["isolation"] for each in holders(machine)]
+
+
+def server_states(machine: TestMachine) -> list[ServerStatus]:
+    """What the daemon of the only device says of its servers."""
+    places = Places(machine.state_dir)
+    (record,) = DaemonRecords(places.mps).all()
+    control = MpsDaemons(places, machine.environment).process(record.device_uuid).control
+    return [control.server_status(server) for server in control.servers()]
 
 
 def nothing_left(machine: TestMachine) -> None:
@@ -215,6 +224,7 @@ def test_a_fault_of_one_ends_its_neighbours_and_fences_the_gpu_until_they_are_go
     t4.machine.inject_error("cuMemAlloc", ILLEGAL_ADDRESS)
     one.go_on()
     assert one.told() == ILLEGAL_ADDRESS
+    wait_until(lambda: ServerStatus.FAULT in server_states(t4))
     other.go_on()
     assert other.told() == ILLEGAL_ADDRESS
     # The first still lives: whoever came now would get an error that is not his.
