@@ -30,6 +30,8 @@ def values_of(cluster: Path, options: Sequence[str]) -> dict[str, Any]:
         name, _, value = option.partition("=")
         if name == "--without" and value in left_out:
             _put(values, (_PARTS[value], "enabled"), False)
+        elif name == "--share-by-mps":  # no option of the agent's, but a value of the chart's
+            values["shareByMps"] = True
         elif name == "--vgpu":
             values |= {"shareByMps": True, "virtualGPUs": int(value)}
         elif name in _VALUES:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster.agents import agent_on
+from cluster.agents import agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import labels
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, log, phases, pods_in
+
+from tests.cluster import test_device_plugin as plugin
 
 pytestmark = pytest.mark.cluster
 
@@ -49,6 +51,43 @@ def as_aws_writes_it(name: str, namespace: str, replicas: int) -> dict[str, Any]
 def what_it_sees(cluster: Cluster, namespace: str, name: str) -> list[str]:
     seen = wait_for(f"{name} has looked", lambda: "control" in (found := log(cluster, namespace, name)) and found)
     return str(seen).splitlines()
+
+
+MIXED = """
+version: v1
+flags: {migStrategy: mixed}
+sharing:
+  mps:
+    resources:
+    - {name: nvidia.com/gpu, replicas: 10}
+    - {name: nvidia.com/mig-3g.20gb, replicas: 3}
+"""
+
+
+def test_slices_are_shared_by_mps_each_with_a_daemon_of_its_own(cluster: Cluster, p4d: Node, namespace: str) -> None:
+    install_rights(cluster)
+    name = {"name": "sharing", "namespace": "tranche-system"}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": name, "data": {"default": MIXED}})
+    resource = "nvidia.com/mig-3g.20gb"
+    try:
+        with agent_on(cluster, p4d, "--refresh-seconds=0.3", "--plugin-config-map=sharing", "--share-by-mps"):
+            plugin.wait_for_counts(cluster, p4d, gpu=80)
+            plugin.cut(p4d, "all-3g.20gb")
+            plugin.wait_for_counts(cluster, p4d, mig_3g_20gb=48)
+            wanted = {"sharing-strategy": "mps", "replicas": "3", "product": "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb-SHARED"}
+            expected = {"nvidia.com/mps.capable": "true", **{f"{resource}.{key}": each for key, each in wanted.items()}}
+            wait_for("the labels", lambda: expected.items() <= labels(cluster, p4d).items())
+            cluster.apply(deployment("many", namespace, 4, node=p4d.name, script=LOOK, limits={resource: 1}))
+            wait_for("4 pods run", lambda: phases(cluster, namespace) == {"Running": 4}, timeout=120)
+            for each in pods_in(cluster, namespace):
+                _, device, limit, *sockets = what_it_sees(cluster, namespace, each["metadata"]["name"])
+                assert "MIG 3g.20gb" in device
+                assert 0 < int(limit.removeprefix("0=").removesuffix("M")) <= 20 * 1024 // 3
+                assert "control" in sockets
+            cluster.kubectl("delete", "deployment", "many", f"--namespace={namespace}")
+            wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
+    finally:
+        p4d.renew_machine()
 
 
 def test_the_virtual_gpus_of_awss_plugin(cluster: Cluster, g4dn: Node, namespace: str) -> None:

@@ -76,6 +76,7 @@ def test_a_pod_is_answered_when_its_limit_is_in_force_and_gets_no_byte_more(shor
         assert gpu_of(rig).compute_mode is ComputeMode.EXCLUSIVE
         assert one.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
         assert one.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={memory // 4 // MIB}M"
+        assert one.envs["TRANCHE_GPU_MEMORY_LIMIT"] == str(memory // 4)
         assert {mount.container_path for mount in one.mounts} >= {"/mps/nvidia.com/gpu/pipe", "/dev/shm"}
         two = await rig.kubelet.allocate(GPU, f"{first}::1", f"{first}::2")
         assert daemon(gpu_of(rig)) == (DaemonState.READY, 2 * (memory // 4))

@@ -18,6 +18,7 @@ from tranche.hardware.nodes import Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import PluginDevice
+from tranche.node.adoption import MEMORY_LIMIT
 from tranche.planning.daemons import fenced
 
 _SHARED_MEMORY = "/dev/shm"
@@ -61,6 +62,7 @@ def with_mps(
         **answer.environment,
         PIPES: folder,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(share)}",
+        MEMORY_LIMIT: str(share),
     }
     shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
     mounts = (*answer.mounts, Mount(str(pipes(uuid)), folder, read_only=False), shared)
