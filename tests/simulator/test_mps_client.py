@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pynvml as nvml
 import pytest
 
 from tests.machines import wait_until
-from tests.simulator.cuda_programs import MIB, cuda, cuda_program
+from tests.simulator.cuda_programs import MIB, CudaProgram, cuda, cuda_program
 from tests.simulator.machines import create, gpu, make_machine, mig_devices, span, talking_to
 from tests.simulator.mps_caller import mps_callers
 from tests.simulator.mps_daemon import MpsBench, mps_daemon
@@ -367,3 +369,44 @@ def test_terminate_client_waits_for_work_under_way(daemon: MpsBench) -> None:
             assert terminal.communicate()[0] == "0\n"
         program.go_on()
         assert program.told() == CLIENT_TERMINATED
+
+
+def test_a_kernel_with_an_illegal_address_ends_every_client(daemon: MpsBench) -> None:
+    pipe = with_time(daemon, 1e-3)
+    bad = 'context(); bad = kernel(b"bad")\ntell("here")\nwait()\nlaunch(bad, 0)\ntell(code(cu.cuCtxSynchronize()))\nwait()'
+    with cuda_program(daemon.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=pipe) as beside:
+        beside.told()
+        with cuda_program(daemon.machine, bad, CUDA_MPS_PIPE_DIRECTORY=pipe) as culprit:
+            culprit.told()
+            culprit.go_on()
+            assert culprit.told() == ILLEGAL_ADDRESS
+            (server,) = daemon.servers()
+            wait_until(lambda: "FAULT" in daemon(f"get_server_status {server}"))
+            beside.go_on()
+            assert beside.told() == ILLEGAL_ADDRESS
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_kills_leave_nobody_and_hang_nothing(daemon: MpsBench, seed: int) -> None:
+    random, pipe, programs = Random(seed), with_time(daemon, 1e-3), ExitStack()
+    work = "tell('here')\ncontext(); work = kernel()\nwhile not launch(work, 10**5): check(cu.cuCtxSynchronize())"
+    with programs:
+        running: list[CudaProgram] = []
+        for _ in range(40):
+            match random.choice(("start", "start", "kill", "server", "terminate", "ask")):
+                case "start" if len(running) < 4:
+                    program = cuda_program(daemon.machine, work, CUDA_MPS_PIPE_DIRECTORY=pipe)
+                    running.append(programs.enter_context(program))
+                    running[-1].told()  # what comes next strikes it in cuInit, at work, or anywhere between
+                case "kill" if running:
+                    running.pop(random.randrange(len(running))).kill()
+                case "server":
+                    for server in daemon.servers():
+                        os.kill(server, signal.SIGKILL)
+                case "terminate" if running:
+                    for server in daemon.servers():
+                        daemon(f"terminate_client {server} {random.choice(running).pid}")
+                case _:
+                    daemon(random.choice(("ps", "get_server_list", "get_device_client_list")))
+    wait_until(lambda: {client.pid for client in daemon.machine.clients()} <= set(daemon.servers()))
+    wait_until(lambda: run(daemon, JOIN) == 0)  # a server that was killed last may still be taken for one
