@@ -44,7 +44,7 @@ def command(settings: Settings, /, output: str) -> None:
             each.id,
             each.request,
             describe.grants(each, view.node),
-            each.grants[0].isolation,
+            describe.isolation(each),
             describe.phase(each, view),
             describe.age(now - each.created),
             describe.pids(each),

@@ -72,14 +72,17 @@ _MIG = fields("mode", "pendingMode", "changeNeedsReset")
 _DEVICE = fields(
     "name", "uuid", "migIndex", "computeInstanceId", "computeStart", "computeSlices", processes=PROCESS
 )  # fmt: skip
+_SHARING = fields(
+    "mechanism", "memoryGivenBytes", "memoryLeftBytes", walls=fields("memory", "compute", "faults", "bandwidth")
+)  # fmt: skip
 _SLICE = fields(
     "profile", "state", "owned", "allocationId", "allocationIds", "gpuInstanceId", "profileId", "memoryBytes",
-    placement=PLACEMENT, devices=_DEVICE, processes=PROCESS,
+    placement=PLACEMENT, sharing=_SHARING, devices=_DEVICE, processes=PROCESS,
 )  # fmt: skip
 _GPU = fields(
     "index", "uuid", "name", "architecture", "pciBusId", "pciDeviceId", "pciSubsystemId", "minor", "numaNode", "lost",
     "memoryBytes", "memoryFreeBytes", "memorySlices", "profilesSource", "changing", "allocationId", "allocationIds",
-    mig=_MIG, slices=_SLICE, room=fields("profile", "count"), processes=PROCESS,
+    mig=_MIG, sharing=_SHARING, slices=_SLICE, room=fields("profile", "count"), processes=PROCESS,
 )  # fmt: skip
 _ALLOCATION = fields(
     "id", "phase", "created", "pid", request=REQUEST, grants=GRANT, keeper=KEEPER, command=program, missingInstances=SLOT

@@ -9,7 +9,9 @@ from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, P
 from tranche.core.errors import GpuNotFound
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
+from tranche.core.request import Isolation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
+from tranche.documents.shared_devices import SharedDevice, shared_gpu
 from tranche.documents.slices import SliceRow, missing_instances, room_on
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -120,7 +122,10 @@ def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole
         alone = all(
             isinstance(grant, WholeGpu) for each in whole for grant in each.grants if grant.gpu_uuid == gpu.uuid
         )
-        return f"held whole by {holders(whole)}" if alone else f"shared by {holders(whole)}"
+        if alone:
+            return f"held whole by {holders(whole)}"
+        shared = shared_gpu(view, gpu)
+        return f"shared by {holders(whole)}" if shared is None else _shared(shared, whole)
     text = _slices_text(gpu, slices) if gpu.mig_enabled else "in use" if gpu.all_processes else "free"
     return f"{text}; being changed" if gpu.uuid in view.changing else text
 
@@ -129,10 +134,23 @@ def slice_state(each: SliceRow) -> str:
     """A slice's use: `held by 1f2e3d4c`, `idle`, `in use`."""
     if not each.allocations:
         return each.state
+    if each.state == "held" and each.shared is not None:
+        return _shared(each.shared, each.allocations)
     who = holders(each.allocations)
     return {"held": f"held by {who}", "preparing": f"preparing for {who}"}.get(
         each.state, f"missing, promised to {who}"
     )
+
+
+def _shared(shared: SharedDevice, allocations: Iterable[Allocation]) -> str:
+    """How a device is shared, and by whom: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
+    return f"shared by {shared.sharing.for_people}: {holders(allocations)}; {format_memory(shared.left)} left"
+
+
+def isolation(allocation: Allocation) -> str:
+    """How strong the fence is: `hard`, or the word with every wall where they are not all its own."""
+    walls = allocation.grants[0].walls
+    return str(walls.isolation) if walls.isolation is Isolation.HARD else f"{walls.isolation}: {walls}"
 
 
 def processes(listed: Iterable[GpuProcess]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.grid import Placement
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
+from tranche.documents.shared_devices import shared_gpu, sharing_document
 from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> 
         "profilesSource": gpu.profiles_source,
         "changing": gpu.uuid in view.changing if ledger_read else None,
         **_holders(whole),
+        "sharing": sharing_document(shared_gpu(view, gpu)),
         "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],
         "room": [{"profile": str(p.name), "count": n} for p, n in room_on(gpu, slices)] if gpu.mig_enabled else [],
         "processes": process_documents(gpu.processes),
@@ -61,6 +63,7 @@ def slice_document(each: SliceRow, *, ledger_read: bool = True) -> dict[str, Any
         "state": each.state,
         "owned": each.owned if ledger_read else None,
         **_holders(each.allocations),
+        "sharing": sharing_document(each.shared),
         "gpuInstanceId": None if found is None else found.id,
         "profileId": None if found is None else found.profile_id,
         "memoryBytes": None if found is None else found.memory,

@@ -10,6 +10,7 @@ from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, remaining_capacity
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
+from tranche.documents.shared_devices import SharedDevice, shared_device
 from tranche.planning.tenancy import tenancy
 
 
@@ -17,7 +18,8 @@ class SliceRow(NamedTuple):
     """A GPU instance, or a slot that is promised and has none.
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no
-    instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` tells whether Tranche made it.
+    instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` tells whether Tranche made it. `shared`
+    says how, where several may hold parts of it.
     """
 
     key: InstanceKey
@@ -25,6 +27,7 @@ class SliceRow(NamedTuple):
     owned: bool
     instance: GpuInstance | None
     allocations: tuple[Allocation, ...] = ()
+    shared: SharedDevice | None = None
 
     @property
     def profile(self) -> ProfileName:
@@ -41,10 +44,12 @@ def slices_on(view: NodeView, gpu: GpuState) -> tuple[SliceRow, ...]:
     """Every slice of one of the view's GPUs, by placement."""
     here = tenancy(view, gpu)
     present = {gpu.key(instance): instance for instance in gpu.instances}
-    found = [
-        SliceRow(key, _promised_state(holders, present.get(key)), key in view.owned, present.get(key), holders)
-        for key, holders in here.promised.items()
-    ]
+    found = []
+    for key, holders in here.promised.items():
+        instance, account = present.get(key), here.shared.get(key)
+        shared = None if account is None else shared_device(gpu, key, account)
+        state = _promised_state(holders, instance)
+        found.append(SliceRow(key, state, key in view.owned, instance, holders, shared))
     for state, instances in (("in use", here.in_use), ("idle", here.idle)):
         found += [SliceRow(gpu.key(each), state, gpu.key(each) in view.owned, each) for each in instances]
     return tuple(sorted(found, key=lambda each: each.placement))

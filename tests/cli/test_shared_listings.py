@@ -1,0 +1,75 @@
+"""Devices that several share, in the listings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu, view_of
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.grid import Placement
+from tranche.core.quantity import GIB, MIB
+from tranche.core.request import parse_request
+from tranche.core.sharing import Sharing
+from tranche.documents import describe
+from tranche.documents.machine import gpu_document
+from tranche.documents.slices import slices_on, whole_holders
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
+PROFILE = next(each for each in placed(A100) if str(each.name) == "3g.20gb")
+T4 = uncuttable_gpu()
+CUT = gpu_on(A100, instances=[instance_of(PROFILE, Placement(0, 4))])
+INSIDE = Slice(CUT.uuid, PROFILE.name, Placement(0, 4))
+
+
+def allocations(*grants: Grant) -> list[Allocation]:
+    request = parse_request(gpu="0.2")
+    return [Allocation(f"a-{n}", request, (grant,), Phase.ACTIVE, 0.0) for n, grant in enumerate(grants)]
+
+
+def state_of_t4(view: NodeView) -> str:
+    return describe.gpu_state(view, T4, slices_on(view, T4), whole_holders(view, T4))
+
+
+def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
+    part = Part(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS)
+    view = view_of(T4, allocations=allocations(part, replace(part, compute=30)))
+    assert state_of_t4(view) == "shared by MPS: a-0, a-1; 4.94 GiB left"
+    document = gpu_document(view, T4)
+    assert document["sharing"] == {
+        "mechanism": "mps",
+        "walls": {"memory": "driver", "compute": "turns", "faults": "shared", "bandwidth": "shared"},
+        "memoryGivenBytes": 10 * GIB,
+        "memoryLeftBytes": 5 * GIB - 64 * MIB,
+    }
+
+
+def test_nothing_is_left_of_a_gpu_whose_limits_are_lost() -> None:
+    part = Part(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS, unlimited=True)
+    view = view_of(T4, allocations=allocations(part))
+    assert state_of_t4(view) == "shared by MPS: a-0; 0 MiB left"
+    assert gpu_document(view, T4)["sharing"]["walls"]["memory"] == "none"
+
+
+def test_a_shared_slice_says_so_in_its_row() -> None:
+    view = view_of(CUT, allocations=allocations(Part(INSIDE, 4 * GIB, Sharing.TIME_SLICING)))
+    (row,) = slices_on(view, CUT)
+    assert describe.slice_state(row) == "shared by time-slicing: a-0; 15.62 GiB left"
+    (document,) = gpu_document(view, CUT)["slices"]
+    assert document["sharing"]["mechanism"] == "time-slicing"
+
+
+def test_what_one_alone_has_is_not_shared() -> None:
+    view = view_of(T4, allocations=allocations(WholeGpu(T4.uuid)))
+    assert state_of_t4(view) == "held whole by a-0"
+    assert gpu_document(view, T4)["sharing"] is None
+    (row,) = slices_on(view_of(CUT, allocations=allocations(INSIDE)), CUT)
+    assert describe.slice_state(row) == "held by a-0"
+    assert row.shared is None
+
+
+def test_the_fence_of_an_allocation_has_its_walls_unless_it_is_hard() -> None:
+    whole, part = allocations(WholeGpu(T4.uuid), Part(WholeGpu(T4.uuid), GIB, Sharing.MPS))
+    assert describe.isolation(whole) == "hard"
+    assert describe.isolation(part) == (
+        "soft: memory limited by the driver, even turns, faults shared, bandwidth shared"
+    )
