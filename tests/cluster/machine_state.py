@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.cgroups import Cgroup, hierarchies
 from cluster.host import NODE_FOLDERS, SYSCTLS, clusters_directory
+from cluster.waiting import wait_for
 
 # Counters and what the kernel itself moves on.
 _MOVING = ("kernel/random", "kernel/ns_last_pid", "fs/", "net/netfilter/nf_conntrack_count", "kernel/pty/nr", "debug")
@@ -50,6 +52,19 @@ class MachineState:
             for kind in self.__slots__
             if (before := getattr(self, kind)) != (after := getattr(later, kind))
         }
+
+
+def assert_left_as(before: MachineState, cluster: str, kinds: Sequence[str] = MachineState.__slots__) -> None:
+    """Of these kinds, nothing differs from before.
+
+    The kernel takes network namespaces down a moment later, and other clusters may move.
+    """
+
+    def changes() -> dict[str, tuple[list[str], list[str]]]:
+        found = before.changes(MachineState.now(cluster))
+        return {kind: change for kind, change in found.items() if kind in kinds}
+
+    wait_for("nothing is left behind", lambda: not changes(), timeout=30, period=1.0, explain=lambda: str(changes()))
 
 
 def _interfaces() -> list[str]:

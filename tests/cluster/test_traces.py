@@ -21,7 +21,7 @@ from cluster.waiting import wait_for
 from cluster.workloads import phase, phases, pod
 from release.image import MadeImage
 
-from tests.cluster.machine_state import MachineState
+from tests.cluster.machine_state import MachineState, assert_left_as
 
 pytestmark = pytest.mark.cluster
 
@@ -53,7 +53,7 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
         assert remove_cluster(_OWN_NAME)
 
         assert {name: read_sysctl(name) for name in SYSCTLS} == parameters
-        _assert_left_as(before)
+        assert_left_as(before, _OWN_NAME)
     assert not remove_cluster(_OWN_NAME)
 
 
@@ -71,7 +71,7 @@ def test_two_nodes_with_agents_at_work_leave_nothing(own_root: Path, agent_image
 
         assert remove_cluster(_OWN_NAME)
 
-    _assert_left_as(before)
+    assert_left_as(before, _OWN_NAME)
 
 
 @pytest.mark.parametrize("last_seen", ["cluster.json", "kubeconfig", "control/etcd.pid", "nodes/n1/units/kubelet.pid"])
@@ -88,7 +88,7 @@ def test_a_bring_up_that_was_killed_is_finished_or_removed(own_root: Path, last_
         assert [node["metadata"]["name"] for node in nodes] == ["n1"]
     assert remove_cluster(_OWN_NAME)
 
-    _assert_left_as(before)
+    assert_left_as(before, _OWN_NAME)
 
 
 def test_a_cluster_that_cannot_be_made_as_wanted_leaves_no_trace(own_root: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_host_that_was_prepared_for_a_cluster_that_never_came_is_restored(own_
 
     assert not remove_cluster(_OWN_NAME)
 
-    _assert_left_as(before)
+    assert_left_as(before, _OWN_NAME)
 
 
 def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
 
     remove_cluster(_OWN_NAME)
 
-    _assert_left_as(before)
+    assert_left_as(before, _OWN_NAME)
 
 
 def test_a_cluster_does_not_outlive_its_owner_for_long(own_root: Path) -> None:
@@ -133,15 +133,6 @@ def test_a_cluster_does_not_outlive_its_owner_for_long(own_root: Path) -> None:
     assert remove_leftovers() == [_OWN_NAME]
 
     assert not own_root.exists()
-
-
-def _assert_left_as(before: MachineState) -> None:
-    """Nothing differs from before; the kernel takes network namespaces down a moment later, and other clusters may move."""
-
-    def changes() -> dict[str, tuple[list[str], list[str]]]:
-        return before.changes(MachineState.now(_OWN_NAME))
-
-    wait_for("nothing is left behind", lambda: not changes(), timeout=30, period=1.0, explain=lambda: str(changes()))
 
 
 @contextmanager
