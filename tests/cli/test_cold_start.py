@@ -22,6 +22,7 @@ SELDOM_NEEDED = (
     "tranche.metrics",
     "tranche.node.executor",
     "tranche.node.host",
+    "tranche.node.processes",
     "tranche.planning.allocate",
     "tranche.planning.plan",
     "tranche.planning.steps",

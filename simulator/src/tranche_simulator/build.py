@@ -51,8 +51,8 @@ def _fingerprint() -> str:
     """Name of the build: changes with any source file (by name, size and time) and with the compiler command."""
     parts = [*compiler(), *COMPILE_FLAGS]
     for source in sources():
-        status = source.stat()
-        parts.append(f"{source.name} {status.st_size} {status.st_mtime_ns}")
+        status = os.stat(source)
+        parts.append(f"{os.path.basename(source)} {status.st_size} {status.st_mtime_ns}")
     # Two checksums, since hashlib takes as long to import as all the rest takes to run.
     text = "\0".join(parts).encode()
     return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"

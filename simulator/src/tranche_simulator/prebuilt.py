@@ -14,19 +14,19 @@ _STAMP = "made-of"
 _MAKERS = ("recipe.py", "compiling.py", "board_tables.py", "catalogue.py", "boards.json", "plain_boards.json")
 
 
-def sources() -> list[Path]:
-    """Every file that a build is made of, in a fixed order."""
-    found = [_PACKAGE / name for name in _MAKERS]
+def sources() -> list[str]:
+    """The path of every file that a build is made of, in a fixed order; as texts, since every command makes this list."""
+    found = [str(_PACKAGE / name) for name in _MAKERS]
     for folder in (NATIVE, NATIVE / "cuda", NATIVE / "mps", *(NATIVE / name for name in PROGRAM_FOLDERS)):
         files = (entry for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt", ".map")))
-        found += sorted(Path(entry.path) for entry in files)
+        found += sorted(entry.path for entry in files)
     return found
 
 
 def stamp(processor: str) -> str:
     """What a build of these sources for a processor is marked with: changes with any byte of any of them."""
     crc = adler = 0
-    for source in sources():
+    for source in map(Path, sources()):
         content = source.name.encode() + b"\0" + source.read_bytes()
         crc, adler = zlib.crc32(content, crc), zlib.adler32(content, adler)
     return f"{processor} {crc:08x}{adler:08x}\n"

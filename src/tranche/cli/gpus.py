@@ -50,7 +50,8 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
     """The machine as it is now, and whether the ledger could be read."""
     with open_driver(settings) as driver:
         try:
-            return look(driver, register_places(settings, reading=True), _unsettled, child_environment(settings)), True
+            places = register_places(settings, reading=True)
+            return look(driver, places, _unsettled, lambda: child_environment(settings)), True
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; who holds which slice is not shown")
             return NodeView(driver.observe()), False

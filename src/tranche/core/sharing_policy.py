@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
 from tranche.core.gpu_use import GpuUse
@@ -14,12 +15,11 @@ KIND = "SharingPolicy"
 _WORDS = ", ".join(GpuUse)
 
 
-@dataclass(frozen=True, slots=True)
-class SharingPolicy:
+class SharingPolicy(NamedTuple):
     """`gpus` maps UUIDs to words; `every` is the word for all other GPUs, None when nobody has said one."""
 
     every: GpuUse | None = None
-    gpus: Mapping[str, GpuUse] = field(default_factory=dict)
+    gpus: Mapping[str, GpuUse] = MappingProxyType({})
 
     def use_of(self, gpu_uuid: str) -> GpuUse:
         """The word that counts for that GPU."""
@@ -34,9 +34,9 @@ class SharingPolicy:
     def with_word(self, gpu_uuids: tuple[str, ...], use: GpuUse | None) -> SharingPolicy:
         """The same with that word for those GPUs, or for every GPU that has none when none is named; None takes it back."""
         if not gpu_uuids:
-            return replace(self, every=use)
+            return self._replace(every=use)
         gpus = {uuid: word for uuid, word in self.gpus.items() if uuid not in gpu_uuids}
-        return replace(self, gpus=gpus if use is None else {**gpus, **dict.fromkeys(gpu_uuids, use)})
+        return self._replace(gpus=gpus if use is None else {**gpus, **dict.fromkeys(gpu_uuids, use)})
 
 
 def parse_word(text: str) -> GpuUse:

@@ -25,11 +25,12 @@ def look(
     driver: Driver,
     places: Places,
     unsettled: Callable[[TrancheError], None],
-    environment: Mapping[str, str] = os.environ,
+    environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
 ) -> NodeView:
     """The machine as it is now, after whatever a dead process left behind was cleared by whoever may.
 
-    `unsettled` is told why that was not possible. `environment` leads to the driver's programs.
+    `unsettled` is told why that was not possible. `environment` leads to the driver's programs, and is asked only when
+    one of them is needed.
     """
     ledger = open_to_read(places)
     try:
@@ -44,7 +45,7 @@ def look(
         unsettled(ledger.unwritable)
         left = False
     if left:
-        return _view_of_host(driver, places, unsettled, environment)
+        return _view_of_host(driver, places, unsettled, environment())
     node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
     return NodeView(node, with_lost_limits(allocations, node), owned, changing, policy.on(node))
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, NodeState
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
-from tranche.node.processes import process_at
 
 _SERVER = "nvidia-cuda-mps-server"
 
@@ -53,5 +52,7 @@ def _is_server(process: GpuProcess, daemons: set[int], orphaned: bool) -> bool:
     """Whether one of the daemons has started the process; the server of one that has died has another parent now."""
     if orphaned and process.name == _SERVER:
         return True
+    from tranche.node.processes import process_at  # slow to import, and seldom needed
+
     found = process_at(process.pid)
     return found is not None and found.parent in daemons

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.core.errors import LedgerUnavailable
 
@@ -13,8 +13,7 @@ _OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "lost+found"})
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """The files of one machine's state folder."""
 
     state_dir: Path

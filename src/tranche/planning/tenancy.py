@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
 from tranche.core.grid import Occupant, profiles_exclude
@@ -11,8 +11,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """What is given away of one device in parts: `memory` in bytes, `compute` in percent of ceilings, and how many hold it.
 
     `settled` says that a program may run in one of the parts already; `broken` that nothing more can be given of the device: its
@@ -38,8 +37,7 @@ class Account:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Tenancy:
+class Tenancy(NamedTuple):
     """One GPU with its instances sorted.
 
     `whole` are the allocations that hold the uncut GPU or parts of it; `promised` maps the slots that allocations hold, made or
