@@ -107,6 +107,10 @@ def test_the_virtual_gpus_of_awss_plugin(cluster: Cluster, g4dn: Node, namespace
             cluster.kubectl("scale", "deployment", "serving", "--replicas=12", f"--namespace={namespace}")
             wait_for("10 run", lambda: phases(cluster, namespace) == {"Running": 10, "Pending": 2}, timeout=120)
 
+            agent.end()
+            agent.restarted().wait_until_ready()
+            wait_for_counts(cluster, g4dn, vgpu=0, gpu=0)  # its daemons ended with its container
+            assert phases(cluster, namespace) == {"Running": 10, "Pending": 2}
             cluster.kubectl("delete", "deployment", "serving", f"--namespace={namespace}")
             wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
             wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)

@@ -193,6 +193,15 @@ def test_virtual_gpus_and_whole_ones_are_never_given_of_one_gpu(short: Path) -> 
     run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"})
 
 
+def test_on_a_driver_without_limits_nothing_is_offered_in_parts_and_an_event_says_why(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2), VGPU: (0, 0)})
+        await until(lambda: rig.api.reasons == ["DevicesNotShared"], "said")
+        assert "driver 470.57.02 is older than 495" in rig.api.events[0][2]
+
+    run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"}, driver="470.57.02")
+
+
 def test_a_slice_is_shared_by_a_daemon_of_its_own(short: Path) -> None:
     file = "version: v1\nflags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: nvidia.com/mig-3g.20gb, replicas: 4}]}}"
     resource = "nvidia.com/mig-3g.20gb"

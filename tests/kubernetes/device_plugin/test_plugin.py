@@ -131,6 +131,7 @@ def run(
     scenario: Callable[[Rig], Awaitable[None]],
     *boards: str,
     marks_to_come: bool = False,
+    driver: str = "",
     **settings: object,
 ) -> None:
     async def main(host: Host, node: Node) -> None:
@@ -151,6 +152,8 @@ def run(
             await asyncio.get_running_loop().shutdown_default_executor()
 
     node = node_of(folder, *(boards or ("A100-40GB", "A100-40GB")))
+    if driver:
+        node.machine.set_driver(driver)
     with node.host() as host:
         asyncio.run(main(host, node))
 
