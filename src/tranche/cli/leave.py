@@ -35,8 +35,8 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     """Take the agents off a Kubernetes cluster: delete their DaemonSet, and take back what they have written on the nodes.
 
     `helm uninstall` runs it as a job before it deletes the rest. Labels, annotations and the condition of the agents go; what
-    people have set stays, such as nvidia.com/mig.config. Running pods keep their slices, and the GPUs stay as they are cut.
-    What is done is said on stderr, a line for each node.
+    people have set stays, such as nvidia.com/mig.config, and so do nodes on which agents of another DaemonSet run. Running pods
+    keep their slices, and the GPUs stay as they are cut. What is done is said on stderr, a line for each node.
     """
     try:
         from tranche.kubernetes.agent.leaving import leave

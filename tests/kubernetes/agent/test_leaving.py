@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,30 @@ def test_the_agents_end_before_the_nodes_are_cleaned(tmp_path: Path) -> None:
             writes = len([seen for seen in server.requests if seen.method == "PATCH"])
             await leaving(server, tmp_path)
             assert len([seen for seen in server.requests if seen.method == "PATCH"]) == writes
+
+    asyncio.run(run())
+
+
+def test_nodes_and_turns_of_another_releases_agents_stay_as_they_are(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            cluster_of_two(server)
+            server.delete(f"{PODS}/agent-1")
+            container = {"command": ["/opt/tranche/bin/tranche", "agent"], "args": ["--verbose"]}
+            spec = {"selector": {"matchLabels": {"app": "second"}}, "template": {"spec": {"containers": [container]}}}
+            server.put(
+                "/apis/apps/v1/namespaces/other/daemonsets/second", {"metadata": {"namespace": "other"}, "spec": spec}
+            )
+            pod = {"metadata": {"labels": {"app": "second"}}, "spec": {"nodeName": "two"}}
+            server.put("/api/v1/namespaces/other/pods/second-1", pod)
+            server.put(f"{LEASES}/tranche-layout.two", {"metadata": {"labels": {TICKET_LABEL: "ticket"}}})
+            before = json.dumps(server.objects["/api/v1/nodes/two"])
+            said = await leaving(server, tmp_path)
+            assert json.dumps(server.objects["/api/v1/nodes/two"]) == before
+            assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
+            left = sorted(path for path in server.objects if path.startswith(LEASES))
+            assert left == [f"{LEASES}/others", f"{LEASES}/tranche-layout.two"]
+            assert "the nodes of the agents of other/second stay as they are: two" in said
 
     asyncio.run(run())
 

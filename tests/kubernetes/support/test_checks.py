@@ -156,6 +156,9 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         pod_a(ready=False, ready_page={"inventory": "the kubelet does not say", "node-watch": "ready"}), "agent-pod",
         Status.FAIL, "inventory: the kubelet does not say", "kubeletPath",
     ),
+    "ready by now": (
+        pod_a(ready=False, ready_page={"inventory": "ready"}), "agent-pod", Status.WARN, "nothing that is wrong any more", "logs",
+    ),
     "silent": (pod_a(ready=False), "agent-pod", Status.FAIL, "not ready", "could not ask"),
     "images": (pod_a(image_id="sha256:other"), "agent-version", Status.WARN, "2 different images", "rollout status"),
     "older agents": (daemon_set(version="0.0.9"), "agent-version", Status.WARN, "0.0.9", "agents' version"),

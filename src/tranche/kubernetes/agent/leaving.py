@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tranche.core.errors import KubernetesNotFound, TrancheError
+from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError
 from tranche.hardware.cdi import CdiSpec, write_spec
 from tranche.hardware.nodes import ContainerEdits
 from tranche.kubernetes.agent.traces import cleaning, is_marked
@@ -21,7 +21,7 @@ from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
-from tranche.kubernetes.rollout.ticket import TICKET_LABEL
+from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
 
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 1.0
@@ -41,6 +41,7 @@ def leave(
     """Take the agents of that DaemonSet off the cluster.
 
     Waits `patience` seconds for the agents to end; those of nodes that do not answer never do, and their nodes are cleaned, too.
+    Nodes on which agents of another DaemonSet run stay as they are.
     Raises KubeconfigInvalid when no API server is known, and what `KubeApi` says.
     """
 
@@ -51,8 +52,14 @@ def leave(
             cluster = ClusterClient(connection)
             client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
             nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
-            await cluster.delete_leases(namespace, TICKET_LABEL)
             nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
+            others = await _nodes_of_other_agents(cluster, namespace, daemon_set, say)
+            nodes -= others
+            if others:
+                for name in sorted(nodes):
+                    await cluster.delete_lease(namespace, ticket_name(name))
+            else:
+                await cluster.delete_leases(namespace, TICKET_LABEL)
             for name in sorted(nodes):
                 await _clean(cluster, client, name, parts, say)
         finally:
@@ -79,6 +86,22 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
         say(f"these nodes still have an agent after {patience:.0f} s, whose files may stay there: {nodes}")
     say(f"the agents of {len(set(pods.values()))} nodes have been told to end")
     return {*pods.values(), *left.values()}
+
+
+async def _nodes_of_other_agents(cluster: ClusterClient, namespace: str, name: str, say: Say) -> set[str]:
+    """Where agents run that stay: what is written there is theirs. None where this account may not ask."""
+    nodes: set[str] = set()
+    try:
+        for each in await cluster.daemon_sets():
+            if each.runs_agents and not each.deleting and (each.namespace, each.name) != (namespace, name):
+                found = set((await cluster.nodes_of_pods(each.namespace, each.selector)).values())
+                say(
+                    f"the nodes of the agents of {each.namespace}/{each.name} stay as they are: {', '.join(sorted(found))}"
+                )
+                nodes |= found
+    except KubernetesForbidden as error:
+        say(f"whether other agents are there is not known: {error.message}")
+    return nodes
 
 
 async def _clean(cluster: ClusterClient, client: KubeClient, name: str, parts: Collection[str], say: Say) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 from tranche.core.errors import KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
@@ -21,6 +23,15 @@ class DaemonSet:
     deleting: bool = False
     selector: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    namespace: str = ""
+
+    @property
+    def runs_agents(self) -> bool:
+        """Whether a container runs `tranche agent`."""
+        return any(
+            program.rpartition("/")[2] == "tranche" and command == "agent"
+            for program, command in pairwise(self.arguments)
+        )
 
     def has_option(self, name: str) -> bool:
         """Whether a container is started with that option, such as `--verbose` or `--layouts=sizes`."""
@@ -40,13 +51,13 @@ class ClusterClient:
             raw = answer.accepted()
         except KubernetesNotFound:
             return None
-        spec = raw.get("spec") or {}
-        deleting = (raw.get("metadata") or {}).get("deletionTimestamp") is not None
-        containers = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ()
-        arguments = tuple(
-            word for each in containers for word in (*(each.get("command") or ()), *(each.get("args") or ()))
-        )
-        return DaemonSet(name, deleting, (spec.get("selector") or {}).get("matchLabels") or {}, arguments)
+        return _decode_daemon_set(raw, namespace, name)
+
+    async def daemon_sets(self) -> tuple[DaemonSet, ...]:
+        """Every DaemonSet of the cluster."""
+        answer = await self._connection.ask("list the DaemonSets", "GET", "/apis/apps/v1/daemonsets")
+        names = ((raw, raw["metadata"]) for raw in answer.accepted()["items"])
+        return tuple(_decode_daemon_set(raw, meta.get("namespace", ""), meta["name"]) for raw, meta in names)
 
     async def delete_daemon_set(self, namespace: str, name: str) -> None:
         """Have it deleted, after its pods; nothing to do when there is none."""
@@ -63,6 +74,13 @@ class ClusterClient:
         answer = await self._connection.ask(f"list the pods of {namespace}", "GET", path, query=query)
         found = ((item["metadata"]["name"], item["spec"].get("nodeName")) for item in answer.accepted()["items"])
         return {pod: node for pod, node in found if node}
+
+    async def delete_lease(self, namespace: str, name: str) -> None:
+        """Remove that lease; nothing to do when there is none."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+        answer = await self._connection.ask(f"remove lease {namespace}/{name}", "DELETE", path)
+        if answer.status != 404:
+            answer.accepted()
 
     async def delete_leases(self, namespace: str, label: str) -> None:
         """Remove every lease that has the label, whatever its value."""
@@ -88,6 +106,14 @@ class ClusterClient:
         what, path = f"remove condition {type_} of node {name}", f"/api/v1/nodes/{name}/status"
         content_type = "application/strategic-merge-patch+json"
         (await self._connection.ask(what, "PATCH", path, patch, content_type=content_type)).accepted()
+
+
+def _decode_daemon_set(raw: Mapping[str, Any], namespace: str, name: str) -> DaemonSet:
+    spec = raw.get("spec") or {}
+    deleting = (raw.get("metadata") or {}).get("deletionTimestamp") is not None
+    containers = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ()
+    arguments = tuple(word for each in containers for word in (*(each.get("command") or ()), *(each.get("args") or ())))
+    return DaemonSet(name, deleting, (spec.get("selector") or {}).get("matchLabels") or {}, arguments, namespace)
 
 
 def _daemon_set(namespace: str, name: str) -> str:
