@@ -14,8 +14,8 @@ from tests.simulator.mps_daemon import MpsBench
 
 PROTOCOL = 1
 TERMINAL, CLIENT = 1, 2
-HELLO = struct.Struct("IIIIQ128s64s")
-GRANT = struct.Struct("iIdII")
+HELLO = struct.Struct("III4xQ128s64s")
+GRANT = struct.Struct("iII4xdII")
 DEVICE = struct.Struct("64sQ")
 NOTE = struct.Struct("III")
 CREATE, DESTROY, FAULT, BYE = 1, 2, 3, 4
@@ -55,7 +55,7 @@ class MpsCaller:
         message, files, _, _ = socket.recv_fds(self.connection, 4096, 1)
         if not message:
             raise ConnectionError
-        self.error, self.server, self.percentage, _, count = GRANT.unpack_from(message)
+        self.error, self.server, _, self.percentage, _, count = GRANT.unpack_from(message)
         devices = (DEVICE.unpack_from(message, GRANT.size + i * DEVICE.size) for i in range(count))
         self.limits = {uuid.rstrip(b"\0").decode(): limit for uuid, limit in devices}
         for file in files:
@@ -103,7 +103,7 @@ def _greet(bench: MpsBench, kind: int, leaf: tuple[str, ...], uid: int | None, c
     finally:
         if uid is not None:
             os.seteuid(0)
-    connection.send(HELLO.pack(PROTOCOL, kind, os.getpid(), connections, 4026531836, b"", b"./nbody"))
+    connection.send(HELLO.pack(PROTOCOL, kind, connections, 4026531836, b"", b"./nbody"))
     connection.settimeout(30)
     return connection
 

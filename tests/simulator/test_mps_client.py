@@ -410,3 +410,35 @@ def test_random_kills_leave_nobody_and_hang_nothing(daemon: MpsBench, seed: int)
                     daemon(random.choice(("ps", "get_server_list", "get_device_client_list")))
     wait_until(lambda: {client.pid for client in daemon.machine.clients()} <= set(daemon.servers()))
     wait_until(lambda: run(daemon, JOIN) == 0)  # a server that was killed last may still be taken for one
+
+
+# The process goes on as the first of a pid namespace of its own, like that of a container.
+CONTAINED = """
+libc = ctypes.CDLL(None)
+assert libc.unshare(0x20000000) == 0
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    os._exit(0)
+libc.prctl(1, 9)  # ends with its parent
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to make pid namespaces")
+def test_clients_of_the_same_pid_in_two_containers_are_two(daemon: MpsBench) -> None:
+    pipe = str(daemon.pipe)
+    with ExitStack() as programs:
+        code = CONTAINED + HOLD
+        running = [
+            programs.enter_context(cuda_program(daemon.machine, code, CUDA_MPS_PIPE_DIRECTORY=pipe)) for _ in range(2)
+        ]
+        assert [program.told() for program in running] == ["here", "here"]
+        (server,) = daemon.servers()
+        assert [client.pid for client in daemon.machine.clients() if client.mps_server] == [1, 1]
+        first, second = map(int, daemon(f"get_client_list {server}").split())
+        assert first != second
+        assert daemon(f"terminate_client {server} {first}") == "0\n"
+        assert [client.memory >> 30 for client in daemon.machine.clients() if client.mps_server] == [1]
+        for program in running:
+            program.go_on()
+        assert sorted(program.told() for program in running) == [0, CLIENT_TERMINATED]

@@ -143,7 +143,7 @@ static int forget_own(const machine *m, unsigned int slot) {
 struct burden {
     uint64_t memory_bytes;
     uint32_t utilization;
-    uint32_t mps_server;
+    struct mps_route route;
     struct group_chain groups;
 };
 
@@ -156,7 +156,8 @@ static void fill(struct client_record *record, const machine *m, const struct de
     record->compute_instance = place->ci;
     atomic_store(&record->memory_bytes, burden->memory_bytes);
     record->utilization = burden->utilization;
-    record->mps_server = burden->mps_server;
+    record->mps_server = burden->route.server;
+    record->mps_client = burden->route.client;
     atomic_store(&record->computed, 0);
     atomic_store(&record->evicted, 0);
     m->state->client_groups[record - m->state->clients] = burden->groups;
@@ -241,8 +242,8 @@ static nvmlReturn_t attach_to(machine *m, const struct device_place *place, cons
     return result;
 }
 
-nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, uint32_t utilization, uint32_t mps_server,
-                           unsigned int *client) {
+nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, uint32_t utilization,
+                           struct mps_route route, unsigned int *client) {
     struct device_place place;
     if (!find_by_uuid(m, uuid, &place)) {
         return NVML_ERROR_NOT_FOUND;
@@ -254,7 +255,7 @@ nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, 
     }
     struct gpu_state state;
     gpu_read(m, place.gpu, &state);
-    struct burden burden = {.memory_bytes = memory_bytes, .utilization = utilization, .mps_server = mps_server};
+    struct burden burden = {.memory_bytes = memory_bytes, .utilization = utilization, .route = route};
     group_of_process(&burden.groups);
     if (!find_by_uuid(m, uuid, &place)) {
         result = NVML_ERROR_NOT_FOUND; /* destroyed while this call waited for the GPU */
@@ -274,7 +275,7 @@ nvmlReturn_t trancheSimAttach(trancheSimMachine_t m, const char *uuid, unsigned 
     if (m == NULL || uuid == NULL || client == NULL) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
-    return client_attach(m, uuid, memoryBytes, utilizationPercent, 0, client);
+    return client_attach(m, uuid, memoryBytes, utilizationPercent, (struct mps_route){0}, client);
 }
 
 nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
@@ -289,25 +290,26 @@ nvmlReturn_t trancheSimDetach(trancheSimMachine_t m, unsigned int client) {
     return NVML_SUCCESS;
 }
 
-unsigned int clients_through(const machine *m, uint32_t pid, uint32_t mps_server, unsigned int *slots, unsigned int room) {
+unsigned int clients_through(const machine *m, struct mps_route route, unsigned int *slots, unsigned int room) {
     unsigned int count = 0;
     uint32_t in_use = atomic_load(&m->state->clients_in_use);
     for (uint32_t slot = 0; slot < in_use && slot < STATE_MAX_CLIENTS && count < room; slot++) {
         const struct client_record *record = &m->state->clients[slot];
-        if (atomic_load(&record->kind) == CLIENT_LIVE && record->pid == pid && record->mps_server == mps_server) {
+        if (atomic_load(&record->kind) == CLIENT_LIVE && record->mps_server == route.server &&
+            record->mps_client == route.client) {
             slots[count++] = slot;
         }
     }
     return count;
 }
 
-void clients_end(machine *m, uint32_t pid, uint32_t mps_server) {
+void clients_end(machine *m, struct mps_route route) {
     int tables;
     if (state_lock(m, LOCK_TABLES, &tables) != NVML_SUCCESS) {
         return;
     }
     unsigned int slots[STATE_MAX_CLIENTS];
-    for (unsigned int left = clients_through(m, pid, mps_server, slots, STATE_MAX_CLIENTS); left > 0; left--) {
+    for (unsigned int left = clients_through(m, route, slots, STATE_MAX_CLIENTS); left > 0; left--) {
         /* Nobody else gets the slot before the process lets go of its lock. */
         atomic_store(&m->state->clients[slots[left - 1]].kind, CLIENT_FREE);
     }

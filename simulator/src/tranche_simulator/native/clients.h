@@ -24,13 +24,19 @@ void usage_of(const machine *m, unsigned int gpu, unsigned int gi, unsigned int 
 /* Clients of the GPU that belong to no instance. */
 unsigned int whole_gpu_clients(const machine *m, unsigned int gpu);
 
-/* trancheSimAttach, for a process that reaches the GPU through the MPS server of that pid (0: by itself). */
-nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, uint32_t utilization, uint32_t mps_server,
-                           unsigned int *client);
-/* Slots of the process of that pid, as it sees itself, which reaches or reached GPUs through the MPS server; how many there are. */
-unsigned int clients_through(const machine *m, uint32_t pid, uint32_t mps_server, unsigned int *slots, unsigned int room);
+/* Through which MPS server a process reaches a GPU, and as which of its clients. All zero: by itself. */
+struct mps_route {
+    uint32_t server; /* pid */
+    uint32_t client; /* the server's number for it, from 1 on */
+};
+
+/* trancheSimAttach, for a process that reaches the GPU by that route. */
+nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, uint32_t utilization,
+                           struct mps_route route, unsigned int *client);
+/* Slots of the process that reaches or reached GPUs by that route; how many there are. */
+unsigned int clients_through(const machine *m, struct mps_route route, unsigned int *slots, unsigned int room);
 /* It reaches none any more, and holds nothing there. */
-void clients_end(machine *m, uint32_t pid, uint32_t mps_server);
+void clients_end(machine *m, struct mps_route route);
 /* client_memory.c: a client of this process holds so many bytes from now on. MEMORY: not that much is free. */
 nvmlReturn_t client_resize(machine *m, unsigned int client, uint64_t memory_bytes);
 /* Whether a process of that control group may have so much more; takes it from others where it has a right to that. The caller

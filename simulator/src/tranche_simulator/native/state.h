@@ -16,7 +16,7 @@
 #include "tranche_sim.h"
 
 #define STATE_MAGIC "TRNCHSIM"
-#define STATE_LAYOUT 5u
+#define STATE_LAYOUT 6u
 #define STATE_MAX_CIS 8u
 #define STATE_MAX_CLIENTS 1024u
 #define STATE_MAX_FAULTS 64u
@@ -96,6 +96,7 @@ struct client_record {
     _Atomic uint64_t memory_bytes;
     uint32_t utilization;
     uint32_t mps_server; /* pid of the MPS server through which it reaches the GPU; 0: none */
+    uint32_t mps_client; /* that server's number for it: pids of containers are not unique */
     _Atomic uint32_t evicted; /* the driver has taken its memory back for somebody else's */
     _Atomic uint64_t computed; /* nanoseconds of a whole GPU that its work has had */
     char name[64];

@@ -92,7 +92,8 @@ static CUresult first_context(struct cuda_device *device) {
     } else if (too_much) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        result = explain_attach(client_attach(driver.m, device->uuid, bytes, 0, device->seat.server, &device->client));
+        struct mps_route route = {.server = device->seat.server, .client = device->seat.client};
+        result = explain_attach(client_attach(driver.m, device->uuid, bytes, 0, route, &device->client));
     }
     if (result != CUDA_SUCCESS) {
         mps_close(driver.mps, device->uuid);

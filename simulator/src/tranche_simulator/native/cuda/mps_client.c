@@ -36,7 +36,7 @@ static void leave_in_child(void) {
 static void register_fork_handler(void) { pthread_atfork(NULL, NULL, leave_in_child); }
 
 static void introduce(struct mps_hello *hello) {
-    *hello = (struct mps_hello){.protocol = MPS_PROTOCOL, .caller = MPS_CLIENT, .pid = (uint32_t)getpid()};
+    *hello = (struct mps_hello){.protocol = MPS_PROTOCOL, .caller = MPS_CLIENT};
     struct stat namespace;
     const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     const char *partition = getenv("CUDA_MPS_SM_PARTITION");
@@ -183,6 +183,7 @@ CUresult mps_open(struct mps_session *session, const char *uuid, struct mps_seat
         if (strcmp(device->uuid, uuid) == 0) {
             *seat = (struct mps_seat){
                 .server = session->grant.server,
+                .client = session->grant.client,
                 .memory_limit = memory_limit(session, device),
                 .multiprocessors = share_of(device, session->percentage),
             };

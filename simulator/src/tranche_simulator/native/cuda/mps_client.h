@@ -12,6 +12,7 @@ struct mps_session;
 /* What the server grants the process on one device. All zero: no MPS. */
 struct mps_seat {
     uint32_t server;              /* pid: clients of one server compute at the same time, and take turns as one with others */
+    uint32_t client;              /* the server's number for the process */
     uint64_t memory_limit;        /* bytes that the process may hold there, its contexts included; 0: no limit */
     unsigned int multiprocessors; /* most that its kernels may use at a time; 0: all */
 };

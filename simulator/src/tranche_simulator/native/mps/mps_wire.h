@@ -41,7 +41,6 @@ enum mps_caller { MPS_TERMINAL = 1, MPS_CLIENT = 2 };
 struct mps_hello {
     uint32_t protocol;
     uint32_t caller;
-    uint32_t pid;         /* as the caller sees itself; what the socket says is the daemon's view */
     uint32_t connections; /* CUDA_DEVICE_MAX_CONNECTIONS; 0: not set */
     uint64_t namespace;   /* inode of its pid namespace */
     char partition[128];  /* CUDA_MPS_SM_PARTITION */
@@ -58,6 +57,7 @@ struct mps_device {
 struct mps_grant {
     int32_t error; /* enum mps_error */
     uint32_t server; /* pid */
+    uint32_t client; /* the server's number for it */
     double percentage;
     uint32_t priority;
     uint32_t count; /* of devices, as the server numbers them */

@@ -36,6 +36,10 @@ static unsigned int channels_of(const struct served_client *client) {
     return client->hello.connections > CHANNELS ? client->hello.connections : CHANNELS;
 }
 
+static struct mps_route route_of(const struct served_client *client) {
+    return (struct mps_route){.server = (uint32_t)getpid(), .client = client->id + 1};
+}
+
 static void drop_contexts(struct served_client *client, unsigned int device, unsigned int count) {
     server.devices[device].contexts -= count;
     server.devices[device].channels -= count * channels_of(client);
@@ -74,7 +78,8 @@ static bool give_grant(struct served_client *client) {
     void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0);
     client->page = page == MAP_FAILED ? NULL : page;
     struct mps_grant grant = {
-        .server = (uint32_t)getpid(),
+        .server = route_of(client).server,
+        .client = route_of(client).client,
         .percentage = client->settings.percentage,
         .priority = client->settings.priority,
         .count = server.device_count,
@@ -191,7 +196,7 @@ static void killed_amid_work(const struct served_client *client) {
 
 static bool is_computing(const struct served_client *client, bool dead) {
     unsigned int slots[MPS_MAX_DEVICES];
-    unsigned int count = clients_through(server.m, client->hello.pid, (uint32_t)getpid(), slots, MPS_MAX_DEVICES);
+    unsigned int count = clients_through(server.m, route_of(client), slots, MPS_MAX_DEVICES);
     bool computing = false;
     for (unsigned int i = 0; i < count && !computing; i++) {
         if (dead) {
@@ -265,7 +270,7 @@ bool clients_settle(void) {
             continue;
         }
         drop_all_contexts(client);
-        clients_end(server.m, client->hello.pid, (uint32_t)getpid());
+        clients_end(server.m, route_of(client));
         client->terminated = true;
         answer(client->query, "0\n");
         client->query = 0;
@@ -291,7 +296,7 @@ void clients_terminate_all(void) {
     for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
         const struct served_client *client = &server.clients[i];
         if (client->here && client->page != NULL) {
-            clients_end(server.m, client->hello.pid, (uint32_t)getpid());
+            clients_end(server.m, route_of(client));
             atomic_store(&client->page->error, MPS_CLIENT_TERMINATED);
         }
     }
