@@ -16,6 +16,7 @@ from tests.boot.systemd_container import LIST_FOR_KUBELET, BootableMachine, Boot
 from tests.boot.test_earlier_boot import BEFORE, hold
 from tests.machines import machine_in
 from tests.node.machines import Node
+from tranche.boot.installation import NodeInstallation
 
 pytestmark = pytest.mark.systemd
 
@@ -82,6 +83,20 @@ def test_at_the_first_boot_the_kubelet_waits_for_what_user_data_starts(bootable:
     booted = made.boot()
     assert booted.order[-2:] == ["nodeadm-run", "kubelet"]
     assert booted.slices_for_kubelet == 14
+
+
+def test_what_a_nodes_agent_installs_boots_and_what_it_removes_does_not(bootable: MakeBootable) -> None:
+    made = bootable("A100-40GB", partition=None)
+    by_agent = NodeInstallation(made.root, "/opt/tranche/tranche", "7*1g.5gb", 20.0)
+    by_agent.install()
+    booted = made.boot()
+    assert booted.slices_for_kubelet == 7
+    assert "the GPUs have 7 slices, as 7*1g.5gb asks" in booted.properties["StatusText"]
+    made.machine.machine.reboot()
+    by_agent.remove()
+    booted = made.boot()
+    assert booted.properties["LoadState"] == "not-found"
+    assert booted.slices_for_kubelet == 0
 
 
 def test_without_a_file_nothing_is_cut_and_nothing_fails(bootable: MakeBootable) -> None:
