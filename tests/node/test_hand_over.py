@@ -1,0 +1,82 @@
+"""What pods are given by MPS, through a kill between any two writes: who is in the register is within a limit, or nobody is."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.node.machines import Node
+from tests.node.processes import Child, in_child, isolated
+from tests.node.test_mps_daemons import daemon_of, nothing_left, only, short, t4
+from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.errors import GpuBusy
+from tranche.core.keeper import PodKeeper
+from tranche.core.request import GpuMemory, Request
+from tranche.core.sharing import Sharing
+from tranche.core.state import DaemonState
+from tranche.node.host import Host
+
+__all__ = ["short", "t4"]  # fixtures
+GIB = 2**30
+
+
+def of_pod(host: Host, number: int = 0, memory: int = 3 * GIB) -> Allocation:
+    uuid = only(host).uuid
+    keeper = PodKeeper("nvidia.com/gpu", kubelet="run-1", replicas=(f"{uuid}::{number}",))
+    part = Part(WholeGpu(uuid), memory, Sharing.MPS)
+    return Allocation(f"pod{number}", Request(GpuMemory(memory)), (part,), Phase.ACTIVE, 1.0, keeper=keeper)
+
+
+@isolated
+def test_a_hand_over_is_active_when_it_returns_and_its_limit_in_force(t4: Node) -> None:
+    with t4.host() as host:
+        host.hand_over(of_pod(host))
+        host.hand_over(of_pod(host, 1, 5 * GIB))
+        first, second = host.view().allocations
+        assert (first.phase, second.phase) == (Phase.ACTIVE, Phase.ACTIVE)
+        assert (daemon_of(host).state, daemon_of(host).limit) == (DaemonState.READY, 5 * GIB)
+        with pytest.raises(GpuBusy, match="somebody else now holds"):
+            host.hand_over(of_pod(host, 1))
+        with pytest.raises(GpuBusy):
+            host.hand_over(of_pod(host, 2, 8 * GIB))
+        host.hand_over(of_pod(host, 1), superseded=[second.id])
+        assert len(host.view().allocations) == 2
+
+
+def killed_at(node: Node, boundary: int) -> bool:
+    """Kill a process that hands a part over, at that boundary of its journal; whether it came so far."""
+
+    def work() -> None:
+        count = 0
+
+        def at_boundary() -> None:
+            nonlocal count
+            if count == boundary:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+        with node.host(boundary=at_boundary) as host:
+            host.hand_over(of_pod(host))
+
+    child = Child(work)
+    return child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("boundary", range(6))
+def test_whoever_is_killed_in_a_hand_over_leaves_a_pod_with_a_limit_or_nothing(t4: Node, boundary: int) -> None:
+    killed = killed_at(t4, boundary)
+
+    def look() -> None:
+        with t4.host() as host:
+            held = host.view().allocations
+            assert held or killed
+            if held:
+                assert (daemon_of(host).state, daemon_of(host).limit) == (DaemonState.READY, 3 * GIB)
+                host.given_back([grant for each in held for grant in each.grants])
+                host.holders.settle([each.id for each in held], {}, [])
+                host.view()
+            nothing_left(t4, host)
+
+    in_child(look)
