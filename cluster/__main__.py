@@ -16,6 +16,7 @@ from release.image import made_image, make_image
 
 from cluster import control_plane
 from cluster import node as node_module
+from cluster.agent_image import give_image
 from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, prepare_machine, remove_cluster
 from cluster.errors import ClusterError
@@ -61,10 +62,7 @@ def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
                 _say(f"node {node} is Ready")
     else:
         cluster = Cluster.create(name, wanted, time_scale=time_scale, say=_say)
-    if (image := made_image()) is not None:
-        for each in cluster.nodes:
-            each.import_image(image.archive, image.name, image.digest)
-        _say(f"every node has the image {image.name}")
+    _say(give_image(cluster.nodes, made_image()))
     _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; a shell uses it after")
     click.echo(_shell_line(cluster))
 

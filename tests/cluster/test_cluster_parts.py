@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster.agent_image import give_image
 from cluster.binaries import FOLDER_VARIABLE, find_binaries
 from cluster.download import download_kit, sources
 from cluster.errors import ClusterError
@@ -220,3 +221,8 @@ def _archive(kit: Kit) -> bytes:
             entry.size = len(name)
             tar.addfile(entry, io.BytesIO(name.encode()))
     return output.getvalue()
+
+
+def test_an_image_that_was_not_made_of_these_sources_is_missed_aloud() -> None:
+    """Else `kubectl rollout status` waits without end for pods that have no image."""
+    assert "`make image` has not made it" in give_image((), None)
