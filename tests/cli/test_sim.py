@@ -156,6 +156,19 @@ def test_injected_faults_and_their_clearing(cli: Cli) -> None:
     assert "No running processes found" in cli.smi("m").stdout
 
 
+def test_a_fault_of_a_cuda_function(cli: Cli) -> None:
+    cli.succeed("sim", "create", "m", "--gpu", "T4", "--time-scale", "0")
+    cli.succeed("sim", "inject", "m", "error", "cuMemGetInfo", "--code", "700")
+    program = """
+from cuda.bindings import driver
+driver.cuInit(0), driver.cuCtxCreate(None, 0, 0)
+print(*(int(driver.cuMemGetInfo()[0]) for _ in range(2)))
+"""
+    environment = {**cli.environment, **cli.variables("m")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "700 700\n", "a fatal one stays"
+
+
 def test_a_stuck_mode_and_a_slow_call(cli: Cli) -> None:
     cli.succeed("sim", "create", "m", "--gpu", "H100-80GB-SXM", "--time-scale", "0")
     cli.succeed("sim", "inject", "m", "stuck-mode", "0")
@@ -169,6 +182,7 @@ def test_a_stuck_mode_and_a_slow_call(cli: Cli) -> None:
     "fault",
     [
         ("error", "nvmlNonsense", "--code", "19"),
+        ("error", "cuNonsense", "--code", "2"),
         ("lost", "7"),
         ("xid", "7", "79"),
         ("stuck-mode", "7"),

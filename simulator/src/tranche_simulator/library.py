@@ -188,6 +188,12 @@ def change_functions() -> Iterator[str]:
         index += 1
 
 
+def has_cuda_function(name: str) -> bool:
+    """Whether the simulator's CUDA driver has a function of that name, whichever version of it."""
+    library = ctypes.CDLL(str(ensure_built().cuda))
+    return any(hasattr(library, name + version) for version in ("", "_v2", "_v3", "_v4"))
+
+
 def preload(state: Path) -> BuiltSimulator:
     """Make NVML programs in this process meet the simulated machine at `state`.
 

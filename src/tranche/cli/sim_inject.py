@@ -10,7 +10,7 @@ from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_memory
 from tranche_simulator import SimulatedMachine
-from tranche_simulator.library import control_library
+from tranche_simulator.library import control_library, has_cuda_function
 
 _MACHINE_KEY = "tranche.sim.machine"
 _PHANTOM_PID = 4_100_000  # near the kernel's highest pid, so that it is nobody's
@@ -29,32 +29,42 @@ def _machine(context: click.Context) -> SimulatedMachine:
     return SimulatedMachine.open(name)
 
 
-def _nvml_function(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+def _driver_function(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
     """An injection into a name that no program can call would silently do nothing."""
+    if name.startswith("cu") and has_cuda_function(name):
+        return name
     if not (name.startswith("nvml") and hasattr(control_library(), name)):
-        raise UsageError(f"NVML has no function '{name}'", hint="for example nvmlDeviceCreateGpuInstance")
+        raise UsageError(
+            f"neither NVML nor CUDA has a function '{name}'",
+            hint="for example nvmlDeviceCreateGpuInstance, or cuMemAlloc",
+        )
     return name
 
 
 @inject.command()
-@click.argument("function", callback=_nvml_function)
-@click.option("--code", type=click.IntRange(1, 999), required=True, help="The nvmlReturn_t to give: 19 is IN_USE.")
+@click.argument("function", callback=_driver_function)
+@click.option(
+    "--code",
+    type=click.IntRange(1, 999),
+    required=True,
+    help="The nvmlReturn_t to give: 19 is IN_USE; for CUDA, the CUresult.",
+)
 @click.option("--calls", type=click.IntRange(1), default=1, show_default=True, help="For how many calls.")
 @click.option("--gpu", type=click.IntRange(0), help="Only on this GPU; else on any.")
 @click.pass_context
 def error(context: click.Context, function: str, code: int, calls: int, gpu: int | None) -> None:
-    """Let the next calls of an NVML FUNCTION fail: nvmlDeviceCreateGpuInstance --code 23."""
+    """Let the next calls of an NVML FUNCTION fail, or of one of CUDA's driver: nvmlDeviceCreateGpuInstance --code 23."""
     _machine(context).inject_error(function, code, calls=calls, gpu=gpu)
     say(f"the next {calls} calls of {function} return {code}" if calls > 1 else f"the next {function} returns {code}")
 
 
 @inject.command()
-@click.argument("function", callback=_nvml_function)
+@click.argument("function", callback=_driver_function)
 @click.argument("seconds", type=click.FloatRange(min=0, min_open=True))
 @click.option("--gpu", type=click.IntRange(0), help="Only on this GPU; else on any.")
 @click.pass_context
 def latency(context: click.Context, function: str, seconds: float, gpu: int | None) -> None:
-    """Make every call of an NVML FUNCTION take SECONDS longer, until cleared."""
+    """Make every call of an NVML or CUDA FUNCTION take SECONDS longer, until cleared."""
     _machine(context).inject_latency(function, seconds, gpu=gpu)
     say(f"{function} takes {seconds:g} s longer")
 

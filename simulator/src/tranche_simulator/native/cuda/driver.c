@@ -50,12 +50,16 @@ void driver_fault(CUresult fault) {
     }
 }
 
-struct call call_begin(const char *function) {
+/* Without looking for injected faults, which is done once for each call. */
+static struct call begin(void) {
     pthread_mutex_lock(&guard);
-    struct call call = {.result = CUDA_SUCCESS, .entered = true};
-    if (forked || !driver.initialised) {
-        call.result = CUDA_ERROR_NOT_INITIALIZED;
-    } else {
+    bool usable = driver.initialised && !forked;
+    return (struct call){.result = usable ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED, .entered = true};
+}
+
+struct call call_begin(const char *function) {
+    struct call call = begin();
+    if (call.result == CUDA_SUCCESS) {
         call.result = (CUresult)fault_check(driver.m, function, TRANCHE_SIM_ANY_GPU);
     }
     return call;
@@ -84,8 +88,8 @@ CUresult driver_health(void) {
 }
 
 struct call call_begin_context(const char *function) {
-    struct call call = call_begin(function);
-    if (call.result == CUDA_ERROR_NOT_INITIALIZED) {
+    struct call call = begin();
+    if (call.result != CUDA_SUCCESS) {
         return call;
     }
     CUcontext context = context_current();
@@ -93,10 +97,7 @@ struct call call_begin_context(const char *function) {
         call.result = context == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
         return call;
     }
-    CUresult injected = call.result;
-    if (injected == CUDA_SUCCESS) {
-        injected = (CUresult)fault_check(driver.m, function, context->device->place.gpu);
-    }
+    CUresult injected = (CUresult)fault_check(driver.m, function, context->device->place.gpu);
     if (fault_is_fatal(injected)) {
         driver_fault(injected);
     }
