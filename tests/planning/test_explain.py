@@ -74,6 +74,7 @@ def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
         return
     assert explanation.impossible is None
     assert explanation.fits == isinstance(decision, Granted)
+    assert explanation.granted == (decision if explanation.fits else None), "it is served as was foretold"
     if isinstance(decision, Waiting):
         assert decision.obstacles == tuple(each.obstacle for each in explanation.gpus if each.obstacle is not None)
     assert explanation.summary

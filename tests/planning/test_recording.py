@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests, requests_for, view_of
+from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests, requests_for, sharing_views, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
 from tranche.core.gpu_use import GpuUse
@@ -28,7 +28,7 @@ from tranche.planning.recording import (
 
 @st.composite
 def questions(draw: st.DrawFn) -> Question:
-    view = draw(node_views())
+    view = draw(node_views() | sharing_views())
     asked = draw(st.lists(st.one_of(requests_for(view), requests()), min_size=1, max_size=4))
     waiters = tuple(WaitingRequest(f"w-{number}", request) for number, request in enumerate(asked))
     return Question(view, waiters, draw(st.sampled_from(waiters)).id, draw(st.booleans()))
