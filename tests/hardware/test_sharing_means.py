@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tranche.core.sharing import Sharing
 from tranche.hardware.sharing_means import MachineFacts, read_machine_facts, sharing_means
 
-MACHINE = MachineFacts("580.95.05", (13, 0), (), privileged=True)
+MACHINE = MachineFacts("580.95.05", (13, 0), (), "", privileged=True)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,19 @@ def test_an_older_driver_is_named_where_memory_limits_are_refused() -> None:
     assert sharing_means(MACHINE).why_not(Sharing.MEMORY_LIMITS) == "driver 580.95.05 is older than 615"
 
 
+def test_memory_limits_need_their_driver_control_groups_and_root() -> None:
+    new = MACHINE._replace(driver="615.71.09")
+    assert sharing_means(new).why_not(Sharing.MEMORY_LIMITS) == ""
+    assert sharing_means(new._replace(groups="none are mounted")).why_not(Sharing.MEMORY_LIMITS) == "none are mounted"
+    assert "root" in sharing_means(new._replace(privileged=False)).why_not(Sharing.MEMORY_LIMITS)
+
+
 @pytest.mark.parametrize(("cuda", "clients"), [((12, 4), 48), ((13, 0), 48), ((13, 1), 60), ((14, 0), 60), (None, 48)])
 def test_the_number_of_clients_follows_cuda(cuda: tuple[int, int] | None, clients: int) -> None:
     assert sharing_means(MACHINE._replace(cuda=cuda)).mps_clients == clients
 
 
-@given(st.builds(MachineFacts, st.text(), st.none(), st.just(()), st.booleans()))
+@given(st.builds(MachineFacts, st.text(), st.none(), st.just(()), st.text(max_size=3), st.booleans()))
 def test_each_mechanism_is_offered_or_refused_in_words_and_turns_always_work(facts: MachineFacts) -> None:
     means = sharing_means(facts)
     assert means.offered | means.refused.keys() == set(Sharing)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tranche.core.sharing import Sharing, SharingMeans
+from tranche.hardware.control_groups import own_group
 
 _FIRST_WITH_MEMORY_LIMITS: Final = 615
 _FIRST_WITH_MPS_LIMITS: Final = 495
@@ -23,12 +24,14 @@ class MachineFacts(NamedTuple):
     """What decides by what the machine can share devices.
 
     `driver` is its version, `cuda` the newest CUDA that it serves. `missing` are the programs of MPS that are not found.
-    `privileged` says whether this process may set limits and compute modes.
+    `groups` says why memory cannot be limited for control groups here, "" when it can. `privileged` says whether this process may
+    set limits and compute modes.
     """
 
     driver: str
     cuda: tuple[int, int] | None
     missing: tuple[str, ...]
+    groups: str
     privileged: bool
 
 
@@ -48,13 +51,13 @@ def sharing_means(facts: MachineFacts) -> SharingMeans:
 
 def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:
     """The facts of this machine; `folders` is where programs are looked for, as in PATH."""
-    return MachineFacts(driver, cuda, _missing(folders), _privileged(os.environ))
+    return MachineFacts(driver, cuda, _missing(folders), _no_groups(), _privileged(os.environ))
 
 
 def _no_memory_limits(facts: MachineFacts) -> str:
     if why := _older(facts.driver, _FIRST_WITH_MEMORY_LIMITS):
         return why
-    return "this version of Tranche does not set them"
+    return facts.groups or ("" if facts.privileged else "only root may set them")
 
 
 def _no_mps(facts: MachineFacts) -> str:
@@ -70,6 +73,13 @@ def _older(driver: str, release: int) -> str:
     if found is None:
         return "the driver does not tell its version"
     return f"driver {driver} is older than {release}" if int(found[1]) < release else ""
+
+
+def _no_groups() -> str:
+    group = own_group()
+    if group is None:
+        return "no control groups of version 2 are mounted"
+    return "" if os.access(group, os.W_OK) else f"{group} cannot be written"
 
 
 def _missing(folders: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from tranche.local.orphans import reap_orphans
@@ -38,15 +38,19 @@ def run_child(
     command: Sequence[str],
     environment: Mapping[str, str],
     started: Callable[[int], None] = lambda pid: None,
+    within: AbstractContextManager[None] | None = None,
 ) -> int:
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
     Signals that reach this process are passed on; those of the terminal reach the child anyway. What stops the child at a
     terminal stops this process as well. `started` is told the child's pid; the child is killed when that raises. OSError when
-    the file at `path` cannot be executed. Call it from the main thread.
+    the file at `path` cannot be executed. The child is started `within` that context. Call it from the main thread.
     """
     with _signals_collected() as (before, collected):
-        pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=before, setsigdef=_IGNORED_BY_PYTHON)
+        with within or contextlib.nullcontext():
+            pid = os.posix_spawn(
+                path, list(command), dict(environment), setsigmask=before, setsigdef=_IGNORED_BY_PYTHON
+            )
         try:
             started(pid)
             with _announced(pid, collected):

@@ -87,10 +87,21 @@ def run(
         orphans = Orphans()
         try:
             share = share_environment(held, host.observe_gpu, host.places)
-            granted(held)
-            with watching_limits(held.allocation, host.daemons.records, lambda: _limits_lost(host, unlimited)):
+            with ExitStack() as stack:
+                group = host.memory_groups.make(held.allocation)
+                if group is not None:
+                    stack.callback(host.memory_groups.drop, group)
+                granted(held)
+                stack.enter_context(
+                    watching_limits(held.allocation, host.daemons.records, lambda: _limits_lost(host, unlimited))
+                )
                 code = run_workload(
-                    path, command, {**environment, **share}, held, lambda pid: host.set_holder(held, pid)
+                    path,
+                    command,
+                    {**environment, **share},
+                    held,
+                    lambda pid: host.set_holder(held, pid),
+                    None if group is None else group.folder,
                 )
         except BaseException:
             _give_back(queue, held, orphans, left, why="the command could not be run")

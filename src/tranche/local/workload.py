@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tranche.core.devices import device_uuid
 from tranche.core.errors import CommandNotFound, VerificationFailed
@@ -64,15 +65,22 @@ def run_workload(
     environment: Mapping[str, str],
     held: Held,
     started: Callable[[int], None],
+    group: Path | None = None,
 ) -> int:
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
     Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
-    child's pid. CommandNotFound when the file at `path` cannot be executed.
+    child's pid. The child is in the control `group` from its first instruction on. CommandNotFound when the file at `path`
+    cannot be executed.
     """
     _prepare_inheritance(held.lock.descriptor)
+    within = None
+    if group is not None:
+        from tranche.hardware.control_groups import inside  # seldom needed
+
+        within = inside(group)
     try:
-        return run_child(path, command, environment, started)
+        return run_child(path, command, environment, started, within)
     except OSError as error:
         raise CommandNotFound(
             f"'{command[0]}' cannot be executed: {error.strerror}", hint="a script needs a first line such as #!/bin/sh"

@@ -17,6 +17,7 @@ from tranche.node import chronicle, journal, records, register
 from tranche.node.daemon_due import care_needed, is_due, shared_by_mps
 from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
+from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_records import DaemonRecord
 from tranche.planning.plan import Plan
@@ -29,6 +30,7 @@ class DaemonCare:
     def __init__(
         self,
         daemons: MpsDaemons,
+        groups: MemoryGroups,
         ledger: Ledger,
         executor: Executor,
         *,
@@ -36,6 +38,7 @@ class DaemonCare:
         new_id: Callable[[], str],
     ) -> None:
         self._daemons = daemons
+        self._groups = groups
         self._ledger = ledger
         self._executor = executor
         self._clock = clock
@@ -44,13 +47,16 @@ class DaemonCare:
     def needed(self) -> bool:
         """Whether a daemon has died or should end; a few files are read, and no daemon is asked."""
         with self._ledger.read() as db:
-            return care_needed(db, self._daemons.records, self._clock())
+            left = self._groups.left([each.id for each in register.allocations(db)])
+            return bool(left) or care_needed(db, self._daemons.records, self._clock())
 
     def look_after(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
         """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
 
         What fails is said in an event, and tried again next time. `session` names this process in the journal.
         """
+        for group in self._groups.left([each.id for each in view.allocations]):
+            self._groups.drop(group)
         known = [each for each in self._daemons.records.all() if each.gpu_uuid not in working]
         if not known:
             return False

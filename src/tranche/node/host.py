@@ -45,6 +45,7 @@ from tranche.node.inspection import Inspection
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger, open_to_read
 from tranche.node.locks import FileLock
+from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
@@ -130,7 +131,10 @@ class Host:
             boundary=boundary,
         )
         self.holders = Holders(self.ledger, repertoire.kinds, clock=clock, new_id=new_id, boundary=boundary)
-        self._care = DaemonCare(self.daemons, self.ledger, self._executor, clock=clock, new_id=new_id)
+        self.memory_groups = MemoryGroups(self.places)
+        self._care = DaemonCare(
+            self.daemons, self.memory_groups, self.ledger, self._executor, clock=clock, new_id=new_id
+        )
         self._recovery = Recovery(
             self.ledger, self.places, self._executor, clock, self._care.given_back, recovered=recovered
         )

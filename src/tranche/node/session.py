@@ -77,6 +77,11 @@ class Places(NamedTuple):
         """The folder of the MPS daemons: their sockets, logs and records. The names of sockets must be short."""
         return self.state_dir / "mps"
 
+    @property
+    def memory_groups(self) -> Path:
+        """The folder of notes on the control groups that limit the memory of shares."""
+        return self.state_dir / "groups"
+
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""
         return self.state_dir / "locks" / "sessions" / name
