@@ -125,6 +125,21 @@ def pending_since(minutes: float) -> Change:
     return change
 
 
+def test_two_daemon_sets_of_a_namespace_have_the_same_turns() -> None:
+    facts = agents_with(turns=(NodeTurn("a", "failed"), NodeTurn("b", "waiting")))(HEALTHY)
+    second = replace(facts.agents[0], daemon_set=replace(AGENT, name="second"))
+    turns = [each for each in wrong(replace(facts, agents=(*facts.agents, second))) if each.check == "turns"]
+    assert [each.nodes for each in turns] == [("a",)]
+
+
+def test_of_a_node_without_an_agent_no_agent_says_that_its_devices_are_unhealthy() -> None:
+    gone = on_a(capacity={"nvidia.com/gpu": 8}, allocatable={"nvidia.com/gpu": 0})(HEALTHY)
+    assert any("calls them unhealthy" in each.text for each in wrong(gone))
+    left = agents_with(pods=HEALTHY.agents[0].pods[1:])(gone)
+    (found,) = (each for each in wrong(left) if each.check == "resources" and each.status is Status.FAIL)
+    assert "no agent is there" in found.text
+
+
 def test_a_cluster_without_a_fault_passes_and_what_is_right_is_said_once() -> None:
     assert wrong(HEALTHY) == []
     (ready,) = (each for each in found(HEALTHY) if each.check == "agent-pod")

@@ -16,8 +16,9 @@ _STRATEGY_LABEL = "nvidia.com/mig.strategy"
 
 def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Capacity beside what can be had of it, and beside the slices that the feature labels count."""
+    served = {pod.node for agents in facts.agents for pod in agents.pods}
     for node in gpu_nodes(facts):
-        found = list(_of(node))
+        found = list(_of(node, served=node.name in served))
         yield from found
         offered = {key: count for key, count in node.allocatable.items() if count}
         if not found and offered:
@@ -33,15 +34,21 @@ def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             )
 
 
-def _of(node: SurveyedNode) -> Iterator[ClusterFinding]:
+def _of(node: SurveyedNode, *, served: bool) -> Iterator[ClusterFinding]:
+    why = "the agent calls them unhealthy" if served else "no agent is there"
+    hint = (
+        f"kubectl get events --field-selector=involvedObject.name={node.name} names the GPU and the XID"
+        if served
+        else "what an agent has offered stays named, and none of it allocatable, until the kubelet starts again"
+    )
     for resource, capacity in sorted(node.capacity.items()):
         usable = node.allocatable.get(resource, 0)
         if usable < capacity:
             yield ClusterFinding(
                 "resources",
                 Status.FAIL,
-                f"{capacity - usable} of {capacity} {resource} cannot be given to pods: the agent calls them unhealthy",
-                f"kubectl get events --field-selector=involvedObject.name={node.name} names the GPU and the XID",
+                f"{capacity - usable} of {capacity} {resource} cannot be given to pods: {why}",
+                hint,
                 (node.name,),
             )
     for resource, labelled in _labelled(node):

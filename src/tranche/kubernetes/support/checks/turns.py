@@ -12,9 +12,9 @@ from tranche.node.checkup import Status
 
 def check_turns(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """A node that failed holds up the others, until it succeeds or somebody says go on."""
-    for agents in facts.agents:
-        if agents.turns:
-            yield from _turns(agents)
+    # The agents of one namespace take turns with each other, whichever DaemonSet they are of.
+    for agents in {each.daemon_set.namespace: each for each in facts.agents if each.turns}.values():
+        yield from _turns(agents)
 
 
 def _turns(agents: Agents) -> Iterator[ClusterFinding]:
