@@ -8,7 +8,7 @@ DEPLOY := build/.deploy-checked
 
 NODES ?= p4d=p4d.24xlarge
 
-.PHONY: help setup demo test check dist bench bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test check dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ dist: $(STAMP)   ## wheels for every processor, sdists, man pages, bill of mater
 
 bench: $(STAMP)  ## figures beside baselines of the same run
 	$(BIN)/python -m bench
+
+bench-sharing: $(STAMP) ## figures of shares of one modelled GPU
+	$(BIN)/python -m bench sharing
 
 bench-cluster: $(STAMP) ## figures of a Kubernetes node; a cluster is made and removed
 	$(BIN)/python -m bench cluster cluster_jobs

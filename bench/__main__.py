@@ -1,4 +1,4 @@
-"""`python -m bench [NAME...]`: run the benchmarks of those names, or all that need no Kubernetes cluster."""
+"""`python -m bench [NAME...]`: run the benchmarks of those names, or all that are short and need no Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import acceptance, cluster, cluster_jobs, cold_start, cutting, fleet, placement
+from bench import acceptance, cluster, cluster_jobs, cold_start, cutting, fleet, placement, sharing
 from bench.report import Report
 
 BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
@@ -18,12 +18,13 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "placement": placement.run,
     "acceptance": acceptance.run,
     "cold_start": cold_start.run,
+    "sharing": sharing.run,
     "cluster": cluster.run,
     "cluster_jobs": cluster_jobs.run,
     "fleet": fleet.run,
 }
-# Run only when named: they need root, and change the machine while they run.
-_ONLY_BY_NAME = ("cluster", "cluster_jobs", "fleet")
+# Run only when named: they take long, or need root and change the machine while they run.
+_ONLY_BY_NAME = ("cluster", "cluster_jobs", "fleet", "sharing")
 
 
 def main() -> None:

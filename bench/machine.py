@@ -34,7 +34,7 @@ def board_of(key: str) -> Board:
 
 def empty_machine(board: Board, gpus: int) -> NodeView:
     """So many idle GPUs with MIG mode on and nothing cut."""
-    return NodeView(NodeState(tuple(_gpu(board, index) for index in range(gpus))))
+    return NodeView(NodeState(tuple(gpu_of(board, index) for index in range(gpus))))
 
 
 def plain_shapes(board: Board) -> tuple[GpuInstanceProfile, ...]:
@@ -91,7 +91,8 @@ class ProductPath:
             self.index.carry_out(Plan("clear", (DestroyInstance(grant.gpu_uuid, grant.profile, grant.placement),)))
 
 
-def _gpu(board: Board, index: int) -> GpuState:
+def gpu_of(board: Board, index: int) -> GpuState:
+    """An idle GPU of that board with MIG mode on and nothing cut."""
     assert board.memory is not None
     assert board.memory_slices is not None
     return GpuState(

@@ -1,0 +1,137 @@
+"""How many requests of a day find a place at once, with slices alone, with parts of uncut GPUs alone, and with both.
+
+Requests arrive at random at an even rate and never wait: what finds no place is lost. They ask for the amounts of memory that
+notebooks, small models and training ask for; a tenth ask for whole GPUs. All three see the same day, and decide as `tranche run`
+does. The load is so chosen that about half of the memory would be in use if nothing were lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from random import Random
+from statistics import mean
+
+from bench.machine import board_of, gpu_of
+from bench.report import Report
+from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.errors import TrancheError
+from tranche.core.gpu_use import GpuUse
+from tranche.core.quantity import GIB
+from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
+from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
+from tranche.core.state import GpuState, MigMode, NodeState
+from tranche.planning.allocate import Granted, decide
+from tranche.planning.indexed_view import IndexedView
+
+_ARRIVALS = 3_000
+_SEEDS = range(3)
+_HOURS = 24.0
+_MPS = SharingMeans(frozenset({Sharing.MPS}), mps_clients=48)
+_AMOUNTS: Mapping[int, int] = {1: 20, 2: 20, 3: 15, 4: 15, 8: 12, 12: 4, 16: 2, 20: 2}
+"""GiB of memory, and how many of a hundred requests ask for them; the rest ask for whole GPUs."""
+_LOAD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request: when it comes and for how long it stays, in hours."""
+
+    time: float
+    stay: float
+    request: Request
+
+
+def run(report: Report) -> None:
+    amounts = ", ".join(f"{weight} % of {amount} GiB" for amount, weight in _AMOUNTS.items())
+    report.section(
+        "Requests of a day that find a place at once",
+        f"{_ARRIVALS:,} requests, seeds {_SEEDS[0]} to {_SEEDS[-1]}; offered load {_LOAD:.0%} of the memory; isolation soft",
+        f"{amounts}, {100 - sum(_AMOUNTS.values())} % of a whole GPU",
+    )
+    machines = {"one T4": (_t4(),), "one A100 40 GB": _a100s(1), "p4d.24xlarge": _a100s(8)}
+    rows = []
+    for name, gpus in machines.items():
+        days = [_day(sum(gpu.memory for gpu in gpus), seed) for seed in _SEEDS]
+        cells = [_percent(mean(_served(_view(gpus, use, means), day) for day in days)) for use, means in _WAYS.values()]
+        rows.append((name, *cells))
+    report.table(("of all requests, served on", *_WAYS), rows)
+
+
+_WAYS: Mapping[str, tuple[GpuUse, SharingMeans]] = {
+    "slices and whole GPUs": (GpuUse.MIG, NO_SHARING),
+    "parts and whole GPUs": (GpuUse.SHARED, _MPS),
+    "all of them": (GpuUse.AUTO, _MPS),
+}
+
+
+def _day(memory: int, seed: int) -> list[Visit]:
+    random = Random(seed)
+    kinds = [*_AMOUNTS, 0]
+    weights = [*_AMOUNTS.values(), 100 - sum(_AMOUNTS.values())]
+    asked = [amount * GIB for amount in random.choices(kinds, weights, k=_ARRIVALS)]
+    gap = _HOURS / _ARRIVALS
+    # A whole GPU counts with forty GiB: the same day is offered to cards that are smaller.
+    each = mean(amount or 40 * GIB for amount in asked)
+    stay = _LOAD * memory / each * gap
+    now, found = 0.0, []
+    for amount in asked:
+        now += random.expovariate(1 / gap)
+        demand = GpuMemory(amount) if amount else WholeGpus(1)
+        found.append(Visit(now, random.expovariate(1 / stay), Request(demand, Isolation.SOFT)))
+    return found
+
+
+def _served(view: NodeView, day: Sequence[Visit]) -> float:
+    """The part of the visits that found a place."""
+    index = IndexedView(view)
+    here: list[tuple[float, int]] = []
+    served = 0
+    for number, visit in enumerate(day):
+        while here and here[0][0] <= visit.time:
+            index.release(str(heappop(here)[1]))
+        try:
+            decision = decide(index, visit.request)
+        except TrancheError:
+            continue  # no state of this machine could serve it
+        if not isinstance(decision, Granted):
+            continue
+        if decision.plan.steps:
+            index.carry_out(decision.plan)
+        index.promise(Allocation(str(number), visit.request, decision.grants, Phase.ACTIVE, 0.0))
+        heappush(here, (visit.time + visit.stay, number))
+        served += 1
+    return served / len(day)
+
+
+def _view(gpus: Sequence[GpuState], use: GpuUse, means: SharingMeans) -> NodeView:
+    return NodeView(NodeState(tuple(gpus), sharing=means), uses={gpu.uuid: use for gpu in gpus})
+
+
+def _a100s(number: int) -> tuple[GpuState, ...]:
+    board = board_of("A100-40GB")
+    return tuple(
+        replace(gpu_of(board, index), mode=MigMode.DISABLED, pending_mode=MigMode.DISABLED) for index in range(number)
+    )
+
+
+def _t4() -> GpuState:
+    """A card without MIG. The catalogue's boards have all been cut; this takes its kind from documents."""
+    memory = 15 * GIB
+    return replace(
+        gpu_of(board_of("A100-40GB"), 0),
+        name="Tesla T4",
+        architecture="Turing",
+        memory=memory,
+        memory_free=memory,
+        mode=MigMode.UNSUPPORTED,
+        pending_mode=MigMode.UNSUPPORTED,
+        mode_change_needs_reset=False,
+        memory_slices=0,
+        profiles=(),
+    )
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"

@@ -1,0 +1,169 @@
+"""What sharing one GPU gives and costs: tenants' compute, the time to be let in, and the requests of a day that find a place.
+
+The GPU is the simulator's model, which divides its time by rules from documents. So the first table shows that the mechanisms are
+set up as they should be, not how fast a real GPU is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+from bench import day_of_requests
+from bench.report import Report
+from tranche_simulator.machine import SimulatedMachine
+
+_TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
+_TENANT = (sys.executable, str(Path(__file__).with_name("tenant.py")))
+_TENANTS = (1, 5, 10)
+_WINDOW = 3.0
+_MANY_BLOCKS, _FEW_BLOCKS = 1000, 4
+_CEILINGS = (100, 50, 25, 10)
+_RUNS = 60
+_DRIVER_WITHOUT_LIMITS = "470.82.01"
+"""Its MPS limits no memory, so whoever accepts that takes turns."""
+_CHILD = ("sh", "-c", "date +%s%N")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A simulated machine, and the environment in which commands see it."""
+
+    machine: SimulatedMachine
+    environment: Mapping[str, str]
+
+    @classmethod
+    def make(cls, root: Path, kind: str, *, time_scale: float, driver: str = "") -> Site:
+        """A new one, of a named machine type."""
+        machine = SimulatedMachine.create(kind, machine_type=kind, root=root, time_scale=time_scale, driver=driver)
+        left_out = ("TRANCHE_STATE_DIR", "TRANCHE_SIMULATE")
+        kept = {name: value for name, value in os.environ.items() if name not in left_out}
+        return cls(machine, {**kept, "TRANCHE_SIM_ROOT": str(root), "TRANCHE_SIMULATE": kind})
+
+    def close(self) -> None:
+        """End what commands left running for the next share."""
+        subprocess.run((*_TRANCHE, "run", "-q", "--gpus", "1", "--", "true"), env=self.environment, check=True)
+
+
+def run(report: Report) -> None:
+    with tempfile.TemporaryDirectory(prefix="b", dir="/tmp") as folder, ExitStack() as stack:
+
+        def site(name: str, kind: str, *, time_scale: float = 0, driver: str = "") -> Site:
+            made = Site.make(Path(folder) / name, kind, time_scale=time_scale, driver=driver)
+            stack.callback(made.close)
+            return made
+
+        card = "g4dn.xlarge"
+        by_mps, by_turns = site("m", card, time_scale=1), site("t", card, time_scale=1, driver=_DRIVER_WITHOUT_LIMITS)
+        _tenants(report, {"MPS": by_mps, "time-slicing": by_turns})
+        _ceilings(report, by_mps)
+        _admission(report, site("c", card), site("s", "p4d.24xlarge"))
+    day_of_requests.run(report)
+
+
+def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
+    report.section(
+        "Tenants of one modelled T4",
+        f"each a `tranche run` of 1 GB with a program that always has work; during {_WINDOW:g} s; 100 % is a GPU of one's own",
+        f"large kernels have {_MANY_BLOCKS} blocks and fill the 40 multiprocessors; small ones have {_FEW_BLOCKS} blocks",
+    )
+    rows: list[Sequence[object]] = []
+    worst = 0.0
+    for blocks, kernels in ((_MANY_BLOCKS, "large"), (_FEW_BLOCKS, "small")):
+        for mechanism, site in sites.items():
+            for number in _TENANTS:
+                shares = _shares(site, number, blocks, ("--gpu-memory", "1G", "--isolation", "none"))
+                uneven = (max(shares) - min(shares)) / max(shares)
+                worst = max(worst, uneven)
+                name = f"{number}, {kernels} kernels, {mechanism}"
+                rows.append((name, _percent(median(shares)), _percent(sum(shares)), _percent(uneven)))
+    report.table(("tenants", "each, median", "together", "the least is below the most by"), rows)
+    report.verdict("tenants' compute differs by 2 % at most", worst <= 0.02)
+
+
+def _ceilings(report: Report, site: Site) -> None:
+    rows = []
+    for percent in _CEILINGS:
+        (share,) = _shares(site, 1, _MANY_BLOCKS, ("--gpu-memory", "1G", "--compute", str(percent)))
+        rows.append((f"--compute {percent}", _percent(share)))
+    report.table(("one tenant alone, large kernels", "of the GPU"), rows)
+
+
+def _shares(site: Site, number: int, blocks: int, request: Sequence[str]) -> list[float]:
+    """Of the GPU, what each of so many tenants has during the window."""
+    with _busy(site, number, blocks, request) as pids:
+        before, began = _computed(site), time.monotonic()
+        time.sleep(_WINDOW)
+        after, seconds = _computed(site), time.monotonic() - began
+    return [(after[pid] - before.get(pid, 0.0)) / seconds for pid in pids]
+
+
+@contextmanager
+def _busy(site: Site, number: int, blocks: int, request: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """So many tenants at work; their pids."""
+    command = (*_TRANCHE, "run", "-q", *request, "--", *_TENANT, str(blocks))
+    with ExitStack() as stack:
+        tenants = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command, env=site.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for _ in range(number)
+        ]
+        for tenant in tenants:
+            assert tenant.stdout is not None
+            assert tenant.stdout.readline() == "ready\n"
+        yield tuple(_child_of(tenant.pid) for tenant in tenants)
+
+
+def _child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _computed(site: Site) -> dict[int, float]:
+    """Seconds of a whole GPU that each process has had."""
+    return {client.pid: client.compute_seconds for client in site.machine.clients()}
+
+
+def _admission(report: Report, card: Site, cut: Site) -> None:
+    report.section(
+        "From `tranche run` to the command's start",
+        f"{_RUNS} runs each, one after the other; the modelled driver takes no time; milliseconds of a new process",
+    )
+    share, whole, small = ("--gpu-memory", "1G"), ("--gpus", "1"), ("--gpu-memory", "4Gi", "--isolation", "hard")
+    rows = [
+        _times("no tranche at all", None, ()),
+        _times("a whole GPU", card, whole),
+        _times("a share, its MPS daemon is there", card, share),
+        _times("a share, with a new MPS daemon", card, share, before=whole),
+        _times("a slice that is there", cut, small),
+    ]
+    report.table(("", "p50", "p99"), rows)
+
+
+def _times(name: str, site: Site | None, request: Sequence[str], before: Sequence[str] = ()) -> tuple[str, str, str]:
+    """The row of a request. `before` each run, and outside of its time, another one is served, which ends idle daemons."""
+    environment = None if site is None else site.environment
+    prefix = (*_TRANCHE, "run", "-q", *request, "--") if request else ()
+    taken = []
+    for turn in range(_RUNS + 1):
+        if before:
+            subprocess.run((*_TRANCHE, "run", "-q", *before, "--", "true"), env=environment, check=True)
+        began = time.time_ns()
+        done = subprocess.run((*prefix, *_CHILD), env=environment, check=True, stdout=subprocess.PIPE)
+        if turn:  # the first is the only one to find nothing there
+            taken.append((int(done.stdout) - began) / 1e6)
+    return name, f"{median(taken):.0f}", f"{quantiles(taken, n=100)[98]:.0f}"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
