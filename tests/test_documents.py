@@ -86,6 +86,12 @@ def test_nobody_is_told_to_install_by_a_name_that_is_not_ours() -> None:
     assert found == []
 
 
+@ALL_PAGES
+def test_a_line_for_cron_names_its_program_by_the_whole_path(page: Path) -> None:
+    for line in re.findall(r"^(?:[*/\d]+ ){5}\w+ (\S+)", page.read_text(), re.MULTILINE):
+        assert line.startswith("/"), "cron looks in /usr/bin and /bin only"
+
+
 def picture_under(heading: str) -> str:
     section = (REPOSITORY / "docs/architecture.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     (picture,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)

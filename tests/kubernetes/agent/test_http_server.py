@@ -20,7 +20,7 @@ def test_of_too_many_connections_the_oldest_goes_and_the_next_request_is_answere
         await server.start("127.0.0.1", 0, option="--port")
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(200)]
         assert await scrape(server.port, path="/here") == (200, "/here")
-        await until(lambda: sum(reader.at_eof() for reader, _ in silent) == 200 - 63)
+        await until(lambda: sum(reader.at_eof() for reader, _ in silent) >= 200 - 63)
         assert not silent[-1][0].at_eof()
         for _, writer in silent:
             writer.close()
