@@ -44,7 +44,7 @@ def test_the_simulated_driver_agrees_with_the_catalogue(make_machine: MakeMachin
 def test_lines_of_equal_gpus_are_joined(make_machine: MakeMachine) -> None:
     lines = make_machine("A30-24GB", "T4", "A30-24GB", "A30-24GB").tranche("doctor").stdout.splitlines()
     assert "pass  GPU 0, 2-3: NVIDIA A30: MIG mode is disabled, a change needs a reset" in lines
-    assert "pass  GPU 1: Tesla T4 has no MIG: it is given whole" in lines
+    assert "pass  GPU 1: Tesla T4 has no MIG: it is given whole, or in parts" in lines
 
 
 def test_a_lost_gpu_fails(two_a100: TestMachine) -> None:
@@ -114,3 +114,14 @@ def test_a_user_who_may_not_cut_is_told(readable_a100: TestMachine) -> None:
     assert "warn  not running as root" in done.stdout
     assert "fail  the state folder" in done.stdout
     assert "fail  no permission to look into the state folder" in done.stdout
+
+
+def test_it_says_by_what_parts_of_a_gpu_can_be_given_and_why_not_by_the_rest(two_a100: TestMachine) -> None:
+    (found,) = _findings(two_a100, "sharing")
+    assert found["status"] == "pass"
+    assert "by MPS and time-slicing; not by memory limits of the driver: driver 580" in found["message"]
+    two_a100.machine.set_driver("470.82.01")
+    (found,) = _findings(two_a100, "sharing")
+    assert found["status"] == "warn"
+    assert "older than 495" in found["message"]
+    assert "nothing limits the memory" in found["hint"]

@@ -19,6 +19,7 @@ from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import GpuState, NodeState
 from tranche.node import chronicle, records
 from tranche.node.deciding import slow_decision
@@ -60,8 +61,22 @@ def check_node(node: NodeState) -> Iterator[Finding]:
         )
         return
     yield Finding("gpus", Status.PASS, f"{len(node.gpus)} GPU{'s' if len(node.gpus) > 1 else ''}")
+    yield check_sharing(node.sharing)
     for gpu in node:
         yield from _check_gpu(gpu)
+
+
+def check_sharing(means: SharingMeans) -> Finding:
+    """By what this machine can give parts of a GPU that is not cut, or of a slice, and why not by the rest."""
+    offered = " and ".join(each.for_people for each in Sharing if each in means.offered) or "nothing"
+    refused = "".join(f"; not by {each.for_people}: {why}" for each in Sharing if (why := means.why_not(each)))
+    walls = means.offered & {Sharing.MEMORY_LIMITS, Sharing.MPS}
+    text = f"parts of a GPU can be given by {offered}{refused}"
+    if walls:
+        return Finding("sharing", Status.PASS, text)
+    return Finding(
+        "sharing", Status.WARN, text, "nothing limits the memory of a part; slices and whole GPUs are not concerned"
+    )
 
 
 def check_permission(simulated_state: Path | None) -> Finding:
@@ -172,7 +187,7 @@ def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
 
 def _mig_finding(gpu: GpuState) -> Finding:
     if not gpu.mig_capable:
-        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: it is given whole", "", gpu.index)
+        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: it is given whole, or in parts", "", gpu.index)
     if gpu.mode_pending:
         text = f"MIG mode is {gpu.mode} and becomes {gpu.pending_mode} at a reset"
         return Finding("mig", Status.WARN, text, "reset it when it is idle: nvidia-smi --gpu-reset -i N", gpu.index)
