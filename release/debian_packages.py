@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from release.errors import ReleaseError
 from release.progress import Say, run_with_progress
+from tranche_simulator.build import cache_directory
 
 # Another process may be at it, too.
 _OPTIONS = ("--quiet", "--option=DPkg::Lock::Timeout=300")
@@ -31,11 +34,22 @@ def install_packages(packages: Sequence[str], needed_by: str, say: Say) -> None:
         )
     say(f"installing {', '.join(packages)}")
     install = ("install", "--yes", "--no-install-recommends", *packages)
-    if _run(apt, install, say).returncode != 0:
-        _run(apt, ("update",), say)
-        done = _run(apt, install, say)
-        if done.returncode != 0:
-            raise ReleaseError(f"apt-get install {' '.join(packages)} failed: {done.stdout.strip()[-1000:]}")
+    with apt_alone():
+        if _run(apt, install, say).returncode != 0:
+            _run(apt, ("update",), say)
+            done = _run(apt, install, say)
+            if done.returncode != 0:
+                raise ReleaseError(f"apt-get install {' '.join(packages)} failed: {done.stdout.strip()[-1000:]}")
+
+
+@contextmanager
+def apt_alone() -> Iterator[None]:
+    """Let no other process of this project use apt meanwhile: it waits for dpkg's lock, and for that of the package lists not."""
+    folder = cache_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _run(apt: str, arguments: Sequence[str], say: Say) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from release.debian_packages import apt_alone
 from release.errors import ReleaseError
 from tranche_simulator.build import cache_directory
 
@@ -35,18 +36,20 @@ def _unpack(package: str, target: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise ReleaseError(f"{package} is not on PATH, and this is no Debian that has it", hint=f"install {package}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{package}-") as folder:
+    with apt_alone(), tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{package}-") as folder:
+        if target.exists():
+            return
         if _downloaded(package, folder) is not None:
-            subprocess.run(["apt-get", "update"], capture_output=True, check=False)
+            updated = subprocess.run(["apt-get", "update"], capture_output=True, text=True, check=False)
             if (failure := _downloaded(package, folder)) is not None:
                 raise ReleaseError(
-                    f"the Debian package {package} cannot be fetched: {failure}", hint=f"install {package}"
+                    f"the Debian package {package} cannot be fetched: {failure} {updated.stderr.strip()[-500:]}".rstrip(),
+                    hint=f"install {package}",
                 )
         archive = next(Path(folder).glob("*.deb"))
         made = Path(folder) / "root"
         subprocess.run(["dpkg-deb", "--extract", str(archive), str(made)], check=True)
-        if not target.exists():
-            made.rename(target)
+        made.rename(target)
 
 
 def _downloaded(package: str, folder: str) -> str | None:
