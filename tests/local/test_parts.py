@@ -10,11 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.node.machines import Node, change
+from tests.node.machines import Node, change, enable, node_of
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import cut, end, only, place_of, processes_of, short, t4
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
@@ -166,6 +167,18 @@ def test_nobody_is_let_in_while_no_daemon_keeps_the_limit(t4: Node) -> None:
         lost = host.observe_gpu(gpu.uuid)
         with pytest.raises(VerificationFailed, match="lost"):
             part_environment(allocation_of(part), {gpu.uuid: lost}, host.daemons.records)
+
+
+@isolated
+@pytest.mark.parametrize("sharing", Sharing)
+def test_nobody_is_let_into_a_part_of_an_uncut_gpu_on_which_somebody_turned_mig_mode_on(
+    short: Path, sharing: Sharing
+) -> None:
+    with node_of(short, "H100-80GB-SXM").host() as host:
+        part, gpu = replace(part_of(host), sharing=sharing), only(host)
+        change(host, *enable(gpu))
+        with pytest.raises(VerificationFailed, match="turned MIG mode on"):
+            part_environment(allocation_of(part), {gpu.uuid: only(host)}, host.daemons.records)
 
 
 @isolated

@@ -206,6 +206,19 @@ def test_a_whole_gpu_and_a_shared_one_are_never_the_same() -> None:
     assert waits.obstacles[0].text == "held whole by a-0"
 
 
+@pytest.mark.parametrize(
+    "by", [MPS, ALL, SharingMeans(frozenset({Sharing.TIME_SLICING}))], ids=["mps", "limits", "turns"]
+)
+def test_nothing_more_is_given_of_an_uncut_gpu_on_which_somebody_turned_mig_mode_on(by: SharingMeans) -> None:
+    request = parse_request(gpu="0.1", isolation="none")
+    view, _ = served(machine(gpu_on(A100, mode=MigMode.DISABLED), by=by, uses={0: GpuUse.SHARED}), request)
+    assert isinstance(view.allocations[0].grants[0], Part)
+    cut = machine(gpu_on(A100, mode=MigMode.ENABLED), by=by, uses={0: GpuUse.SHARED})
+    waits = decide(replace(cut, allocations=view.allocations), request)
+    assert isinstance(waits, Waiting)
+    assert "turned MIG mode on" in waits.obstacles[0].text
+
+
 def test_parts_are_packed_so_that_whole_gpus_stay() -> None:
     view = machine(*(uncuttable_gpu(index) for index in range(3)))
     for _ in range(4):

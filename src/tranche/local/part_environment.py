@@ -18,15 +18,26 @@ def part_environment(
 ) -> dict[str, str]:
     """The variables for the parts of an allocation, none where it has none; `gpus` are those of its grants, as they are now.
 
-    VerificationFailed when the daemon that keeps the limits does not serve; MpsUserRefused when it serves another user than
-    `uid`, this process's by default; SharingUnavailable when one program would need two daemons.
+    VerificationFailed when the daemon that keeps the limits does not serve, or the GPU is in MIG mode; MpsUserRefused when the
+    daemon serves another user than `uid`, this process's by default; SharingUnavailable when one program would need two daemons.
     """
     parts = [grant for grant in allocation.grants if isinstance(grant, Part)]
+    for part in parts:
+        _refuse_cut(part, gpus[part.gpu_uuid])
     found: dict[str, str] = {}
     if any(part.sharing is not Sharing.TIME_SLICING for part in parts):
         found[MEMORY_LIMIT] = str(min(part.memory for part in parts))
     by_mps = [part for part in parts if part.sharing is Sharing.MPS]
     return {**found, **_mps(by_mps, gpus, records, os.geteuid() if uid is None else uid)} if by_mps else found
+
+
+def _refuse_cut(part: Part, gpu: GpuState) -> None:
+    """VerificationFailed when the part is of a GPU that is not cut, and the GPU is in MIG mode: no limit would hold."""
+    if part.slot is None and gpu.mig_enabled:
+        raise VerificationFailed(
+            f"{gpu.label}: the share is a part of the uncut GPU, and somebody has turned MIG mode on",
+            hint="run it again when nobody shares the GPU any more",
+        )
 
 
 def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int) -> Mapping[str, str]:

@@ -122,6 +122,10 @@ def _full(
     def busy(text: str) -> Obstacle:
         return obstacle(gpu, Reason.GPU_BUSY, text, allocation_ids=ids)
 
+    if device.slot is None and gpu.mig_enabled:
+        return busy(
+            f"shared by {', '.join(ids)}, and somebody has turned MIG mode on: no other share is given beside them"
+        )
     if way is None:
         return busy(f"{where}shared by {account.sharing.for_people}, which the request does not accept")
     if account.sharing is Sharing.MPS and (text := fenced(gpu, device.slot)):
