@@ -127,6 +127,20 @@ def nothing_left(machine: TestMachine) -> None:
     assert DaemonRecords(Places(machine.state_dir).mps).all() == ()
 
 
+# Passes the daemon by, as a job script does that cleans the environment.
+ALONE = """
+del os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+check(cu.cuInit(0))
+tell(code(cu.cuCtxCreate(None, 0, check(cu.cuDeviceGet(0)))))
+"""
+
+
+def test_the_first_program_on_a_gpu_cannot_pass_the_daemon_by(t4: TestMachine) -> None:
+    first = tenant(t4, "--gpu", "0.2", code=ALONE)
+    assert first.told() != 0
+    first.ended()
+
+
 def later(machine: TestMachine) -> None:
     """Let the daemons look as if nobody had needed them for an hour."""
     for path in Places(machine.state_dir).mps.glob("*.json"):

@@ -187,7 +187,7 @@ def test_a_watch_tells_at_once_that_the_daemon_has_died(t4: Node) -> None:
         held = admit(host, part_of(host))
         lost = threading.Event()
         with watching_limits(held.allocation, host.daemons.records, lost.set):
-            (pid,) = processes_of(t4)
+            pid = host.daemons.records.all()[0].pid
             os.kill(pid, signal.SIGKILL)
             assert lost.wait(60)
         with watching_limits(held.allocation, host.daemons.records, lost.clear):

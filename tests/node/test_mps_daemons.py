@@ -135,7 +135,7 @@ def test_a_gpu_is_shared_and_given_back_as_it_was(t4: Node) -> None:
         assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "3G"
         change(host, start(only(host), 5 * GIB))
         assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "5G"
-        (pid,) = processes_of(t4)
+        pid = host.daemons.records.all()[0].pid
         change(host, StopMps(only(host).uuid, None))
         nothing_left(t4, host)
         assert process_start_time(pid) == 0
@@ -305,7 +305,7 @@ def test_a_daemon_that_dies_leaves_its_parts_without_limits_and_lets_nobody_in(t
         share(host, WholeGpu(only(host).uuid))
         part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
         assert host.view().allocations[0].grants == (part,)
-        (pid,) = processes_of(t4)
+        pid = host.daemons.records.all()[0].pid
         end(pid)
         view = host.view()
         assert view.allocations[0].grants[0].isolation is Isolation.NONE

@@ -29,6 +29,8 @@ PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
 _ONLY_DEVICE: Final = "0"
 """A daemon that sees one device calls it 0. No driver was seen to heed a MIG device's UUID here."""
 _SECONDS: Final = 10.0
+_SERVER_SECONDS: Final = 60.0
+"""A server makes a context on its device first, which takes long where the driver has to wake the GPU up."""
 _GIB: Final = 2**30
 
 
@@ -64,6 +66,10 @@ class MpsControl:
     def servers(self) -> tuple[int, ...]:
         """The process ids of the servers: none before the first client, and one for each user."""
         return read_numbers(self.ask("get_server_list"))
+
+    def start_server(self, uid: int) -> None:
+        """Start a server for that user before its first client comes; `servers` tells when it is there."""
+        self.ask(f"start_server -uid {uid}", seconds=_SERVER_SECONDS)
 
     def server_status(self, server: int) -> ServerStatus:
         """How that server is."""

@@ -6,6 +6,7 @@ Whoever calls what changes something holds the GPU's lock.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
 
 _DRAIN_SECONDS = 30.0
+_SERVER_SECONDS = 30.0
+_PAUSE_SECONDS = 0.05
 
 
 class MpsDaemons:
@@ -100,6 +103,10 @@ class MpsDaemons:
             raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
+        if slot is None and not process.control.servers():
+            # Until a server has the GPU, the compute mode lets in one program that passes the daemon by.
+            process.control.start_server(daemon.uid)
+            _await_server(process, gpu, sleep)
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
         self.records.write(record._replace(ready=True, limit=limit))
 
@@ -130,3 +137,11 @@ class MpsDaemons:
             self.records.write(record._replace(fault=wedged, wedged=True))
             return False
         return True
+
+
+def _await_server(process: MpsProcess, gpu: GpuState, sleep: Callable[[float], None]) -> None:
+    deadline = time.monotonic() + _SERVER_SECONDS
+    while not process.control.servers():
+        if time.monotonic() >= deadline:
+            raise MpsFailed(f"{gpu.label}: the MPS daemon starts no server", hint=f"see its log in {process.logs}")
+        sleep(_PAUSE_SECONDS)
