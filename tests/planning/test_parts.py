@@ -26,10 +26,10 @@ from tests.strategies import (
 from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu, overlap
 from tranche.core.board import Board
 from tranche.core.devices import memory_of
-from tranche.core.errors import DoesNotFit, SharingUnavailable, TrancheError
+from tranche.core.errors import SharingUnavailable, TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
-from tranche.core.quantity import GIB, MIB
+from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
@@ -256,11 +256,13 @@ def test_several_shares_are_never_given_by_mps_since_a_program_can_use_one_daemo
 
 
 def test_one_device_has_one_mechanism() -> None:
+    turns = machine(uncuttable_gpu(), by=SharingMeans(frozenset({Sharing.TIME_SLICING})))
+    turns, _ = served(turns, parse_request(gpu="0.2", isolation="none"))
+    waits = decide(replace(turns, node=replace(turns.node, sharing=ALL)), parse_request(gpu="0.2"))
+    assert isinstance(waits, Waiting)
+    assert waits.obstacles[0].text == "shared by time-slicing, which the request does not accept"
     view = machine(uncuttable_gpu(), by=ALL)
     view, _ = served(view, parse_request(gpu="0.2", compute="30"))
-    waits = decide(view, parse_request(gpu_memory="3G", gpu_memory_limit="4G"))
-    assert isinstance(waits, Waiting)
-    assert waits.obstacles[0].text == "shared by MPS, which the request does not accept"
     view, decision = served(view, parse_request(gpu="0.2"))
     assert decision.mechanism == "mps"
 
@@ -292,17 +294,10 @@ def test_mps_serves_no_more_programs_than_it_can() -> None:
     assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs on it"
 
 
-def test_memory_may_grow_only_by_the_drivers_limits() -> None:
-    request = parse_request(gpu_memory="3G", gpu_memory_limit="6G")
-    _, decision = served(machine(uncuttable_gpu(), by=ALL), request)
-    (part,) = parts(list(decision.grants))
-    assert part.sharing is Sharing.MEMORY_LIMITS
-    assert part.limit is not None
-    assert part.limit - part.memory == pytest.approx(3 * 10**9, abs=MIB)
-    with pytest.raises(SharingUnavailable, match=r"memory limits of the driver \(driver 580.65 is older than 615\)"):
-        decide(machine(uncuttable_gpu()), request)
-    with pytest.raises(DoesNotFit):
-        decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu_memory="3G", gpu_memory_limit="60G"))
+def test_no_memory_is_lent_that_nothing_could_take_back() -> None:
+    for request in (parse_request(gpu_memory="3G", gpu_memory_limit="6G", isolation=each) for each in ("soft", "any")):
+        with pytest.raises(SharingUnavailable, match="lends no memory beyond what is asked for"):
+            decide(machine(uncuttable_gpu(), by=ALL), request)
 
 
 def test_an_old_gpu_is_not_shared_by_mps() -> None:

@@ -58,15 +58,15 @@ def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> PartWish | No
 def accepted(request: Request) -> tuple[Sharing, ...]:
     """The mechanisms that the request accepts, strongest first, whatever this machine offers.
 
-    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own.
+    None lets memory grow beyond what was asked for: the driver takes back what was lent only from clients of MPS, and Tranche
+    limits groups without it. A program that takes several shares cannot have them by MPS: it can use one daemon, and each device
+    has one of its own.
     """
-    if request.isolation is Isolation.HARD:
+    if request.isolation is Isolation.HARD or request.limit is not None:
         return ()
     ways = {*Sharing} if request.count == 1 else {*Sharing} - {Sharing.MPS}
     if request.compute is not None:
         ways &= {Sharing.MPS}
-    elif request.limit is not None:
-        ways &= {Sharing.MEMORY_LIMITS}
     elif request.isolation not in (Isolation.NONE, Isolation.ANY):
         ways -= {Sharing.TIME_SLICING}
     return tuple(each for each in Sharing if each in ways)
@@ -100,6 +100,8 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
         return "has no MIG, and nothing else fences a part of a GPU hard"
     if rules.use is GpuUse.MIG:
         return "is shared in slices alone: its policy is sharing=mig"
+    if request.limit is not None:
+        return "lends no memory beyond what is asked for: nothing here takes it back for whoever it was promised to"
     refused = [(each, rules.why_not(each, gpu) or _too_large(gpu, each)) for each in accepted(request)]
     if request.count > 1:
         refused.append((Sharing.MPS, "one program can use it on one GPU only"))
@@ -108,8 +110,6 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
         return "limits the compute of one share by MPS, and a program can use MPS on one GPU only"
     if request.compute is not None:
         return f"a ceiling of compute needs {ways}"
-    if request.limit is not None:
-        return f"memory that may grow needs {ways}"
     uncut = f"is not cut for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
     return f"{uncut}; a part of it needs {ways}"
 
