@@ -7,8 +7,9 @@ no longer keeps are written down. Everything here runs under the decision lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from tranche.core.allocation import Grant, NodeView, Part
+from tranche.core.allocation import Grant, NodeView, Part, Phase
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Occupant
 from tranche.core.lost_limits import with_lost_limits
@@ -61,7 +62,7 @@ class DaemonCare:
         if not known:
             return False
         shared = shared_by_mps(view.allocations)
-        self._note_lost(view)
+        self._note_lost(view, working)
         changed = self._daemons.look_after([each for each in known if each.key in shared])
         for record in changed:
             with self._ledger.write() as db:
@@ -82,11 +83,16 @@ class DaemonCare:
             elif record is not None:
                 self._daemons.records.touch(record)
 
-    def _note_lost(self, view: NodeView) -> None:
-        """Write down whose limits are not kept any more."""
+    def _note_lost(self, view: NodeView, working: frozenset[str]) -> None:
+        """Write down whose limits are not kept any more.
+
+        A share that became active after the view was taken has a daemon that the view does not show, and is not judged by it.
+        """
+        active = {each.id for each in view.allocations if each.phase is Phase.ACTIVE}
+        node = replace(view.node, gpus=tuple(gpu for gpu in view.node if gpu.uuid not in working))
         with self._ledger.read() as db:
-            stored = register.allocations(db)
-        for before, now in zip(stored, with_lost_limits(stored, view.node), strict=True):
+            stored = tuple(each for each in register.allocations(db) if each.id in active)
+        for before, now in zip(stored, with_lost_limits(stored, node), strict=True):
             if before != now:
                 with self._ledger.write() as db:
                     register.set_grants(db, now.id, now.grants)
