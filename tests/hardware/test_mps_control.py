@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,6 +128,39 @@ def test_another_process_of_that_number_is_no_daemon(tmp_path: Path, name: str, 
     with running(tmp_path, tmp_path / pipes, name) as pid:
         (daemon.pipes / "nvidia-cuda-mps-control.pid").write_text(str(pid))
         assert daemon.find() is None
+
+
+@contextmanager
+def starting(pipes: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is called as a daemon of that folder is started, and does nothing but wait."""
+    command = ["/opt/nvidia-cuda-mps-control", "-c", "read -r line", "-d"]
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+    process = subprocess.Popen(command, executable="/bin/bash", env=environment, stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_daemon_without_a_pid_file_is_found_and_ended(tmp_path: Path) -> None:
+    daemon = MpsProcess(tmp_path / "pipes", {"PATH": "/nowhere"})
+    with starting(daemon.pipes) as process, starting(tmp_path / "elsewhere") as other:
+        found = daemon.find()
+        assert found is not None
+        assert found.pid == process.pid
+        daemon.stop()
+        assert process.wait() == -signal.SIGKILL
+        assert other.poll() is None
+        assert daemon.find() is None
+
+
+def test_the_program_that_passes_on_a_command_is_no_daemon(tmp_path: Path) -> None:
+    daemon = MpsProcess(tmp_path / "pipes", {"PATH": "/nowhere"})
+    with running(tmp_path, daemon.pipes) as pid:
+        assert daemon.find() is None
+        daemon.stop()
+        assert Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_path_that_no_socket_can_have_is_refused_before_anything_is_made(tmp_path: Path) -> None:

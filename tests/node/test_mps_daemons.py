@@ -280,6 +280,35 @@ def test_nothing_is_left_when_the_process_is_killed_within_the_act(t4: Node, mom
     in_child(lambda: look_after_kill(t4))
 
 
+def test_nothing_is_left_of_a_daemon_that_comes_up_when_its_starter_was_killed(
+    t4: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        from tranche.hardware import mps_process
+
+        def begun_then_killed(command: list[str], *, env: dict[str, str], **_: object) -> None:
+            script = 'kill -STOP $$; exec "$0" -d'
+            subprocess.Popen([command[0], "-c", script, "-d"], executable="/bin/bash", env=env, start_new_session=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with t4.host() as host:
+            monkeypatch.setattr(subprocess, "run", begun_then_killed)
+            change(host, start(only(host)))
+
+    assert Child(work).wait() == -signal.SIGKILL
+    in_child(lambda: look_after_kill(t4))
+
+
+@isolated
+def test_a_daemon_whose_pid_file_is_gone_ends_as_any_other(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        (host.daemons.records.pipes(record.device_uuid) / "nvidia-cuda-mps-control.pid").unlink()
+        change(host, StopMps(record.gpu_uuid, None))
+        nothing_left(t4, host)
+
+
 # They are looked after
 
 

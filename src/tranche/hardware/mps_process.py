@@ -1,4 +1,4 @@
-"""The process of an MPS control daemon: started for one device, known again by its pid file, and ended.
+"""The process of an MPS control daemon: started for one device, known again by its environment, and ended.
 
 Programs that are pointed at a folder without a daemon run without MPS and without limits, and say nothing. So nobody is let in
 before the daemon is known to live, and it is known by what the kernel says of its process, never by files that lie there.
@@ -26,12 +26,16 @@ _SOCKET_PATH_BYTES: Final = 107
 """What the kernel takes as the name of a socket (sun_path), without its closing zero."""
 _LONGEST_NAME: Final = "control_privileged"
 _PID_FILE: Final = f"{PROGRAM}.pid"
+_AS_DAEMON: Final = "-d"
+"""What tells a daemon, and the process that starts it, from the same program while it passes on a command."""
 _START_SECONDS: Final = 30.0
 _QUIT_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.02
 _FOREIGN: Final = ("CUDA_", "TRANCHE_ALLOCATION", "TRANCHE_KEY", "TRANCHE_REGISTER", "NVIDIA_VISIBLE_DEVICES")
 """What must not come from the caller's environment: settings of another daemon, and the marks of a share."""
 _PROC: Final = Path("/proc")
+_LOOKS: Final = 2
+"""So often in a row nothing of a daemon is found before it counts as ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,13 @@ class MpsProcess:
             )
 
     def find(self) -> DaemonProcess | None:
-        """The daemon that the pid file names, when that process is a daemon of this very folder."""
+        """The daemon of this very folder: the one that the pid file names, where it names one; else the one started last."""
         try:
             pid = int((self.pipes / _PID_FILE).read_text())
         except (OSError, ValueError):
-            return None
-        found = _process(pid)
-        return found if found is not None and self._is_ours(pid) else None
+            pid = 0
+        found = _process(pid) if self._is_ours(pid) else None
+        return found or max(self._daemons(), key=lambda process: process.started, default=None)
 
     def start(self, device_uuid: str, *, sleep: Callable[[float], None] = time.sleep) -> DaemonProcess:
         """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up."""
@@ -126,19 +130,28 @@ class MpsProcess:
             with suppress(MpsFailed):
                 self.control.quit(seconds=_QUIT_SECONDS)
                 _await_end(found, sleep)
-        for server in self.servers():
-            _kill(server, sleep)
-        if found is not None and found.lives:
+        # A process that still starts a daemon may fork while it is killed, and one look may miss the fork.
+        nothing_found = 0
+        while nothing_found < _LOOKS:
+            living = (*self._daemons(), *self.servers())
+            nothing_found = 0 if living else nothing_found + 1
+            for process in living:
+                _kill(process, sleep)
+        if found is not None:
             _kill(found, sleep)
         shutil.rmtree(self.pipes, ignore_errors=True)
 
     def servers(self) -> tuple[DaemonProcess, ...]:
         """The servers of this daemon, and those that it left when it died: both carry the folder in their environment."""
-        found = (
-            _process(int(entry.name))
-            for entry in os.scandir(_PROC)
-            if entry.name.isdigit() and self._is_ours(int(entry.name), SERVER_PROGRAM)
-        )
+        return self._processes(SERVER_PROGRAM)
+
+    def _daemons(self) -> tuple[DaemonProcess, ...]:
+        """The daemons of this folder, with or without a pid file, and the processes that are about to become or to fork one."""
+        return self._processes(PROGRAM, _AS_DAEMON)
+
+    def _processes(self, program: str, option: str = "") -> tuple[DaemonProcess, ...]:
+        pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
+        found = (_process(pid) for pid in pids if self._is_ours(pid, program, option))
         return tuple(each for each in found if each is not None)
 
     def _answering(self) -> DaemonProcess | None:
@@ -151,11 +164,11 @@ class MpsProcess:
             return None
         return found
 
-    def _is_ours(self, pid: int, program: str = PROGRAM) -> bool:
+    def _is_ours(self, pid: int, program: str = PROGRAM, option: str = "") -> bool:
         folder = _PROC / str(pid)
         try:
-            name = os.fsdecode((folder / "cmdline").read_bytes().split(b"\0")[0])
-            if Path(name).name != program:
+            name, *options = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+            if Path(name).name != program or (option and option not in options):
                 return False
             pipes = os.fsencode(f"{PIPES}={self.pipes}")
             return pipes in (folder / "environ").read_bytes().split(b"\0")
