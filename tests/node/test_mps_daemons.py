@@ -26,6 +26,8 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, MpsDaemon
+from tranche.hardware import mps_process
+from tranche.hardware.mps_control import MpsControl
 from tranche.node import register
 from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.host import Host
@@ -260,7 +262,6 @@ def look_after_kill(node: Node) -> None:
 @pytest.mark.parametrize("moment", ["set_compute_mode", "start", "limit_memory"])
 def test_nothing_is_left_when_the_process_is_killed_within_the_act(t4: Node, moment: str) -> None:
     def work() -> None:
-        from tranche.hardware.mps_control import MpsControl
         from tranche.hardware.mps_process import MpsProcess
 
         with t4.host() as host:
@@ -284,8 +285,6 @@ def test_nothing_is_left_of_a_daemon_that_comes_up_when_its_starter_was_killed(
     t4: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work() -> None:
-        from tranche.hardware import mps_process
-
         def begun_then_killed(command: list[str], *, env: dict[str, str], **_: object) -> None:
             script = 'kill -STOP $$; exec "$0" -d'
             subprocess.Popen([command[0], "-c", script, "-d"], executable="/bin/bash", env=env, start_new_session=True)
@@ -307,6 +306,32 @@ def test_a_daemon_whose_pid_file_is_gone_ends_as_any_other(t4: Node) -> None:
         (host.daemons.records.pipes(record.device_uuid) / "nvidia-cuda-mps-control.pid").unlink()
         change(host, StopMps(record.gpu_uuid, None))
         nothing_left(t4, host)
+
+
+@isolated
+def test_a_daemon_that_cannot_be_killed_is_not_forgotten(t4: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        with monkeypatch.context() as nobody_ends:
+            nobody_ends.setattr(MpsControl, "quit", ignore)
+            nobody_ends.setattr(os, "kill", refuse)
+            nobody_ends.setattr(mps_process, "_QUIT_SECONDS", 0.0)
+            with pytest.raises(MpsFailed, match=rf"does not end: .*\b{record.pid}\b"):
+                change(host, StopMps(record.gpu_uuid, None))
+        assert host.daemons.records.all() == (record,)
+        assert host.daemons.records.pipes(record.device_uuid).is_dir()
+        assert (daemon_of(host).state, only(host).compute_mode) == (DaemonState.READY, ComputeMode.EXCLUSIVE)
+        change(host, StopMps(record.gpu_uuid, None))
+        nothing_left(t4, host)
+
+
+def ignore(*_: object, **__: object) -> None:
+    """Do as a daemon does that says yes and goes on."""
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
 # They are looked after

@@ -124,7 +124,10 @@ class MpsProcess:
         return found
 
     def stop(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """End the daemon and its servers, by its own command and else by signals, and remove its sockets."""
+        """End the daemon and its servers, by its own command and else by signals, and remove its sockets.
+
+        MpsFailed when something of it lives on; its sockets stay then.
+        """
         found = self.find()
         if found is not None:
             with suppress(MpsFailed):
@@ -133,12 +136,14 @@ class MpsProcess:
         # A process that still starts a daemon may fork while it is killed, and one look may miss the fork.
         nothing_found = 0
         while nothing_found < _LOOKS:
-            living = (*self._daemons(), *self.servers())
+            known = (found,) if found is not None and found.lives else ()
+            living = {*known, *self._daemons(), *self.servers()}
             nothing_found = 0 if living else nothing_found + 1
             for process in living:
                 _kill(process, sleep)
-        if found is not None:
-            _kill(found, sleep)
+            if left := sorted(process.pid for process in living if process.lives):
+                pids = ", ".join(map(str, left))
+                raise MpsFailed(f"the MPS daemon of {self.pipes} does not end: processes {pids} live on")
         shutil.rmtree(self.pipes, ignore_errors=True)
 
     def servers(self) -> tuple[DaemonProcess, ...]:
@@ -199,6 +204,6 @@ def _await_end(process: DaemonProcess, sleep: Callable[[float], None]) -> None:
 
 def _kill(process: DaemonProcess, sleep: Callable[[float], None]) -> None:
     if process.lives:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # gone meanwhile, or another user's: whoever asks looks whether it lives
             os.kill(process.pid, signal.SIGKILL)
         _await_end(process, sleep)

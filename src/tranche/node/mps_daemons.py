@@ -15,7 +15,7 @@ from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, 
 from tranche.hardware.driver import Driver
 from tranche.node.mps_records import DaemonRecord, DaemonRecords, record_of
 from tranche.node.mps_view import node_with_daemons, with_daemons_of
-from tranche.node.session import Places, boot_id
+from tranche.node.session import Places, boot_id, process_lives
 
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
@@ -111,11 +111,16 @@ class MpsDaemons:
         self.records.write(record._replace(ready=True, limit=limit))
 
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
-        """End the daemon of the device with its servers, and put the compute mode back."""
+        """End the daemon of the device with its servers, and put the compute mode back.
+
+        MpsFailed when it lives on; its record stays then.
+        """
         record = self.records.find(gpu.uuid, slot)
         if record is None:
             return
         self.process(record.device_uuid).stop(sleep=sleep)
+        if record.boot == boot_id() and process_lives(record.pid, record.started):
+            raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
         before = record.mode_before
         if before is not None and gpu.compute_mode is ComputeMode.EXCLUSIVE and before is not gpu.compute_mode:
             driver.set_compute_mode(gpu.uuid, before)
