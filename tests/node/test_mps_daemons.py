@@ -173,6 +173,19 @@ def test_a_slice_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(cut: Node) 
 
 
 @isolated
+def test_a_daemon_ends_under_whoever_shares_the_device_in_another_way(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.TIME_SLICING)
+        allocation = Allocation("turns", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 1.0, "train.py")
+        with host.ledger.write() as db:
+            register.add_allocation(db, allocation, {part.device: 15 * GIB})
+            register.set_keeper(db, "turns", ProcessKeeper(os.getpid(), process_start_time(os.getpid())))
+        change(host, StopMps(only(host).uuid, None))
+        nothing_left(t4, host)
+
+
+@isolated
 def test_a_limit_also_holds_for_the_server_that_runs(t4: Node) -> None:
     with t4.host() as host:
         change(host, start(only(host)))

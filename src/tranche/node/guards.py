@@ -2,8 +2,9 @@
 
 A step says itself what it takes (`tranche.planning.steps.taking`). A step of a kind that is not known here is refused.
 
-This is the one home of three invariants: never destroy an instance that has an allocation or a process; never create an
-instance over room that is promised to somebody else; never reset or switch a GPU that is in use.
+This is the one home of four invariants: never destroy an instance that has an allocation or a process; never create an
+instance over room that is promised to somebody else; never reset or switch a GPU that is in use; never end a daemon of MPS by
+which somebody shares.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, Part
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
 from tranche.node.ledger import Ledger
@@ -102,16 +104,21 @@ def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: s
                 if holder := register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id):
                     raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
             case TakesSharing(occupant):
-                if holder := _holder_of_device(db, step, occupant, allocation_id):
+                if holder := _sharer_by_mps(db, step.gpu_uuid, occupant, allocation_id):
                     raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
             case _:
                 assert_never(taking)
 
 
-def _holder_of_device(db: sqlite3.Connection, step: Step, occupant: Occupant | None, allocation_id: str) -> str:
-    if occupant is None:
-        return register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id)
-    return _holder_of_room(db, step, occupant, allocation_id)
+def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: Occupant | None, allocation_id: str) -> str:
+    """The id of another allocation that has a part of the device by MPS; "" when none has. Others need no daemon."""
+    slot = None if occupant is None else InstanceKey(gpu_uuid, occupant.profile, occupant.placement)
+    for allocation in register.allocations(db):
+        for grant in allocation.grants:
+            shares = isinstance(grant, Part) and grant.sharing is Sharing.MPS
+            if shares and (grant.gpu_uuid, grant.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
+                return allocation.id
+    return ""
 
 
 def _holder_of_room(db: sqlite3.Connection, step: Step, room: Occupant, allocation_id: str) -> str:
