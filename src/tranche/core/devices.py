@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
-from tranche.core.state import GpuInstance, GpuState, NodeState
+from tranche.core.state import GpuInstance, GpuState, InstanceKey, NodeState
 
 
 def devices(node: NodeState) -> Mapping[str, Grant]:
@@ -26,6 +26,12 @@ def _inside(gpu: GpuState, instance: GpuInstance) -> Mapping[str, Grant]:
     if instance.whole_slice is not None:
         return {instance.whole_slice.uuid: whole}
     return {each.uuid: ComputeSlice(whole, each.name, each.start, each.slices) for each in instance.compute_instances}
+
+
+def shareable_devices(gpu: GpuState) -> Mapping[str, InstanceKey | None]:
+    """The devices of a GPU that several can share, by UUID, each with the slot of its instance; None for the GPU itself."""
+    slices = {each.whole_slice.uuid: gpu.key(each) for each in gpu.instances if each.whole_slice is not None}
+    return {gpu.uuid: None, **slices}
 
 
 def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:

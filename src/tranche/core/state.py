@@ -32,12 +32,14 @@ class ComputeMode(StrEnum):
 class DaemonState(StrEnum):
     """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: a client's fault ended all of
     its clients, and those who come are refused until the last has gone. LOST: its process died, and its limits with it.
+    DAMAGED: what was written down of it cannot be read, so nothing can be said of it.
     """
 
     STARTING = "starting"
     READY = "ready"
     FAULT = "fault"
     LOST = "lost"
+    DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ no longer keeps are written down. Everything here runs under the decision lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tranche.core.allocation import Grant, NodeView, Part, Phase
-from tranche.core.errors import TrancheError
+from tranche.core.errors import MpsFailed, TrancheError
 from tranche.core.grid import Occupant
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.sharing import Sharing
@@ -51,16 +52,21 @@ class DaemonCare:
             left = self._groups.left([each.id for each in register.allocations(db)])
             return bool(left) or care_needed(db, self._daemons.records, self._clock())
 
-    def look_after(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
+    def look_after(
+        self, view: NodeView, working: frozenset[str], session: Callable[[], str], *, whole: bool = False
+    ) -> bool:
         """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
 
-        What fails is said in an event, and tried again next time. `session` names this process in the journal.
+        What fails is said in an event, and tried again next time. `session` names this process in the journal. Where the
+        view is of the `whole` machine, a daemon that is known by its folder alone and is of no device in it ends too.
         """
         for group in self._groups.left([each.id for each in view.allocations]):
             self._groups.drop(group)
-        known = [each for each in self._daemons.records.all() if each.gpu_uuid not in working]
-        if not known:
+        found = self._daemons.records.look()
+        if not found:
             return False
+        damaged = [each for gpu in view.node for each in found.on(gpu) if each.damaged]
+        known = [each for each in (*found.records, *damaged) if each.gpu_uuid not in working]
         shared = shared_by_mps(view.allocations)
         self._note_lost(view, working)
         changed = self._daemons.look_after([each for each in known if each.key in shared])
@@ -70,6 +76,10 @@ class DaemonCare:
         due = [each for each in known if each.key not in shared and is_due(each, self._daemons.records, self._clock())]
         for record in due:
             self._end(record, session())
+        if whole and not working and not any(gpu.lost for gpu in view.node):
+            for name in found.unclaimed(view.node):
+                with suppress(MpsFailed):  # its record stays, and it is tried again
+                    self._daemons.end_unclaimed(name)
         return bool(due or changed)
 
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:

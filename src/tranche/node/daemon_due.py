@@ -20,9 +20,11 @@ IDLE_SECONDS = 60.0
 
 def care_needed(db: sqlite3.Connection, known: DaemonRecords, now: float) -> bool:
     """Whether something is to be done about a daemon; `now` in seconds since the epoch. Not while a plan is carried out."""
-    found = known.all()
-    if not found or records.open_plans(db):
+    found, damaged = known.look()
+    if not (found or damaged) or records.open_plans(db):
         return False
+    if damaged:
+        return True
     shared = shared_by_mps(register.allocations(db))
     return any(
         shared[each.key] and each.state is DaemonState.LOST if each.key in shared else is_due(each, known, now)

@@ -80,7 +80,7 @@ class Inspection:
         if self._adoption_due():
             self._adopt_shares(view)
             view, working = self._gather()
-        if self._care.look_after(view, working, self._session):
+        if self._care.look_after(view, working, self._session, whole=self._driver.scope is Scope.ALL):
             view, working = self._gather()
         return self._recovery.forget_gone_instances(view, working)
 

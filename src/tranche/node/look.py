@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError
+from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
@@ -35,7 +35,7 @@ def look(
     ledger = open_to_read(places)
     try:
         with ledger.read() as db:
-            left = anything_left(db, places) or care_needed(db, DaemonRecords(places.mps), time.time())
+            left = anything_left(db, places) or _care_needed(db, places, unsettled)
             left = left and (not ledger.read_only or ledger.unwritable is not None)
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)
@@ -48,6 +48,14 @@ def look(
         return _view_of_host(driver, places, unsettled, environment())
     node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
     return NodeView(node, with_lost_limits(allocations, node), owned, changing, policy.on(node))
+
+
+def _care_needed(db: sqlite3.Connection, places: Places, unsettled: Callable[[TrancheError], None]) -> bool:
+    try:
+        return care_needed(db, DaemonRecords(places.mps), time.time())
+    except LedgerUnavailable as error:
+        unsettled(error)
+        return False
 
 
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:

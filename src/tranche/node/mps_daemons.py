@@ -46,7 +46,7 @@ class MpsDaemons:
 
     def on_gpu(self, gpu: GpuState) -> GpuState:
         """The GPU with its daemons."""
-        return with_daemons_of(gpu, self.records.on(gpu.uuid))
+        return with_daemons_of(gpu, self.records.look())
 
     def look_after(self, records: Sequence[DaemonRecord]) -> tuple[DaemonRecord, ...]:
         """Ask these daemons how their servers are, and write down what has changed; the records that have."""
@@ -88,12 +88,12 @@ class MpsDaemons:
         """
         process = self.process(device_uuid)
         process.check_path()
-        record = self.records.find(gpu.uuid, slot)
+        record = self._record(gpu, slot)
         serving = record is not None and record.state is DaemonState.READY and record.device_uuid == device_uuid
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
-            record = record._replace(ready=False, fault="", suspect=False, wedged=False, limit=0)
+            record = record._replace(ready=False, fault="", suspect=False, wedged=False, damaged=False, limit=0)
             self.records.write(record)
             process.stop(sleep=sleep)
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
@@ -115,7 +115,7 @@ class MpsDaemons:
 
         MpsFailed when it lives on; its record stays then.
         """
-        record = self.records.find(gpu.uuid, slot)
+        record = self._record(gpu, slot)
         if record is None:
             return
         self.process(record.device_uuid).stop(sleep=sleep)
@@ -125,6 +125,16 @@ class MpsDaemons:
         if before is not None and gpu.compute_mode is ComputeMode.EXCLUSIVE and before is not gpu.compute_mode:
             driver.set_compute_mode(gpu.uuid, before)
         self.records.remove(record)
+
+    def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        """End the daemon of a device that is not there any more, of which no more is known than the name of its record."""
+        from tranche.hardware.mps_process import MpsProcess
+
+        MpsProcess(self.records.folder / name, self._environment).stop(sleep=sleep)
+        self.records.remove_damaged(name)
+
+    def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
+        return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
 
     def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...]:
         """The clients of a device's daemon, each with its server, by their pids; none when the daemon does not answer."""

@@ -2,20 +2,25 @@
 
 A record is written before anything of the machine is changed, and removed when all of it is put back. So whatever a process that
 was killed has left is known by its record.
+
+Only a record that is not there says that there is no daemon. One that cannot be read stands for a daemon of which nothing is
+known but its device, by the name of the file: it is fenced, and ended by its folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tranche.core.devices import shareable_devices
+from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
-from tranche.core.state import ComputeMode, DaemonState, InstanceKey, MpsDaemon
+from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
 from tranche.node.session import boot_id, process_lives
 
 _SUFFIX = ".json"
@@ -28,6 +33,7 @@ class DaemonRecord(NamedTuple):
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
     clock ticks since that boot) name the daemon's process once it is ready, `uid` its user. `fault` says why nobody more is let
     in; `wedged` that the reason lasts until the daemon ends. `suspect` says that a client was killed, which may have wedged it.
+    `damaged`: the record cannot be read, and no more than the device is known.
     """
 
     gpu_uuid: str
@@ -45,6 +51,7 @@ class DaemonRecord(NamedTuple):
     fault: str = ""
     suspect: bool = False
     wedged: bool = False
+    damaged: bool = False
 
     @property
     def slot(self) -> InstanceKey | None:
@@ -66,6 +73,8 @@ class DaemonRecord(NamedTuple):
     @property
     def state(self) -> DaemonState:
         """What can be said of the daemon without asking it."""
+        if self.damaged:
+            return DaemonState.DAMAGED
         if not self.ready:
             return DaemonState.STARTING
         if self.boot != boot_id() or not process_lives(self.pid, self.started):
@@ -86,6 +95,39 @@ def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: C
     return record._replace(profile=str(slot.profile), start=slot.placement.start, size=slot.placement.size)
 
 
+class Findings(NamedTuple):
+    """What a folder of records holds; `damaged` are the names of those that cannot be read, without their endings."""
+
+    records: tuple[DaemonRecord, ...] = ()
+    damaged: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.damaged)
+
+    def on(self, gpu: GpuState) -> tuple[DaemonRecord, ...]:
+        """The records of the daemons on that GPU, also of those of which only the device is known."""
+        ours = tuple(record for record in self.records if record.gpu_uuid == gpu.uuid)
+        if not self.damaged:
+            return ours
+        devices = shareable_devices(gpu).items()
+        return ours + tuple(_damaged(gpu.uuid, slot, uuid) for uuid, slot in devices if name_of(uuid) in self.damaged)
+
+    def unclaimed(self, gpus: Iterable[GpuState]) -> frozenset[str]:
+        """The names of damaged records of devices that none of those GPUs has."""
+        return (
+            self.damaged - {name_of(uuid) for gpu in gpus for uuid in shareable_devices(gpu)}
+            if self.damaged
+            else self.damaged
+        )
+
+
+def name_of(device_uuid: str) -> str:
+    """The name of the files of that device's daemon; a MIG device's UUID itself would be too long for the name of a socket."""
+    import hashlib  # loads OpenSSL, and only who changes a daemon needs it
+
+    return hashlib.sha256(device_uuid.encode()).hexdigest()[:_NAME_DIGITS]
+
+
 class DaemonRecords:
     """The records in a folder, each a file named after its device."""
 
@@ -93,14 +135,33 @@ class DaemonRecords:
         self.folder = folder
 
     def pipes(self, device_uuid: str) -> Path:
-        """The folder of the sockets of that device's daemon; a MIG device's UUID itself would be too long a name."""
-        import hashlib  # loads OpenSSL, and only who changes a daemon needs it
+        """The folder of the sockets of that device's daemon."""
+        return self.folder / name_of(device_uuid)
 
-        return self.folder / hashlib.sha256(device_uuid.encode()).hexdigest()[:_NAME_DIGITS]
+    def look(self) -> Findings:
+        """Everything that is there; LedgerUnavailable when the folder cannot be looked at."""
+        try:
+            names = [name for name in os.listdir(self.folder) if name.endswith(_SUFFIX)]
+        except FileNotFoundError:
+            return Findings()
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"cannot read what is known of MPS daemons in {self.folder}: {error.strerror}",
+                hint="nothing is decided before it can be read: see who may read the folder, and the disk",
+            ) from error
+        found, damaged = [], set()
+        for name in names:
+            try:
+                found.append(_decode((self.folder / name).read_text()))
+            except FileNotFoundError:
+                pass  # it went meanwhile
+            except (OSError, ValueError, TypeError, KeyError, RecursionError, TrancheError):
+                damaged.add(name.removesuffix(_SUFFIX))
+        return Findings(tuple(sorted(found, key=lambda record: record.device_uuid)), frozenset(damaged))
 
     def all(self) -> tuple[DaemonRecord, ...]:
         """Every record that can be read, in the order of their devices' UUIDs."""
-        return tuple(sorted(self._read(), key=lambda record: record.device_uuid))
+        return self.look().records
 
     def on(self, gpu_uuid: str) -> tuple[DaemonRecord, ...]:
         """The records of daemons on that GPU."""
@@ -121,7 +182,10 @@ class DaemonRecords:
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = self._path(record.device_uuid)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(record._asdict()))
+        with unfinished.open("w") as file:
+            json.dump(record._asdict(), file)
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
 
     def touch(self, record: DaemonRecord) -> None:
@@ -133,15 +197,30 @@ class DaemonRecords:
         """Forget a daemon of which nothing is left."""
         self._path(record.device_uuid).unlink(missing_ok=True)
 
+    def remove_damaged(self, name: str) -> None:
+        """Forget a daemon of which nothing is left and never more was known than the name of its record."""
+        (self.folder / name).with_suffix(_SUFFIX).unlink(missing_ok=True)
+
     def _path(self, device_uuid: str) -> Path:
         return self.pipes(device_uuid).with_suffix(_SUFFIX)
 
-    def _read(self) -> Iterator[DaemonRecord]:
-        try:
-            names = [name for name in os.listdir(self.folder) if name.endswith(_SUFFIX)]
-        except OSError:
-            return
-        for name in names:
-            # A record may go meanwhile, and one that is no record is nobody's.
-            with suppress(OSError, ValueError, TypeError):
-                yield DaemonRecord(**json.loads((self.folder / name).read_text()))
+
+def _damaged(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
+    """The record of a daemon of which only the device is known; a GPU that is not cut then goes to the driver's own mode."""
+    return record_of(gpu_uuid, slot, device_uuid, ComputeMode.DEFAULT if slot is None else None)._replace(damaged=True)
+
+
+def _decode(text: str) -> DaemonRecord:
+    """The record; ValueError, TypeError, KeyError or UsageError when it is none. Fields of later releases are passed over."""
+    data: Mapping[str, Any] = json.loads(text)
+    known = {name: data[name] for name in DaemonRecord._fields if name in data}
+    record = DaemonRecord(**known)
+    if any(type(value) is not type(like) for value, like in zip(record, _LIKE, strict=True)):
+        raise TypeError("a field has a value of another kind")
+    if not record.gpu_uuid or not record.device_uuid:
+        raise ValueError("no device is named")
+    _ = record.slot, record.mode_before
+    return record
+
+
+_LIKE = DaemonRecord("", "")

@@ -5,30 +5,36 @@ No daemon is asked, and none of NVIDIA's programs is started, so that whoever on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+from tranche.core.devices import shareable_devices
+from tranche.core.errors import LedgerUnavailable
 from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, NodeState
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
+from tranche.node.mps_records import DaemonRecords, Findings, name_of
 
 _SERVER = "nvidia-cuda-mps-server"
 
 
 def node_with_daemons(node: NodeState, known: DaemonRecords) -> NodeState:
     """The node with its daemons."""
-    records = known.all()
-    if not records:
+    try:
+        found = known.look()
+    except LedgerUnavailable:
+        # Whoever only looks gets an answer; whoever decides asks the records too, and is refused.
+        found = Findings(damaged=frozenset(name_of(uuid) for gpu in node for uuid in shareable_devices(gpu)))
+    if not found:
         return node
-    return replace(node, gpus=tuple(with_daemons_of(gpu, records) for gpu in node.gpus))
+    return replace(node, gpus=tuple(with_daemons_of(gpu, found) for gpu in node.gpus))
 
 
-def with_daemons_of(gpu: GpuState, records: Sequence[DaemonRecord]) -> GpuState:
+def with_daemons_of(gpu: GpuState, found: Findings) -> GpuState:
     """The GPU with those of the daemons that are on it; their servers do not count among the processes that use it."""
-    ours = [record for record in records if record.gpu_uuid == gpu.uuid]
+    ours = found.on(gpu)
     if not ours:
         return gpu
     pids = {record.pid for record in ours if record.ready}
-    orphaned = any(record.state is DaemonState.LOST for record in ours)
+    orphaned = any(record.state in (DaemonState.LOST, DaemonState.DAMAGED) for record in ours)
 
     def users(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
         return tuple(each for each in processes if not _is_server(each, pids, orphaned))

@@ -42,6 +42,8 @@ def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:
         return "a fault ended its MPS server, which serves nobody until all who share it have ended"
     if daemon is not None and daemon.state is DaemonState.LOST:
         return "its MPS daemon has died, and nobody is let in until all who share it have ended"
+    if daemon is not None and daemon.state is DaemonState.DAMAGED:
+        return "what is known of its MPS daemon cannot be read, and nobody is let in until all who share it have ended"
     return ""
 
 

@@ -126,7 +126,7 @@ class PodRegister:
     def _record(self, keeper: PodKeeper, given: Holding, superseded: Sequence[str] = ()) -> str:
         """Write the holder down, and have the daemons that it needs serve. Where none is in question, no GPU is asked."""
         holders, request = self._host.holders, nearest_request(given.grants)
-        if not given.by_mps and not self._host.daemons.records.all():
+        if not given.by_mps and not self._host.daemons.records.look():
             return holders.add(keeper, request, given.grants, superseded, given.memory)
         allocation = Allocation(holders.new_id(), request, given.grants, Phase.ACTIVE, holders.clock(), keeper=keeper)
         self._host.hand_over(allocation, superseded)
