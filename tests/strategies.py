@@ -72,8 +72,10 @@ def gpu_on(
     )
 
 
-def uncuttable_gpu(index: int = 0, name: str = "Tesla T4", memory: int = 15360 * MIB) -> GpuState:
-    """An idle GPU that has no MIG."""
+def uncuttable_gpu(
+    index: int = 0, name: str = "Tesla T4", memory: int = 15360 * MIB, reserved: int = 446 * MIB
+) -> GpuState:
+    """An idle GPU that has no MIG, and of whose memory the driver keeps some for itself."""
     return GpuState(
         index=index,
         uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
@@ -83,7 +85,8 @@ def uncuttable_gpu(index: int = 0, name: str = "Tesla T4", memory: int = 15360 *
         pci_subsystem_id="0x12A210DE",
         architecture="Turing",
         memory=memory,
-        memory_free=memory,
+        memory_free=memory - reserved,
+        memory_reserved=reserved,
         mode=MigMode.UNSUPPORTED,
         pending_mode=MigMode.UNSUPPORTED,
         mode_change_needs_reset=False,

@@ -171,6 +171,16 @@ def test_four_programs_share_a_t4_and_a_fifth_waits(t4: TestMachine, driver: str
     nothing_left(t4)
 
 
+@pytest.mark.parametrize("isolation", ["soft", "none"])
+def test_two_halves_are_all_that_the_driver_leaves_of_the_memory(t4: TestMachine, isolation: str) -> None:
+    halves = [tenant(t4, "--gpu", "0.5", "--isolation", isolation) for _ in range(2)]
+    got = [each.told()[0] for each in halves]
+    given_away = [each["grants"][0]["memoryBytes"] for each in holders(t4)]
+    assert sum(given_away) <= t4.json("gpus")["gpus"][0]["memoryBytes"] - (446 << 20)
+    assert len(set(given_away)) == 1
+    assert isolation == "none" or got[0] == got[1]
+
+
 def test_four_programs_share_one_slice(folder: Path) -> None:
     with machine_in(folder, "A100-40GB") as machine:
         try:

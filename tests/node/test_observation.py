@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pynvml
+import pytest
 
 from tests.node.machines import Node, change, create, destroy, enable, node_of
-from tests.node.processes import Child, in_child
+from tests.node.processes import Child, in_child, isolated
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState
@@ -19,6 +21,28 @@ from tranche.node.host import Host
 
 def only(host: Host) -> GpuState:
     return host.view().node.gpus[0]
+
+
+@isolated
+@pytest.mark.parametrize("error", [None, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_what_the_driver_keeps_of_the_memory_is_known_where_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None
+) -> None:
+    node = node_of(tmp_path, machine_type="g4dn.xlarge")
+    if error is not None:
+        answer = pynvml.nvmlDeviceGetMemoryInfo
+
+        def old(handle: Any, version: int | None = None) -> Any:
+            if version is None:
+                return answer(handle)
+            raise pynvml.NVMLError(error)
+
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", old)
+    with node.host() as host:
+        gpu = only(host)
+        assert gpu.memory == 15360 << 20
+        assert gpu.memory_free == 14914 << 20
+        assert gpu.memory - gpu.usable_memory == (446 << 20 if error is None else 0)
 
 
 def prepare(node: Node) -> str:

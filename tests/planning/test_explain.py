@@ -277,12 +277,12 @@ def test_who_asks_for_too_strong_a_fence_is_told_of_a_weaker_one() -> None:
     (weaker,) = explanation.remedies
     assert weaker.kind is Kind.WEAKER_FENCE
     assert weaker.text.startswith(
-        "accept --isolation soft: a share of GPU 0: 2.99 GiB by MPS (memory limited by the driver"
+        "accept --isolation soft: a share of GPU 0: 2.9 GiB by MPS (memory limited by the driver"
     )
     explanation = explain(shared_by(view, Sharing.TIME_SLICING), parse_request(gpu="0.2"))
     (weaker,) = explanation.remedies
     assert weaker.text.startswith(
-        "accept --isolation none: a share of GPU 0: 3 GiB by time-slicing (memory not limited"
+        "accept --isolation none: a share of GPU 0: 2.91 GiB by time-slicing (memory not limited"
     )
 
 

@@ -29,12 +29,12 @@ from tranche.core.devices import memory_of
 from tranche.core.errors import SharingUnavailable, TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
-from tranche.core.quantity import GIB
+from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
 from tranche.planning.allocate import Granted, Waiting, decide
-from tranche.planning.share_costs import CONTEXT_MEMORY, capacity
+from tranche.planning.share_costs import CONTEXT_MEMORY, RESERVED_MEMORY, capacity
 from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -191,6 +191,22 @@ def test_shares_that_make_one_gpu_fit_together(share: int, by: SharingMeans) -> 
     request = Request(GpuShare(Fraction(1, share)))
     _, grants, _ = filled(machine(uncuttable_gpu(), by=by), request)
     assert len(parts(grants)) == share
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+def test_halves_share_what_the_driver_leaves_of_the_memory(sharing: Sharing) -> None:
+    t4 = uncuttable_gpu()
+    request = parse_request(gpu="0.5", isolation="none")
+    view, grants, _ = filled(machine(t4, by=SharingMeans(frozenset({sharing}), {}, 48)), request)
+    (size,) = {part.memory for part in parts(grants)}
+    assert 0 <= t4.memory_free - RESERVED_MEMORY[sharing] - 2 * size < 2 * MIB
+    assert len(view.allocations) == 2
+
+
+def test_gpus_of_which_the_driver_keeps_more_or_less_are_told_apart() -> None:
+    view = machine(uncuttable_gpu(0, reserved=10 * GIB), uncuttable_gpu(1))
+    _, decision = served(view, parse_request(gpu_memory="7G"))
+    assert [grant.gpu_uuid for grant in parts(list(decision.grants))] == [view.node.gpus[1].uuid]
 
 
 def test_a_whole_gpu_and_a_shared_one_are_never_the_same() -> None:

@@ -35,9 +35,13 @@ def shareable_devices(gpu: GpuState) -> Mapping[str, InstanceKey | None]:
 
 
 def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
-    """The bytes of a device that several may share parts of: what the driver reports, or the catalogue where it does not."""
+    """The bytes that programs can have of a device together: what the driver reports, or the catalogue where it does not.
+
+    Of an uncut GPU that is without what the driver keeps for itself. What it keeps of a slice, beyond what it leaves out of the
+    slice's memory, no driver says.
+    """
     if isinstance(device, WholeGpu):
-        return gpu.memory
+        return gpu.usable_memory
     instance, profile = gpu.instance_at(device.placement), gpu.profile(device.profile)
     known = None if instance is None else instance.memory
     return known or (0 if profile is None else profile.memory or 0)

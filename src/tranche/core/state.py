@@ -135,7 +135,8 @@ class MpsDaemon:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU. `memory` and `memory_free` in bytes.
+    """One GPU. `memory`, `memory_free` and `memory_reserved` in bytes. The last is the part of `memory` that the driver keeps for
+    itself, 0 where it does not say.
 
     `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
     with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is
@@ -165,6 +166,7 @@ class GpuState:
     compute_capability: tuple[int, int] | None = None
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     daemons: tuple[MpsDaemon, ...] = ()
+    memory_reserved: int = 0
 
     @property
     def label(self) -> str:
@@ -175,6 +177,11 @@ class GpuState:
     def full_name(self) -> str:
         """The label and the UUID: `GPU 3 (GPU-...)`. A driver that has lost a GPU may not know its UUID."""
         return self.label if self.lost and not self.uuid.startswith("GPU-") else f"{self.label} ({self.uuid})"
+
+    @property
+    def usable_memory(self) -> int:
+        """The bytes that programs can have of the uncut GPU."""
+        return self.memory - self.memory_reserved
 
     @property
     def mig_capable(self) -> bool:

@@ -217,6 +217,7 @@ class NvmlDriver:
             architecture="unknown" if family is None else family.name,
             memory=memory.total,
             memory_free=memory.free,
+            memory_reserved=_optional(_reserved_memory, handle) or 0,
             mode=current,
             pending_mode=pending,
             mode_change_needs_reset=family is not None and family.mode_change_needs_reset,
@@ -267,6 +268,11 @@ def _optional(query: Any, handle: Any) -> int | None:
         if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
             raise
         return None
+
+
+def _reserved_memory(handle: Any) -> int:
+    """The bytes that the driver keeps for itself, which only the second version of the call tells apart (drivers from 510 on)."""
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved)
 
 
 def _pair(numbers: Any) -> tuple[int, int]:

@@ -74,7 +74,7 @@ def accepted(request: Request) -> tuple[Sharing, ...]:
 
 def _way(request: Request, gpu: GpuState, sharing: Sharing) -> PartWay | None:
     """None when the GPU is too small for it."""
-    room = capacity(sharing, gpu.memory)
+    room = capacity(sharing, gpu.usable_memory)
     limit: int | None = None
     match request.demand:
         case GpuMemory(amount):
@@ -115,5 +115,5 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
 
 
 def _too_large(gpu: GpuState, sharing: Sharing) -> str:
-    most = capacity(sharing, gpu.memory) - CONTEXT_MEMORY[sharing]
+    most = capacity(sharing, gpu.usable_memory) - CONTEXT_MEMORY[sharing]
     return f"its parts have at most {format_memory(most)}"

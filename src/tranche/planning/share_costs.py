@@ -35,7 +35,7 @@ ALL_COMPUTE = 100
 
 
 def capacity(sharing: Sharing, memory: int) -> int:
-    """The bytes of a device of so much memory that can be given away in parts."""
+    """The bytes that can be given away in parts of a device of which programs can have so much `memory`."""
     return memory - RESERVED_MEMORY[sharing]
 
 

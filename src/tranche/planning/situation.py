@@ -18,11 +18,12 @@ from tranche.planning.tenancy import Tenancy, occupant
 class GpuKind:
     """What decisions see of a GPU that does not change with its users. A process has one object for each kind.
 
-    `memory` in bytes, as for the GPU. `use` is the administrator's word.
+    `memory` and `memory_reserved` in bytes, as for the GPU. `use` is the administrator's word.
     """
 
     name: str
     memory: int
+    memory_reserved: int
     memory_slices: int
     mig_capable: bool
     mode_change_needs_reset: bool
@@ -36,6 +37,7 @@ class GpuKind:
             self.profiles is gpu.profiles
             and self.name == gpu.name
             and self.memory == gpu.memory
+            and self.memory_reserved == gpu.memory_reserved
             and self.memory_slices == gpu.memory_slices
             and self.mig_capable == gpu.mig_capable
             and self.mode_change_needs_reset == gpu.mode_change_needs_reset
@@ -54,6 +56,7 @@ def kind_of(gpu: GpuState, use: GpuUse = GpuUse.AUTO, guess: GpuKind | None = No
     return _kind(
         gpu.name,
         gpu.memory,
+        gpu.memory_reserved,
         gpu.memory_slices,
         gpu.mig_capable,
         gpu.mode_change_needs_reset,

@@ -71,7 +71,7 @@ def test_a_pod_is_answered_when_its_limit_is_in_force_and_gets_no_byte_more(shor
         assert not gpu_of(rig).daemons, "nobody shares yet"
         first, second = (gpu.uuid for gpu in rig.host.view().node.gpus)
         one = await rig.kubelet.allocate(GPU, f"{first}::0")
-        memory = gpu_of(rig).memory
+        memory = gpu_of(rig).usable_memory
         assert daemon(gpu_of(rig)) == (DaemonState.READY, memory // 4)
         assert gpu_of(rig).compute_mode is ComputeMode.EXCLUSIVE
         assert one.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
@@ -188,7 +188,7 @@ def test_virtual_gpus_and_whole_ones_are_never_given_of_one_gpu(short: Path) -> 
         (part,) = (grant for each in rig.host.view().allocations for grant in each.grants if isinstance(grant, Part))
         assert part.sharing is Sharing.MPS
         taken = await asyncio.to_thread(taken_by, rig, answer)
-        assert taken * MIB <= part.memory == 3 * (gpu_of(rig, 1).memory // 10)
+        assert taken * MIB <= part.memory == 3 * (gpu_of(rig, 1).usable_memory // 10)
 
     run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"})
 
