@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,13 +11,17 @@ import pytest
 
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
-from tests.node.test_mps_daemons import GIB, only, share, short, start, t4
+from tests.node.test_mps_daemons import GIB, asked, end, only, processes_of, share, short, start, t4
 from tranche.core.allocation import NodeView, Part, Phase, WholeGpu
+from tranche.core.errors import GpuBusy, StateMoved, TrancheError
 from tranche.core.events import EventKind
+from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.node import register
 from tranche.node.daemon_care import DaemonCare
 from tranche.node.host import Host
+from tranche.planning.allocate import Granted
+from tranche.planning.plan import Plan
 
 __all__ = ["short", "t4"]  # fixtures
 
@@ -49,3 +55,59 @@ def test_a_share_that_became_active_since_the_view_keeps_its_limits(t4: Node, ph
             stored = {each.id: each for each in register.allocations(db)}
         assert stored["held"].grants == held.grants
         assert not [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+
+
+# A daemon that failed is not started anew beneath those who share its device
+
+
+def let_in(host: Host, refused: type[TrancheError], decided: Callable[[], None], begun: Callable[[], None]) -> None:
+    """Try to let somebody in for whom the limit must be raised; it is refused, and of him nothing is left."""
+    part = Part(WholeGpu(only(host).uuid), 5 * GIB, Sharing.MPS)
+    ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
+    with pytest.raises(refused):
+        host.start(
+            ticket,
+            lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"),
+            decided=decided,
+            progress=lambda gpu, step: begun(),
+        )
+    host.leave(ticket)
+    assert [each.id for each in host.view().allocations] == ["held"]
+
+
+def nothing() -> None:
+    pass
+
+
+@isolated
+@pytest.mark.parametrize("late", [False, True])
+def test_a_daemon_that_died_is_not_started_anew_beneath_who_shares(t4: Node, late: bool) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        servers = set(asked(host, "get_server_list").split())
+        (record,) = host.daemons.records.all()
+
+        def dies() -> None:
+            end(record.pid)
+
+        let_in(host, StateMoved if late else GpuBusy, nothing if late else dies, dies if late else nothing)
+        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert {str(pid) for pid in processes_of(t4)} <= servers
+
+
+@isolated
+@pytest.mark.parametrize("late", [False, True])
+def test_a_daemon_that_is_wedged_is_not_ended_beneath_who_shares(t4: Node, late: bool) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        (record,) = host.daemons.records.all()
+
+        def wedges() -> None:
+            host.daemons.records.write(record._replace(fault="it hangs", wedged=True))
+
+        let_in(host, StateMoved if late else GpuBusy, nothing if late else wedges, wedges if late else nothing)
+        assert record.pid in processes_of(t4)
+        (daemon,) = host.daemons.records.all()
+        assert daemon.wedged

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tranche.core.errors import MpsFailed, VerificationFailed
+from tranche.core.errors import MpsFailed, StateMoved, VerificationFailed
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
 from tranche.hardware.driver import Driver
 from tranche.node.mps_records import DaemonRecord, DaemonRecords, record_of
@@ -84,12 +84,16 @@ class MpsDaemons:
     ) -> None:
         """Have a daemon serve the device, with a limit of so many bytes that was read back; MpsFailed otherwise.
 
-        What an earlier daemon left behind is cleared first.
+        What an earlier daemon left behind is cleared first. StateMoved, and nothing is ended, when the daemon is no longer as the
+        GPU showed it.
         """
         process = self.process(device_uuid)
         process.check_path()
         record = self._record(gpu, slot)
         serving = record is not None and record.state is DaemonState.READY and record.device_uuid == device_uuid
+        seen = gpu.daemon_of(slot)
+        if record is not None and seen is not None and record.state is not seen.state:
+            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} was {seen.state}, and is {record.state}")
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
