@@ -217,6 +217,22 @@ def test_a_path_that_is_too_long_changes_nothing(tmp_path: Path) -> None:
     in_child(work)
 
 
+@isolated
+def test_a_slot_that_holds_another_device_gets_another_daemon_and_the_first_one_ends(cut: Node) -> None:
+    with cut.host() as host:
+        gpu = only(host)
+        step = StartMps(gpu.uuid, place_of(gpu), 4 * GIB)
+        host.daemons.start(gpu, step.slot, "MIG-before", step.limit, host.driver, time.sleep)
+        (before,) = host.daemons.records.all()
+        change(host, step)
+        (now,) = host.daemons.records.all()
+        assert now.device_uuid == daemon_of(host).device_uuid == step.device_uuid(gpu)
+        assert processes_of(cut) == [now.pid]
+        assert not host.daemons.records.pipes(before.device_uuid).exists()
+        change(host, StopMps(gpu.uuid, place_of(gpu)))
+        nothing_left(cut, host)
+
+
 # They fail
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
+from tranche.core.devices import device_uuid
 from tranche.core.grid import Occupant, Placement
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
@@ -32,7 +33,8 @@ def part(device: WholeGpu | Slice, memory: int = 3 * GIB, sharing: Sharing = Sha
 def served(gpu: GpuState, slot: InstanceKey | None = None, limit: int = 3 * GIB, state: str = "ready") -> GpuState:
     """The GPU with a daemon for that slot, or for itself."""
     mode = ComputeMode.EXCLUSIVE if slot is None else gpu.compute_mode
-    daemon = MpsDaemon(slot, gpu.uuid, DaemonState(state), limit)
+    device = WholeGpu(gpu.uuid) if slot is None else Slice(gpu.uuid, slot.profile, slot.placement)
+    daemon = MpsDaemon(slot, device_uuid(device, gpu), DaemonState(state), limit)
     return replace(gpu, daemons=(daemon,), compute_mode=mode)
 
 

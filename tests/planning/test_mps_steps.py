@@ -44,6 +44,14 @@ def test_a_slice_is_shared_whatever_the_compute_mode_of_its_gpu() -> None:
     assert StartMps(gpu.uuid, THERE, 3 * GIB).device_uuid(gpu) == gpu.instances[0].compute_instances[0].uuid
 
 
+def test_a_daemon_of_the_device_that_the_slot_held_before_is_another_devices() -> None:
+    gpu = served(CUT, SLICE.slot)
+    before = replace(gpu, daemons=(replace(gpu.daemons[0], device_uuid="MIG-before"),))
+    step = StartMps(gpu.uuid, THERE, 3 * GIB)
+    assert not step.in_effect(before)
+    assert step.apply(before) == gpu
+
+
 @pytest.mark.parametrize("before", [T4, served(T4, limit=GIB), served(T4, limit=8 * GIB, state="lost")])
 def test_what_is_expected_of_a_step_is_what_it_asks_for(before: GpuState) -> None:
     start = StartMps(before.uuid, None, 3 * GIB)

@@ -90,10 +90,13 @@ class MpsDaemons:
         process = self.process(device_uuid)
         process.check_path()
         record = self._record(gpu, slot)
-        serving = record is not None and record.state is DaemonState.READY and record.device_uuid == device_uuid
         seen = gpu.daemon_of(slot)
         if record is not None and seen is not None and record.state is not seen.state:
             raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} was {seen.state}, and is {record.state}")
+        if record is not None and record.device_uuid != device_uuid:
+            self.stop(gpu, slot, driver, sleep)
+            record = None
+        serving = record is not None and record.state is DaemonState.READY
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:

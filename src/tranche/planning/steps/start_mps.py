@@ -48,8 +48,11 @@ class StartMps(DeviceStep):
     def in_effect(self, gpu: GpuState) -> bool:
         """Whether a daemon serves the device whose limit is not lower, and nobody can pass it by."""
         daemon = self.daemon(gpu)
-        serves = daemon is not None and daemon.state is DaemonState.READY and daemon.limit >= self.limit
-        return serves and (self.occupant is not None or gpu.compute_mode is ComputeMode.EXCLUSIVE)
+        if daemon is None or daemon.state is not DaemonState.READY or daemon.limit < self.limit:
+            return False
+        # The slot may hold another device by now, which that daemon does not show its clients.
+        ours = daemon.device_uuid == self.device_uuid(gpu)
+        return ours and (self.occupant is not None or gpu.compute_mode is ComputeMode.EXCLUSIVE)
 
     def apply(self, gpu: GpuState) -> GpuState:
         """The GPU with that daemon."""
