@@ -33,7 +33,7 @@ def with_daemons_of(gpu: GpuState, found: Findings) -> GpuState:
     ours = found.on(gpu)
     if not ours:
         return gpu
-    pids = {record.pid for record in ours if record.ready}
+    pids = {record.pid for record in ours if record.state in (DaemonState.READY, DaemonState.FAULT)}
     orphaned = any(record.state in (DaemonState.LOST, DaemonState.DAMAGED) for record in ours)
 
     def users(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
