@@ -363,6 +363,44 @@ def refuse(*_: object, **__: object) -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
+@isolated
+def test_a_compute_mode_that_the_driver_does_not_say_is_not_known(t4: Node) -> None:
+    with t4.host() as host:
+        t4.machine.inject_error("nvmlDeviceGetComputeMode", 999, calls=1)
+        (gpu,) = host.driver.observe()
+        assert gpu.compute_mode is None
+        with pytest.raises(MpsFailed, match="does not say which compute mode"):
+            host.daemons.start(gpu, None, gpu.uuid, 3 * GIB, host.driver, time.sleep)
+        nothing_left(t4, host)
+
+
+@isolated
+@pytest.mark.parametrize("seen", [ComputeMode.EXCLUSIVE, None])
+def test_the_compute_mode_is_put_back_and_read_back_also_where_it_could_not_be_seen(
+    t4: Node, monkeypatch: pytest.MonkeyPatch, seen: ComputeMode | None
+) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        gpu = replace(only(host), compute_mode=seen)
+        with monkeypatch.context() as ignored:
+            ignored.setattr(host.driver, "set_compute_mode", ignore)
+            with pytest.raises(VerificationFailed, match="set to default, and is exclusive-process"):
+                host.daemons.stop(gpu, None, host.driver, time.sleep)
+        assert host.daemons.records.all() == (record,)
+        host.daemons.stop(gpu, None, host.driver, time.sleep)
+        nothing_left(t4, host)
+
+
+@isolated
+def test_a_compute_mode_that_somebody_sets_meanwhile_stays(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        host.driver.set_compute_mode(only(host).uuid, ComputeMode.PROHIBITED)
+        change(host, StopMps(only(host).uuid, None))
+        nothing_left(t4, host, ComputeMode.PROHIBITED)
+
+
 # They are looked after
 
 

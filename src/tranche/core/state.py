@@ -140,7 +140,7 @@ class GpuState:
 
     `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
     with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is
-    CUDA's, major and minor. `daemons` are Tranche's own, which no driver knows.
+    CUDA's, major and minor. `compute_mode` is None if the driver does not say. `daemons` are Tranche's own: no driver knows them.
     """
 
     index: int
@@ -164,7 +164,7 @@ class GpuState:
     numa_node: int | None = None
     lost: bool = False
     compute_capability: tuple[int, int] | None = None
-    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    compute_mode: ComputeMode | None = ComputeMode.DEFAULT
     daemons: tuple[MpsDaemon, ...] = ()
     memory_reserved: int = 0
 

@@ -255,9 +255,9 @@ def _mode(value: int) -> MigMode:
     return MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else MigMode.DISABLED
 
 
-def _compute_mode(value: int | None) -> ComputeMode:
-    """The mode of that number; that of a driver which names none, or another, lets everybody in."""
-    return next((mode for mode, number in _COMPUTE_MODES.items() if number == value), ComputeMode.DEFAULT)
+def _compute_mode(value: int | None) -> ComputeMode | None:
+    """The mode of that number; None of another one, or when the driver named none: what it is then, nobody knows."""
+    return next((mode for mode, number in _COMPUTE_MODES.items() if number == value), None)
 
 
 def _optional(query: Any, handle: Any) -> int | None:

@@ -97,6 +97,10 @@ class MpsDaemons:
             self.stop(gpu, slot, driver, sleep)
             record = None
         serving = record is not None and record.state is DaemonState.READY
+        if record is None and slot is None and gpu.compute_mode is None:
+            raise MpsFailed(
+                f"{gpu.label}: the driver does not say which compute mode it has, so it could not be put back"
+            )
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
@@ -128,9 +132,8 @@ class MpsDaemons:
         self.process(record.device_uuid).stop(sleep=sleep)
         if record.boot == boot_id() and process_lives(record.pid, record.started):
             raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
-        before = record.mode_before
-        if before is not None and gpu.compute_mode is ComputeMode.EXCLUSIVE and before is not gpu.compute_mode:
-            driver.set_compute_mode(gpu.uuid, before)
+        if (before := record.mode_before) is not None:
+            _put_back(gpu, before, driver)
         self.records.remove(record)
 
     def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -159,6 +162,16 @@ class MpsDaemons:
             self.records.write(record._replace(fault=wedged, wedged=True))
             return False
         return True
+
+
+def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
+    """Set the compute mode of before, unless somebody has set another since; VerificationFailed when the GPU does not show it."""
+    if gpu.compute_mode not in (ComputeMode.EXCLUSIVE, None) or gpu.compute_mode is before:
+        return
+    driver.set_compute_mode(gpu.uuid, before)
+    now = driver.observe_gpu(gpu.uuid).compute_mode
+    if now is not before:
+        raise VerificationFailed(f"{gpu.label}: the compute mode was set to {before}, and is {now or 'not known'}")
 
 
 def _await_server(process: MpsProcess, gpu: GpuState, sleep: Callable[[float], None]) -> None:
