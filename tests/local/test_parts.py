@@ -20,10 +20,11 @@ from tests.node.processes import isolated
 from tests.node.test_mps_daemons import cut, end, only, place_of, processes_of, short, t4
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
 from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
-from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
+from tranche.core.errors import MpsFailed, MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
+from tranche.hardware.mps_control import MpsControl
 from tranche.local.limits_watch import watching_limits
 from tranche.local.part_environment import part_environment
 from tranche.local.workload import share_environment
@@ -231,7 +232,7 @@ def test_a_server_that_does_not_let_go_is_fenced(t4: Node) -> None:
         with program(t4, host, held) as one:
             one.told()
             (record,) = host.daemons.records.all()
-            ((server, client),) = host.daemons.clients(record.device_uuid)
+            ((server, client),) = host.daemons.clients(record.device_uuid) or ()
             assert client == one.pid
             # A daemon that is stopped answers nobody, like one whose server hangs.
             assert host.daemons.terminate(record, server, 1)
@@ -241,6 +242,33 @@ def test_a_server_that_does_not_let_go_is_fenced(t4: Node) -> None:
             assert only(host).daemons[0].state is DaemonState.FAULT
         host.release(held.allocation.id, why="it ended")
         assert host.view().node.gpus[0].daemons == ()
+
+
+@isolated
+@pytest.mark.parametrize("silent", ["at once", "while it ends a client"])
+def test_a_daemon_that_does_not_answer_is_fenced(t4: Node, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(self: MpsControl, command: str, **more: Any) -> str:
+        if silent == "at once" or command.startswith("terminate"):
+            unanswered.append(command)
+        if unanswered:
+            raise MpsFailed("it does not answer")
+        return really(self, command, **more)
+
+    unanswered: list[str] = []
+    really = MpsControl.ask
+    with t4.host() as host:
+        held = admit(host, part_of(host))
+        (record,) = host.daemons.records.all()
+        with program(t4, host, held) as one:
+            one.told()
+            monkeypatch.setattr(MpsControl, "ask", ask)
+            assert not drain(host.daemons, held.allocation, {one.pid})
+            assert host.daemons.records.all()[0].wedged
+            # One that has died lets nobody in anyway, and is not said to be wedged.
+            host.daemons.records.write(record)
+            end(record.pid)
+            assert not drain(host.daemons, held.allocation, {one.pid})
+            assert host.daemons.records.all() == (record,)
 
 
 def test_a_process_that_has_a_handler_for_sigterm_is_known() -> None:

@@ -13,7 +13,7 @@ from tranche.node.mps_daemons import MpsDaemons
 def drain(daemons: MpsDaemons, allocation: Allocation, pids: set[int]) -> bool:
     """End the contexts of these processes of the allocation; whether every server did.
 
-    A server that does not within its time lets nobody more in from here on.
+    A server that does not within its time lets nobody more in from here on, and no more does a daemon that does not answer.
     """
     drained = True
     if not pids:
@@ -24,7 +24,12 @@ def drain(daemons: MpsDaemons, allocation: Allocation, pids: set[int]) -> bool:
         record = daemons.records.find(grant.gpu_uuid, grant.slot)
         if record is None:
             continue
-        for server, client in daemons.clients(record.device_uuid):
+        clients = daemons.clients(record.device_uuid)
+        if clients is None:
+            daemons.fence(record, "it did not say who its clients are when some were to be ended")
+            drained = False
+            continue
+        for server, client in clients:
             if client in pids:
                 drained = daemons.terminate(record, server, client) and drained
     return drained

@@ -146,22 +146,29 @@ class MpsDaemons:
     def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
         return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
 
-    def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...]:
-        """The clients of a device's daemon, each with its server, by their pids; none when the daemon does not answer."""
+    def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:
+        """The clients of a device's daemon, each with its server, by their pids; None when the daemon does not answer."""
         control = self.process(device_uuid).control
         try:
             return tuple((server, client) for server in control.servers() for client in control.clients(server))
         except MpsFailed:
-            return ()
+            return None
+
+    def fence(self, record: DaemonRecord, why: str) -> None:
+        """Let nobody more in for as long as the daemon lives. Of one that has died, or is not known, that is true already."""
+        if record.state not in (DaemonState.LOST, DaemonState.DAMAGED):
+            self.records.write(record._replace(fault=why, wedged=True))
 
     def terminate(self, record: DaemonRecord, server: int, client: int) -> bool:
         """End the contexts of a client, so that its process can be killed; a server that does not is wedged, and fenced."""
         done = self.process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
-        if not done and client in (pid for _, pid in self.clients(record.device_uuid)):
-            wedged = f"its server did not let go of client {client}"
-            self.records.write(record._replace(fault=wedged, wedged=True))
-            return False
-        return True
+        if done:
+            return True
+        clients = self.clients(record.device_uuid)
+        if clients is not None and client not in (pid for _, pid in clients):
+            return True
+        self.fence(record, f"its server did not let go of client {client}")
+        return False
 
 
 def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
