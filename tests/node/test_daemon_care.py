@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -10,11 +12,12 @@ from typing import Any, cast
 import pytest
 
 from tests.node.machines import Node, change
-from tests.node.processes import isolated
+from tests.node.processes import Child, isolated
 from tests.node.test_mps_daemons import GIB, asked, end, only, processes_of, share, short, start, t4
 from tranche.core.allocation import NodeView, Part, Phase, WholeGpu
 from tranche.core.errors import GpuBusy, StateMoved, TrancheError
 from tranche.core.events import EventKind
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.node import register
@@ -111,3 +114,38 @@ def test_a_daemon_that_is_wedged_is_not_ended_beneath_who_shares(t4: Node, late:
         assert record.pid in processes_of(t4)
         (daemon,) = host.daemons.records.all()
         assert daemon.wedged
+
+
+# Suspicion is noted before a share is free
+
+
+@isolated
+@pytest.mark.parametrize("how", ["released", "settled"])
+def test_a_kill_while_a_share_is_freed_loses_no_suspicion(t4: Node, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free() -> None:
+        really = register.remove_allocation
+
+        def removed_and_killed(db: sqlite3.Connection, allocation_id: str) -> bool:
+            (record,) = host.daemons.records.all()
+            assert record.suspect, "the share is free after this"
+            really(db, allocation_id)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return True
+
+        monkeypatch.setattr(register, "remove_allocation", removed_and_killed)
+        with t4.host() as host:
+            if how == "released":
+                host.release("held", why="killed")
+            else:
+                host.view()
+
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        if how == "settled":
+            with host.ledger.write() as db:
+                register.set_keeper(db, "held", ProcessKeeper(2**22 - 1, 1))
+        child = Child(free)
+        assert child.wait() == -signal.SIGKILL
+        (record,) = host.daemons.records.all()
+        assert record.suspect

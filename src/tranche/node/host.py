@@ -431,15 +431,17 @@ class Host:
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""
-        with self.ledger.write() as db:
+        with self.ledger.read() as db:
             found = next((each for each in register.allocations(db) if each.id == allocation_id), None)
-            if found is None:
+        if found is not None:
+            # Noted first: nobody else would, were this process killed when the share is free.
+            self._care.given_back(found.grants, True)
+        with self.ledger.write() as db:
+            if found is None or not register.remove_allocation(db, allocation_id):
                 raise AllocationUnknown(
                     f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
                 )
-            register.remove_allocation(db, allocation_id)
             chronicle.released(db, self._clock(), allocation_id, why)
-        self._care.given_back(found.grants, True)
         self._boundary()
         drop_state_file(self.places.allocation(allocation_id))
 

@@ -106,6 +106,9 @@ class Recovery:
             return Remains()
         remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
         gone, keeper = remains.life is Life.GONE, remains.keeper(allocation.keeper)
+        if gone:
+            # Noted first: when this process is killed before the share is freed, whoever frees it may not know of a kill.
+            self._given_back(allocation.grants, killed)
         with self._ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
                 chronicle.released(db, self._clock(), allocation_id, why)
@@ -114,7 +117,6 @@ class Recovery:
                 if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
                     chronicle.kept(db, self._clock(), allocation_id, keeper)
         if gone:
-            self._given_back(allocation.grants, killed)
             drop_state_file(self._places.allocation(allocation_id))
         return remains
 
