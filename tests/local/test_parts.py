@@ -191,9 +191,32 @@ def test_a_watch_tells_at_once_that_the_daemon_has_died(t4: Node) -> None:
             pid = host.daemons.records.all()[0].pid
             os.kill(pid, signal.SIGKILL)
             assert lost.wait(60)
-        with watching_limits(held.allocation, host.daemons.records, lost.clear):
-            pass
-        assert not lost.is_set()
+
+
+@isolated
+def test_nothing_begins_without_the_daemon_that_keeps_its_limits(t4: Node) -> None:
+    with t4.host() as host:
+        held = admit(host, part_of(host))
+        (record,) = host.daemons.records.all()
+
+        def begin() -> None:
+            with watching_limits(held.allocation, host.daemons.records, lambda: None):
+                pytest.fail("the command began")
+
+        # The pid is another process's now.
+        host.daemons.records.write(record._replace(pid=os.getpid()))
+        with pytest.raises(VerificationFailed, match="has just died"):
+            begin()
+        host.daemons.records.write(record._replace(ready=False))
+        with pytest.raises(VerificationFailed, match="no MPS daemon keeps"):
+            begin()
+        host.daemons.records.write(record)
+        end(record.pid)
+        with pytest.raises(VerificationFailed, match="has just died"):
+            begin()
+        host.daemons.records.remove(record)
+        with pytest.raises(VerificationFailed, match="no MPS daemon keeps"):
+            begin()
 
 
 @isolated

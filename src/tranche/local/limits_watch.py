@@ -10,26 +10,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from tranche.core.allocation import Allocation, Part
+from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
-from tranche.node.mps_records import DaemonRecords
+from tranche.core.state import DaemonState
+from tranche.node.mps_records import DaemonRecord, DaemonRecords
+
+_AGAIN = "run the command again"
 
 
 @contextmanager
 def watching_limits(allocation: Allocation, records: DaemonRecords, lost: Callable[[], None]) -> Iterator[None]:
-    """Call `lost`, from another thread, at the moment in which a daemon of the allocation dies within the block."""
-    pids = _daemons(allocation, records)
-    if not pids:
+    """Call `lost`, from another thread, at the moment in which a daemon of the allocation dies within the block.
+
+    VerificationFailed when one is dead before the block: nothing may begin there without its limits.
+    """
+    daemons = _daemons(allocation, records)
+    if not daemons:
         yield
         return
     with ExitStack() as stack:
         watched = []
-        for pid in pids:
+        for daemon in daemons:
             try:
-                descriptor = os.pidfd_open(pid)
-            except ProcessLookupError:
-                lost()
-                continue
+                descriptor = os.pidfd_open(daemon.pid)
+            except ProcessLookupError as error:
+                raise _died(daemon) from error
             stack.callback(os.close, descriptor)
+            # The pid may be another process's by now; what the descriptor means cannot change any more.
+            if daemon.state not in (DaemonState.READY, DaemonState.FAULT):
+                raise _died(daemon)
             watched.append(descriptor)
         reading, writing = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, reading)
@@ -47,10 +56,21 @@ def watching_limits(allocation: Allocation, records: DaemonRecords, lost: Callab
             thread.join()
 
 
-def _daemons(allocation: Allocation, records: DaemonRecords) -> list[int]:
-    by_mps = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MPS]
-    found = (records.find(part.gpu_uuid, part.slot) for part in by_mps)
-    return [record.pid for record in found if record is not None]
+def _daemons(allocation: Allocation, records: DaemonRecords) -> list[DaemonRecord]:
+    found = []
+    for part in allocation.grants:
+        if isinstance(part, Part) and part.sharing is Sharing.MPS:
+            record = records.find(part.gpu_uuid, part.slot)
+            if record is None or not record.ready:
+                raise VerificationFailed(f"no MPS daemon keeps the limits on {part.gpu_uuid}", hint=_AGAIN)
+            found.append(record)
+    return found
+
+
+def _died(daemon: DaemonRecord) -> VerificationFailed:
+    return VerificationFailed(
+        f"the MPS daemon of {daemon.device_uuid} has just died: nothing keeps the limits", hint=_AGAIN
+    )
 
 
 def _watch(daemons: Sequence[int], ended: int, lost: Callable[[], None]) -> None:
