@@ -49,7 +49,7 @@ def with_mps(
 ) -> ContainerResponse:
     """The answer with what clients of MPS need, and with the limit of each; as it is for devices that are not shared so.
 
-    The daemon's own limit is that of the largest part of its device, and what a client is told can only be less.
+    The daemon's own limit is the largest part since it started, and what a client is told can only be less.
     """
     clients = [device for device in devices if device.replica is not None and device.sharing is Sharing.MPS]
     if not clients:
