@@ -7,14 +7,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, end_daemons, holders, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
 from tranche.core.errors import HardwareError
-from tranche.hardware.control_groups import own_group, populated, remove_group
-from tranche.node.session import Places
+from tranche.hardware.control_groups import group_namespace, own_group, remove_group
+from tranche.node.memory_groups import MemoryGroup, MemoryGroups
+from tranche.node.session import Places, boot_id
 
 TOTAL = GREEDY.replace("tell([len(sizes)", "tell([check(cu.cuMemGetInfo())[1] >> 20, len(sizes)")
 
@@ -128,6 +130,84 @@ def test_the_own_group_is_found_where_its_hierarchy_is_mounted(
     assert found == (None if expected is None else Path(expected))
 
 
+# When a group goes
+
+
+def noted(state_dir: Path, group: MemoryGroup) -> MemoryGroups:
+    """The groups of a state folder that has a note of this one."""
+    groups = MemoryGroups(Places(state_dir))
+    groups._note(group)
+    assert groups.left([]) == (group,)
+    return groups
+
+
+def group_at(folder: Path, **more: str) -> MemoryGroup:
+    here = {"namespace": group_namespace(), "boot": boot_id(), **more}
+    return MemoryGroup("aaaa0001", folder / "tranche-aaaa0001", ("GPU-a",), **here)
+
+
+@pytest.mark.parametrize("below", ["", "session/scope"])
+def test_a_group_that_somebody_removed_is_forgotten(tmp_path: Path, below: str) -> None:
+    (tmp_path / "cgroup.procs").touch()
+    group = group_at(tmp_path / below)
+    groups = noted(tmp_path / "state", group)
+    assert groups.drop(group)
+    assert groups.left([]) == ()
+
+
+@pytest.mark.parametrize("namespace", [None, "cgroup:[1]", ""])
+def test_a_group_that_cannot_be_seen_from_here_is_not_forgotten(tmp_path: Path, namespace: str | None) -> None:
+    """As in a container, where the path leads nowhere, or somewhere else; without a namespace the group above must be there."""
+    if namespace is not None:
+        (tmp_path / "cgroup.procs").touch()
+    group = group_at(tmp_path / "pod", **({} if namespace is None else {"namespace": namespace}))
+    groups = noted(tmp_path / "state", group)
+    assert not groups.drop(group)
+    assert groups.left([]) == (group,)
+
+
+def test_a_group_of_an_earlier_start_of_the_machine_is_forgotten(tmp_path: Path) -> None:
+    group = group_at(tmp_path, namespace="cgroup:[1]", boot="5b8d22c6-0000-4000-8000-000000000000")
+    groups = noted(tmp_path / "state", group)
+    assert groups.drop(group)
+    assert groups.left([]) == ()
+
+
+def test_a_group_of_which_the_kernel_does_not_say_who_is_in_it_stays(tmp_path: Path) -> None:
+    group = group_at(tmp_path)
+    group.folder.mkdir()
+    groups = noted(tmp_path / "state", group)
+    assert not groups.drop(group)
+    assert (group.folder.exists(), groups.left([])) == (True, (group,))
+
+
+def test_group_and_note_stay_while_the_driver_does_not_lift_the_limit(t4: TestMachine, groups: Path) -> None:
+    first = tenant(t4, "--gpu-memory", "3G")
+    assert first.told() is not None
+    (holder,) = holders(t4)
+    t4.machine.inject_error("nvmlDeviceSetMemoryLimits", pynvml.NVML_ERROR_UNKNOWN, calls=1000)
+    first.go_on()
+    assert first.ended()[0] == 0
+    assert holders(t4) == []
+    assert of_shares(t4) == [holder["id"]]
+    (left,) = MemoryGroups(Places(t4.state_dir)).left([])
+    assert left.folder.is_dir()
+    t4.machine.clear_injections()
+    assert holders(t4) == []
+    assert of_shares(t4) == []
+    assert not left.folder.exists()
+
+
+def test_a_lost_gpu_keeps_no_group(t4: TestMachine, groups: Path) -> None:
+    first = tenant(t4, "--gpu-memory", "3G")
+    assert first.told() is not None
+    (left,) = MemoryGroups(Places(t4.state_dir)).left([])
+    t4.machine.inject_lost(0)
+    first.go_on()
+    first.ended()
+    wait_until(lambda: (t4.tranche("gpus"), of_shares(t4))[1] == [])
+    assert not left.folder.exists()
+
+
 def test_a_group_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
-    assert not populated(tmp_path / "gone")
     assert remove_group(tmp_path / "gone")

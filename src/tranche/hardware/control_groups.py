@@ -39,12 +39,39 @@ def make_group(folder: Path) -> None:
         raise HardwareError(f"cannot make the control group {folder}: {error.strerror}") from error
 
 
-def populated(folder: Path) -> bool:
-    """Whether a process lives in the group or in one below it; False for a group that is gone."""
+def group_namespace(proc: Path = _SELF) -> str:
+    """The control group namespace of this process, in which its paths of groups hold; "" where the kernel does not tell."""
     try:
-        return "populated 1" in (folder / "cgroup.events").read_text()
+        return os.readlink(proc / "ns" / "cgroup")
+    except OSError:
+        return ""
+
+
+def is_gone(folder: Path, *, same_namespace: bool) -> bool:
+    """Whether there is no such group any more. False where that cannot be seen from here, as in a container.
+
+    In the namespace in which the path was made, a group above it that is there is enough: groups between may be gone as well.
+    Where that is not known, the group right above must be there.
+    """
+    try:
+        os.lstat(folder)
+        return False
+    except FileNotFoundError:
+        pass
     except OSError:
         return False
+    above = folder.parent
+    while same_namespace and not above.exists() and above != above.parent:
+        above = above.parent
+    return (above / _PROCESSES).exists()
+
+
+def populated(folder: Path) -> bool:
+    """Whether a process lives in the group or in one below it, or may live there: the kernel does not say."""
+    try:
+        return "populated 0" not in (folder / "cgroup.events").read_text()
+    except OSError:
+        return True
 
 
 def remove_group(folder: Path) -> bool:
@@ -52,9 +79,12 @@ def remove_group(folder: Path) -> bool:
     try:
         for below, _, _ in os.walk(folder, topdown=False):
             os.rmdir(below)
+        os.lstat(folder)
+    except FileNotFoundError:
+        return True
     except OSError:
-        return not folder.exists()
-    return True
+        pass
+    return False
 
 
 @contextmanager

@@ -10,14 +10,22 @@ import pynvml
 from tranche.core.errors import HardwareError, VerificationFailed
 
 _NO_LIMIT: Final = 2**64 - 1
+_NOT_THERE: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 def limit_memory(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
     """Let the processes of a group have at most `hard` bytes of the GPU together, and `soft` whatever others do.
 
-    VerificationFailed when the driver does not show the limits afterwards; HardwareError when it refuses them.
+    HardwareError when the driver refuses; there is nothing to lift then.
     """
-    _set(gpu_uuid, group, soft, hard)
+    try:
+        _set(gpu_uuid, group, soft, hard)
+    except pynvml.NVMLError as error:
+        raise _refused("limit the memory of", group, gpu_uuid, error) from error
+
+
+def verify_limit(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
+    """VerificationFailed when the driver does not show these limits of the group; HardwareError when it shows none."""
     limits = pynvml.c_nvmlGetMemoryLimits_v1_t(str(group).encode())
     try:
         pynvml.nvmlDeviceGetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid), limits)
@@ -30,16 +38,29 @@ def limit_memory(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
 
 
 def lift_limit(gpu_uuid: str, group: Path) -> None:
-    """Take the limits of a group away; that must be before the group goes, or its soft limit stays with the groups above."""
-    _set(gpu_uuid, group, 0, _NO_LIMIT)
+    """Take the limits of a group away; that must be before the group goes, or its soft limit stays with the groups above.
+
+    HardwareError when the driver refuses; of a GPU that is lost, or not there any more, nothing is left to lift.
+    """
+    try:
+        _set(gpu_uuid, group, 0, _NO_LIMIT)
+    except pynvml.NVMLError as error:
+        if _answers(gpu_uuid):
+            raise _refused("lift the limit of", group, gpu_uuid, error) from error
+
+
+def _answers(gpu_uuid: str) -> bool:
+    """False only when the driver says that it has lost the GPU, or does not know it."""
+    try:
+        pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid))
+    except pynvml.NVMLError as error:
+        return error.value not in _NOT_THERE
+    return True
 
 
 def _set(gpu_uuid: str, group: Path, soft: int, hard: int) -> None:
     limits = pynvml.c_nvmlSetMemoryLimits_v1_t(str(group).encode(), soft, hard)
-    try:
-        pynvml.nvmlDeviceSetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid), limits)
-    except pynvml.NVMLError as error:
-        raise _refused("limit the memory of", group, gpu_uuid, error) from error
+    pynvml.nvmlDeviceSetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid), limits)
 
 
 def _refused(what: str, group: Path, gpu_uuid: str, error: pynvml.NVMLError) -> HardwareError:

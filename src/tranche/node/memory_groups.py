@@ -16,15 +16,21 @@ from typing import NamedTuple
 from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.sharing import Sharing
-from tranche.node.session import Places
+from tranche.node.session import Places, boot_id
 
 
 class MemoryGroup(NamedTuple):
-    """The group of one share, and the GPUs on which it has limits."""
+    """The group of one share, and the GPUs on which it has limits.
+
+    `namespace` is the control group namespace in which its path holds, `boot` the start of the machine that it belongs to; each
+    is "" where it is not known.
+    """
 
     allocation_id: str
     folder: Path
     gpu_uuids: tuple[str, ...]
+    namespace: str = ""
+    boot: str = ""
 
 
 class MemoryGroups:
@@ -38,20 +44,32 @@ class MemoryGroups:
         parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MEMORY_LIMITS]
         if not parts:
             return None
-        from tranche.hardware.control_groups import make_group, own_group
-        from tranche.hardware.memory_limits import limit_memory
+        from tranche.hardware.control_groups import group_namespace, make_group, own_group
+        from tranche.hardware.memory_limits import limit_memory, verify_limit
 
         parent = own_group()
         if parent is None:
             raise HardwareError("there is no control group of version 2 to limit the memory of")
-        group = MemoryGroup(allocation.id, parent / f"tranche-{allocation.id}", tuple(part.gpu_uuid for part in parts))
+        group = MemoryGroup(
+            allocation.id,
+            parent / f"tranche-{allocation.id}",
+            tuple(part.gpu_uuid for part in parts),
+            group_namespace(),
+            boot_id(),
+        )
         self._note(group)
+        limited: list[str] = []
         try:
             make_group(group.folder)
             for part in parts:
-                limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=part.limit or part.memory)
+                hard = part.limit or part.memory
+                limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=hard)
+                limited.append(part.gpu_uuid)
+                verify_limit(part.gpu_uuid, group.folder, soft=part.memory, hard=hard)
         except TrancheError:
-            self.drop(group)
+            begun = group._replace(gpu_uuids=tuple(limited))
+            self._note(begun)
+            self.drop(begun)
             raise
         return group
 
@@ -66,26 +84,53 @@ class MemoryGroups:
             # A note may go meanwhile, and what is no note is nobody's.
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = json.loads((self._notes / name).read_text())
-                found.append(MemoryGroup(name, Path(note["group"]), tuple(note["gpus"])))
+                words = str(note.get("namespace", "")), str(note.get("boot", ""))
+                found.append(MemoryGroup(name, Path(note["group"]), tuple(note["gpus"]), *words))
         return tuple(found)
 
     def drop(self, group: MemoryGroup) -> bool:
-        """Take the limits and the group away; False while something still runs in it."""
-        from tranche.hardware.control_groups import populated, remove_group
-        from tranche.hardware.memory_limits import lift_limit
+        """Take the limits and the group away, and then the note; whether all of it is gone.
 
-        if populated(group.folder):
-            return False
-        if group.folder.is_dir():
-            for gpu_uuid in group.gpu_uuids:
-                with suppress(TrancheError):
-                    lift_limit(gpu_uuid, group.folder)
-        if not remove_group(group.folder):
+        Group and note stay while something may run in the group, while the driver does not lift a limit of a GPU that answers,
+        and while it cannot be seen from here whether the group is there.
+        """
+        from tranche.hardware.control_groups import populated, remove_group
+
+        if not _ended(group) and (populated(group.folder) or not _lifted(group) or not remove_group(group.folder)):
             return False
         (self._notes / group.allocation_id).unlink(missing_ok=True)
         return True
 
     def _note(self, group: MemoryGroup) -> None:
         self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note = {"group": str(group.folder), "gpus": list(group.gpu_uuids)}
+        note = {
+            "group": str(group.folder),
+            "gpus": list(group.gpu_uuids),
+            "namespace": group.namespace,
+            "boot": group.boot,
+        }
         (self._notes / group.allocation_id).write_text(json.dumps(note))
+
+
+def _ended(group: MemoryGroup) -> bool:
+    """Whether the group is no more: it ended with the machine, or somebody removed it."""
+    from tranche.hardware.control_groups import group_namespace, is_gone
+
+    if group.boot not in ("", boot_id()) and boot_id():
+        return True
+    if group.namespace not in ("", group_namespace()):
+        return False
+    return is_gone(group.folder, same_namespace=bool(group.namespace))
+
+
+def _lifted(group: MemoryGroup) -> bool:
+    """Take the group's limits away, each that can be; whether none is left."""
+    from tranche.hardware.memory_limits import lift_limit
+
+    left = False
+    for gpu_uuid in group.gpu_uuids:
+        try:
+            lift_limit(gpu_uuid, group.folder)
+        except TrancheError:
+            left = True
+    return not left
