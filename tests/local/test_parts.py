@@ -116,6 +116,7 @@ def test_a_program_learns_its_limits_from_its_environment(t4: Node) -> None:
             "TRANCHE_GPU_MEMORY_LIMIT": str(3 * GIB),
         }
         assert share["CUDA_VISIBLE_DEVICES"] == only(host).uuid
+        assert share["TRANCHE_PARTS"] == f"{only(host).uuid}:mps:{3 * GIB}:25:"
 
 
 @isolated
@@ -124,6 +125,7 @@ def test_turns_need_no_daemon_and_promise_no_memory(t4: Node) -> None:
         held = admit(host, replace(part_of(host), sharing=Sharing.TIME_SLICING))
         share = share_environment(held, host.observe_gpu, host.places)
         assert not [name for name in share if "MPS" in name or "LIMIT" in name]
+        assert share["TRANCHE_PARTS"] == f"{only(host).uuid}:time-slicing:{3 * GIB}::"
         assert processes_of(t4) == []
         with program(t4, host, held) as greedy:
             assert greedy.told()[0] > 12 * 1024

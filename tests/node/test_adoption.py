@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.local.queue import Queue
+from tranche.node.adoption import part_word
 from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.node.session import pid_namespace, process_start_time
@@ -160,3 +162,47 @@ def test_programs_in_parts_of_one_gpu_are_all_taken_over(tmp_path: Path) -> None
             # No daemon is known that keeps their limits.
             lost = Part(WholeGpu(gpu), 4 << 30, Sharing.MPS, unlimited=True)
             assert [each.grants for each in found] == [(lost,), (lost,)]
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path: Path, sharing: Sharing) -> None:
+    node, cut = a100_in_slices(tmp_path)
+    with node.host() as host:
+        gpu = host.driver.observe().gpus[1].uuid
+    inside = cut.instances[0]
+    place = Slice(cut.uuid, inside.profile, inside.placement)
+    ceiling = 30 if sharing is Sharing.MPS else None
+    one = Part(WholeGpu(gpu), 4 << 30, sharing, ceiling, 5 << 30 if sharing is Sharing.MEMORY_LIMITS else None)
+    other = Part(WholeGpu(gpu), 6 << 30, sharing, ceiling)
+    sliced = Part(place, 1 << 30, sharing)
+    words = {
+        "aaaa0007": (gpu, part_word(gpu, one)),
+        "aaaa0008": (gpu, part_word(gpu, other)),
+        "aaaa0009": (inside.compute_instances[0].uuid, part_word(inside.compute_instances[0].uuid, sliced)),
+    }
+    with ExitStack() as running:
+        for name, (device, word) in words.items():
+            running.enter_context(
+                loiterer(node, TRANCHE_ALLOCATION=name, CUDA_VISIBLE_DEVICES=device, TRANCHE_PARTS=word)
+            )
+        lose(node)
+        with node.host() as host:
+            found = {each.id: each.grants for each in host.view().allocations}
+            # No daemon is known that keeps the limits of MPS.
+            lost = sharing is Sharing.MPS
+            assert found == {
+                name: (replace(part, unlimited=lost),) for name, part in zip(words, (one, other, sliced), strict=True)
+            }
+
+
+@pytest.mark.parametrize("word", ["", "x", "{}:turns:1073741824::", "{}:mps:0::", "{}:mps:1:101:", "GPU-other:mps:1::"])
+def test_who_names_no_part_holds_the_device(tmp_path: Path, word: str) -> None:
+    node, _ = a100_in_slices(tmp_path)
+    with node.host() as host:
+        gpu = host.driver.observe().gpus[1].uuid
+    mark = {"TRANCHE_ALLOCATION": "aaaa0010", "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": word.format(gpu)}
+    with loiterer(node, **mark):
+        lose(node)
+        with node.host() as host:
+            (found,) = host.view().allocations
+            assert found.grants == (WholeGpu(gpu),)

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 from tranche.core.allocation import Allocation, Part
+from tranche.core.devices import device_uuid
 from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
-from tranche.node.adoption import MEMORY_LIMIT, MPS_PIPES
+from tranche.node.adoption import MEMORY_LIMIT, MPS_PIPES, PARTS, part_word
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 
@@ -24,7 +25,8 @@ def part_environment(
     parts = [grant for grant in allocation.grants if isinstance(grant, Part)]
     for part in parts:
         _refuse_cut(part, gpus[part.gpu_uuid])
-    found: dict[str, str] = {}
+    words = [part_word(device_uuid(part, gpus[part.gpu_uuid]), part) for part in parts]
+    found = {PARTS: ",".join(words)} if parts else {}
     if any(part.sharing is not Sharing.TIME_SLICING for part in parts):
         found[MEMORY_LIMIT] = str(min(part.memory for part in parts))
     by_mps = [part for part in parts if part.sharing is Sharing.MPS]

@@ -23,10 +23,19 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
 """The variable with the most that a program may have of each device, in bytes. Under MPS CUDA shows the whole device."""
 
+PARTS = "TRANCHE_PARTS"
+"""The variable with the parts of devices that a share consists of, each as `part_word` writes it, separated by commas."""
+
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 _BYTES = re.compile("[1-9][0-9]{0,14}")
+_PART = re.compile("([0-9A-Za-z/-]+):([a-z-]+):([1-9][0-9]{0,14}):([1-9][0-9]?|100|):([1-9][0-9]{0,14}|)")
 _ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
+
+
+def part_word(device_uuid: str, part: Part) -> str:
+    """A part in an environment: `UUID:mechanism:memory:ceiling:limit`, the last two empty where the part has none."""
+    return f"{device_uuid}:{part.sharing}:{part.memory}:{part.compute or ''}:{part.limit or ''}"
 
 
 def shares_of_processes(
@@ -41,7 +50,7 @@ def shares_of_processes(
     for process, environment in _environments(proc):
         name = environment.get(MARK, "")
         uuids = environment.get(DEVICES, "").split(",")
-        grants = tuple(_given(devices[uuid], environment) for uuid in dict.fromkeys(uuids) if uuid in devices)
+        grants = tuple(_given(uuid, devices[uuid], environment) for uuid in dict.fromkeys(uuids) if uuid in devices)
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())
         if here and _ID.fullmatch(name) and grants and not older and process.uid in (0, uid):
@@ -60,11 +69,18 @@ def shares_of_processes(
     )
 
 
-def _given(device: Grant, environment: Mapping[str, str]) -> Grant:
+def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
     """What the process has of the device: all of it, or the part that its environment limits it to."""
-    limit = environment.get(MEMORY_LIMIT, "")
-    if MPS_PIPES in environment and _BYTES.fullmatch(limit) and isinstance(device, WholeGpu | Slice):
-        return Part(device, int(limit), Sharing.MPS)
+    if not isinstance(device, WholeGpu | Slice):
+        return device
+    for word in environment.get(PARTS, "").split(","):
+        found = _PART.fullmatch(word)
+        if found is not None and found[1] == uuid and found[2] in set(Sharing):
+            compute, limit = (int(each) if each else None for each in found.group(4, 5))
+            return Part(device, int(found[3]), Sharing(found[2]), compute, limit)
+    limit_text = environment.get(MEMORY_LIMIT, "")
+    if MPS_PIPES in environment and _BYTES.fullmatch(limit_text):
+        return Part(device, int(limit_text), Sharing.MPS)
     return device
 
 
