@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -13,15 +14,16 @@ import pytest
 
 from tests.node.machines import Node, change
 from tests.node.processes import Child, isolated
-from tests.node.test_mps_daemons import GIB, asked, end, only, processes_of, share, short, start, t4
+from tests.node.test_mps_daemons import GIB, asked, end, nothing_left, only, processes_of, share, short, start, t4
 from tranche.core.allocation import NodeView, Part, Phase, WholeGpu
-from tranche.core.errors import GpuBusy, StateMoved, TrancheError
+from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError
 from tranche.core.events import EventKind
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.node import register
 from tranche.node.daemon_care import DaemonCare
+from tranche.node.daemon_tries import PAUSE_SECONDS
 from tranche.node.host import Host
 from tranche.planning.allocate import Granted
 from tranche.planning.plan import Plan
@@ -29,11 +31,11 @@ from tranche.planning.plan import Plan
 __all__ = ["short", "t4"]  # fixtures
 
 
-def look_after(host: Host, view: NodeView, working: frozenset[str] = frozenset()) -> None:
+def look_after(host: Host, view: NodeView, working: frozenset[str] = frozenset(), *, whole: bool = False) -> None:
     """Look after the daemons, by a view that was taken before."""
     executor = cast(Any, None)
     care = DaemonCare(host.daemons, host.memory_groups, host.ledger, executor, clock=lambda: 1.0, new_id=lambda: "p")
-    care.look_after(view, working, lambda: "session")
+    care.look_after(view, working, lambda: "session", whole=whole)
 
 
 @isolated
@@ -149,3 +151,60 @@ def test_a_kill_while_a_share_is_freed_loses_no_suspicion(t4: Node, how: str, mo
         assert child.wait() == -signal.SIGKILL
         (record,) = host.daemons.records.all()
         assert record.suspect
+
+
+# What cannot be ended now is not tried at each look
+
+
+def undone(host: Host) -> int:
+    """How many events say that something failed."""
+    return len([event for event in host.events() if event.kind is EventKind.UNDONE])
+
+
+@isolated
+def test_a_daemon_that_does_not_end_is_tried_again_after_a_while(t4: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise MpsFailed("it lives on")
+
+    now = time.time()
+    with t4.host(clock=lambda: now) as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        host.daemons.records.write(record._replace(suspect=True))
+        with monkeypatch.context() as patched:
+            patched.setattr(host.daemons, "stop", fails)
+            for expected in (1, 2):
+                for _ in range(3):
+                    host.view()
+                    assert undone(host) == expected
+                now += PAUSE_SECONDS
+        nothing_left(t4, host)
+        assert undone(host) == 2
+
+
+@isolated
+def test_a_daemon_waits_for_its_gpu_to_answer(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        now = host.view()
+        host.daemons.records.write(record._replace(suspect=True))
+        lost = replace(now.node.gpus[0], lost=True)
+        # To end it takes an executor, and there is none.
+        look_after(host, replace(now, node=replace(now.node, gpus=(lost,))))
+        assert record.pid in processes_of(t4)
+
+
+@isolated
+def test_a_daemon_ends_when_its_gpu_is_not_in_the_machine_any_more(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        now = host.view()
+        host.daemons.records.write(record._replace(suspect=True))
+        without = replace(now, node=replace(now.node, gpus=()))
+        look_after(host, without)
+        assert record.pid in processes_of(t4), "somebody may be shown less than there is"
+        look_after(host, without, whole=True)
+        assert host.daemons.records.all() == ()
+        assert processes_of(t4) == []

@@ -17,6 +17,7 @@ from tranche.core.lost_limits import with_lost_limits
 from tranche.core.sharing import Sharing
 from tranche.node import chronicle, journal, records, register
 from tranche.node.daemon_due import care_needed, is_due, shared_by_mps
+from tranche.node.daemon_tries import DaemonTries
 from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
 from tranche.node.memory_groups import MemoryGroups
@@ -40,6 +41,7 @@ class DaemonCare:
         new_id: Callable[[], str],
     ) -> None:
         self._daemons = daemons
+        self._tries = DaemonTries(daemons.records.folder)
         self._groups = groups
         self._ledger = ledger
         self._executor = executor
@@ -57,8 +59,8 @@ class DaemonCare:
     ) -> bool:
         """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
 
-        What fails is said in an event, and tried again next time. `session` names this process in the journal. Where the
-        view is of the `whole` machine, a daemon that is known by its folder alone and is of no device in it ends too.
+        What fails is said in an event, and tried again after a while. `session` names this process in the journal. Where the
+        view is of the `whole` machine, the daemons of devices that are not in it end too.
         """
         for group in self._groups.left([each.id for each in view.allocations]):
             self._groups.drop(group)
@@ -74,8 +76,15 @@ class DaemonCare:
             with self._ledger.write() as db:
                 chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.fault)
         due = [each for each in known if each.key not in shared and is_due(each, self._daemons.records, self._clock())]
+        gpus = {gpu.uuid: gpu for gpu in view.node}
         for record in due:
-            self._end(record, session())
+            gpu = gpus.get(record.gpu_uuid)
+            if gpu is not None and gpu.lost:
+                self._tries.note(record, self._clock())  # it answers nobody, so nothing can be put back yet
+            elif gpu is not None:
+                self._end(record, session())
+            elif whole:
+                self._end_without_gpu(record)
         if whole and not working and not any(gpu.lost for gpu in view.node):
             for name in found.unclaimed(view.node):
                 with suppress(MpsFailed):  # its record stays, and it is tried again
@@ -126,3 +135,15 @@ class DaemonCare:
             journal.close_plan(db, plan_id, status, ended=self._clock(), counted=False)
             if error is not None:
                 chronicle.undone(db, self._clock(), plan_id, error, allocation_id="")
+        if error is None:
+            self._tries.clear(record)
+        else:
+            self._tries.note(record, self._clock())
+
+    def _end_without_gpu(self, record: DaemonRecord) -> None:
+        try:
+            self._daemons.end_without_gpu(record)
+        except MpsFailed:
+            self._tries.note(record, self._clock())
+        else:
+            self._tries.clear(record)

@@ -9,6 +9,7 @@ from tranche.core.allocation import Allocation, Part
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, InstanceKey
 from tranche.node import records, register
+from tranche.node.daemon_tries import DaemonTries
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 DeviceKey = tuple[str, InstanceKey | None]
@@ -33,7 +34,12 @@ def care_needed(db: sqlite3.Connection, known: DaemonRecords, now: float) -> boo
 
 
 def is_due(record: DaemonRecord, known: DaemonRecords, now: float) -> bool:
-    """Whether a daemon whose device nobody shares should end now: something is wrong with it, or it was idle for long."""
+    """Whether a daemon whose device nobody shares should end now: something is wrong with it, or it was idle for long.
+
+    Not shortly after that failed.
+    """
+    if DaemonTries(known.folder).failed_lately(record, now):
+        return False
     if record.state is not DaemonState.READY or record.suspect:
         return True
     return now - known.idle_since(record) >= IDLE_SECONDS

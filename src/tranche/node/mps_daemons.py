@@ -130,10 +130,15 @@ class MpsDaemons:
         if record is None:
             return
         self.process(record.device_uuid).stop(sleep=sleep)
-        if record.boot == boot_id() and process_lives(record.pid, record.started):
-            raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
+        _refuse_living(record)
         if (before := record.mode_before) is not None:
             _put_back(gpu, before, driver)
+        self.records.remove(record)
+
+    def end_without_gpu(self, record: DaemonRecord, sleep: Callable[[float], None] = time.sleep) -> None:
+        """End the daemon of a device whose GPU is not in the machine any more; MpsFailed when it lives on."""
+        self.process(record.device_uuid).stop(sleep=sleep)
+        _refuse_living(record)
         self.records.remove(record)
 
     def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -179,6 +184,11 @@ def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
     now = driver.observe_gpu(gpu.uuid).compute_mode
     if now is not before:
         raise VerificationFailed(f"{gpu.label}: the compute mode was set to {before}, and is {now or 'not known'}")
+
+
+def _refuse_living(record: DaemonRecord) -> None:
+    if record.boot == boot_id() and process_lives(record.pid, record.started):
+        raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
 
 
 def _await_server(process: MpsProcess, gpu: GpuState, sleep: Callable[[float], None]) -> None:
