@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.layout.test_hooks import Recorder
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.node.test_mps_daemons import end
 from tests.simulator.cuda_programs import PREAMBLE
@@ -198,6 +199,44 @@ def test_four_programs_share_one_slice(folder: Path) -> None:
         finally:
             machine.end()
             end_daemons(machine)
+
+
+@pytest.fixture
+def once_shared(folder: Path) -> Iterator[TestMachine]:
+    """An H100 in one piece whose MPS daemon nobody needs any more."""
+    with machine_in(folder, "H100-80GB-SXM") as machine:
+        try:
+            machine.tranche("policy", "set", "--gpu", "0", "sharing=shared")
+            machine.tranche("run", "--gpu", "0.2", "--", "true")
+            machine.tranche("policy", "set", "--gpu", "0", "sharing=auto")
+            assert len(DaemonRecords(Places(machine.state_dir).mps).all()) == 1
+            yield machine
+        finally:
+            machine.end()
+            end_daemons(machine)
+
+
+def test_a_layouts_plan_shows_that_an_idle_daemon_ends(once_shared: TestMachine, folder: Path) -> None:
+    """What is planned, also without changing anything, is what is carried out."""
+    cut = ("-c", "all-3g.40gb")
+    planned = once_shared.tranche("layout", "plan", *cut).stdout
+    assert "MPS daemon" in planned
+    assert once_shared.tranche("layout", "apply", *cut, "--dry-run").stdout == planned
+    saved = folder / "plan.json"
+    saved.write_text(once_shared.tranche("layout", "plan", *cut, "-o", "json").stdout)
+    assert once_shared.tranche("layout", "apply", "--dry-run", "--plan", str(saved)).stdout == planned
+    steps = [line.split(maxsplit=1)[1] for line in planned.splitlines()[1:]]
+    applied = json.loads(once_shared.tranche("layout", "apply", "--plan", str(saved), "-o", "json").stdout)
+    assert applied["steps"] == steps
+    nothing_left(once_shared)
+
+
+def test_the_end_of_an_idle_daemon_is_no_cut_for_the_hooks(once_shared: TestMachine, folder: Path) -> None:
+    saved, hooks = folder / "plan.json", Recorder(folder)
+    saved.write_text(once_shared.tranche("layout", "plan", "-m", "-c", "all-3g.40gb", "-o", "json").stdout)
+    once_shared.tranche("layout", "apply", "--plan", str(saved), "-k", hooks.file())
+    assert [moment for moment, _, _ in hooks.runs()] == ["apply-start", "pre-apply-mode", "apply-exit"]
+    nothing_left(once_shared)
 
 
 def test_turns_limit_no_memory_and_are_given_only_where_they_are_asked_for(t4: TestMachine) -> None:

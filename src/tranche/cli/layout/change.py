@@ -33,6 +33,7 @@ from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.patience import Patience
+from tranche.planning.daemons import with_daemons
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import Plan, plan_to_dict
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
@@ -202,12 +203,13 @@ def _towards(layout: Layout, *, mode_only: bool, skip_reset: bool) -> Decide:
 def _show(host: Host, decide: Decide, output: str) -> None:
     view = look_at(host)
     decision = decide(view)
+    shown = with_daemons(decision.plan, (), view)
     _warn_of(decision)
     if output == "json":
         decision.refuse_if_blocked()
-        print_json("Plan", **{k: v for k, v in plan_to_dict(decision.plan).items() if k not in ("apiVersion", "kind")})
-    elif decision.plan.steps or not decision.lost:
-        print_plan(decision.plan, view.node)
+        print_json("Plan", **{k: v for k, v in plan_to_dict(shown).items() if k not in ("apiVersion", "kind")})
+    elif shown.steps or not decision.lost:
+        print_plan(shown, view.node)
     decision.refuse_if_blocked()
     decision.refuse_if_lost("the plan is for the other GPUs")
 
@@ -231,7 +233,8 @@ def _carry_out(host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, 
 
 def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
     if dry_run:
-        print_plan(saved, look_at(host).node)
+        view = look_at(host)
+        print_plan(with_daemons(saved, (), view), view.node)
         return
     _change(host, hooks, wanted).as_saved(saved)
     if output == "json":
