@@ -36,7 +36,7 @@ class MachineState:
         """Read it; cgroups and programs of the named cluster alone."""
         places = {clusters_directory(), *(Path(folder).parent for folder in NODE_FOLDERS), Path("/etc"), Path("/opt")}
         return cls(
-            frozenset(Path("/proc/mounts").read_text().splitlines()),
+            frozenset(_mounts()),
             frozenset(str(folder) for root in hierarchies() for folder in root.glob(f"tranche-{cluster}")),
             frozenset(_interfaces()),
             frozenset(_addresses()),
@@ -65,6 +65,12 @@ def assert_left_as(before: MachineState, cluster: str, kinds: Sequence[str] = Ma
         return {kind: change for kind, change in found.items() if kind in kinds}
 
     wait_for("nothing is left behind", lambda: not changes(), timeout=30, period=1.0, explain=lambda: str(changes()))
+
+
+def _mounts() -> list[str]:
+    """Mounts but for those in the folders of other tests, which come and go; a cluster mounts nothing there."""
+    lines = Path("/proc/mounts").read_text().splitlines()
+    return [line for line in lines if "/pytest-of-" not in line.split()[1]]
 
 
 def _interfaces() -> list[str]:
