@@ -17,7 +17,6 @@ from tranche.planning.gpu_users import busy_error
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision
 from tranche.planning.saved_plan import users_hit_by
-from tranche.planning.steps import StartMps, StopMps
 
 _POLL_SECONDS = 0.5
 
@@ -82,7 +81,7 @@ class Change:
         """Carry out a saved plan; StateMoved when a GPU is no longer as it was when the plan was made."""
         self._host.require_whole_gpus()
         changes_mode = any(step.changes_mode for step in plan.steps)
-        changes_cut = any(not step.changes_mode and not isinstance(step, StartMps | StopMps) for step in plan.steps)
+        changes_cut = any(step.changes_cut for step in plan.steps)
 
         def carry_out(seconds: float | None) -> None:
             if in_the_way := users_hit_by(self._host.view(seconds=seconds), plan):

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
-from tranche.core.allocation import NodeView, Part, Phase, overlap
+from tranche.core.allocation import NodeView, Part, Phase, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
 from tranche.core.sharing import Sharing
@@ -22,7 +22,7 @@ from tranche.node import register
 from tranche.node.ledger import Ledger
 from tranche.planning.daemons import fenced
 from tranche.planning.plan import Plan
-from tranche.planning.steps import Kinds, StartMps, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
 class Guards:
@@ -52,8 +52,8 @@ class Guards:
                     assert_never(taking)
         with self._ledger.read() as db:
             refuse_held(db, step, gpu.label, allocation_id)
-            if isinstance(step, StartMps):
-                _refuse_fenced(db, step, gpu, allocation_id)
+            if (device := step.lets_in) is not None:
+                _refuse_fenced(db, device, gpu, allocation_id)
 
     def _check_instance(self, slot: Occupant, gpu: GpuState) -> None:
         instance = gpu.instance_in(slot)
@@ -74,13 +74,13 @@ class Guards:
             raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
 
 
-def _refuse_fenced(db: sqlite3.Connection, step: StartMps, gpu: GpuState, allocation_id: str) -> None:
+def _refuse_fenced(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: GpuState, allocation_id: str) -> None:
     """GpuBusy when a daemon that failed would be started anew beneath somebody who is no client of the new one."""
-    if not (why := fenced(gpu, step.slot)):
+    if not (why := fenced(gpu, device.slot)):
         return
     others = (each for each in register.allocations(db) if each.id != allocation_id and each.phase is Phase.ACTIVE)
     for each in others:
-        if any(overlap(grant, step.device) for grant in each.grants):
+        if any(overlap(grant, device) for grant in each.grants):
             raise GpuBusy(
                 f"{gpu.label} is not shared further while allocation {each.id} holds a part of it: {why}",
                 hint="see it with: tranche ps",

@@ -22,6 +22,11 @@ class DeviceStep(Step, ABC):
     occupant: Occupant | None
 
     @property
+    def changes_cut(self) -> bool:
+        """A daemon changes no instance."""
+        return False
+
+    @property
     def device(self) -> WholeGpu | Slice:
         """The device, as grants name it."""
         if self.occupant is None:

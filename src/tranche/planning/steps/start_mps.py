@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import MpsFailed
 from tranche.core.quantity import format_memory
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
@@ -44,6 +45,11 @@ class StartMps(DeviceStep):
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
         """The step on that device with that limit."""
         return cls(gpu_uuid, occupant_of(data), int(data["limit"]))
+
+    @property
+    def lets_in(self) -> WholeGpu | Slice:
+        """The device that the daemon serves."""
+        return self.device
 
     def in_effect(self, gpu: GpuState) -> bool:
         """Whether a daemon serves the device whose limit is not lower, and nobody can pass it by."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import TrancheError, VerificationFailed
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState, InstanceKey, MigMode
@@ -109,6 +110,16 @@ class Step(ABC):
     def changes_mode(self) -> bool:
         """Whether the step is part of a change of MIG mode."""
         return False
+
+    @property
+    def changes_cut(self) -> bool:
+        """Whether the step makes or destroys instances, as far as its kind tells."""
+        return not self.changes_mode
+
+    @property
+    def lets_in(self) -> WholeGpu | Slice | None:
+        """The device that somebody more may share by a daemon after the step."""
+        return None
 
     @property
     def resets(self) -> bool:
