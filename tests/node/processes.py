@@ -16,6 +16,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from tests.node.machines import Node
+from tranche.node.host import Host
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -114,3 +117,21 @@ def isolated(test: Callable[P, None]) -> Callable[P, None]:
         in_child(lambda: test(*args, **kwargs))
 
     return run
+
+
+def killed_at_boundary(node: Node, boundary: int, work: Callable[[Host], object], **options: Any) -> bool:
+    """Kill a process amid its work, at that boundary of its journal, counted from 0; whether it came so far."""
+
+    def run() -> None:
+        count = 0
+
+        def at_boundary() -> None:
+            nonlocal count
+            if count == boundary:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+        with node.host(boundary=at_boundary, **options) as host:
+            work(host)
+
+    return Child(run).wait() == -signal.SIGKILL

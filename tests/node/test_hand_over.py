@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 from tests.node.machines import Node
-from tests.node.processes import Child, in_child, isolated
+from tests.node.processes import in_child, isolated, killed_at_boundary
 from tests.node.test_mps_daemons import daemon_of, nothing_left, only, short, t4
 from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
 from tranche.core.errors import GpuBusy
@@ -47,21 +44,7 @@ def test_a_hand_over_is_active_when_it_returns_and_its_limit_in_force(t4: Node) 
 
 def killed_at(node: Node, boundary: int) -> bool:
     """Kill a process that hands a part over, at that boundary of its journal; whether it came so far."""
-
-    def work() -> None:
-        count = 0
-
-        def at_boundary() -> None:
-            nonlocal count
-            if count == boundary:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-
-        with node.host(boundary=at_boundary) as host:
-            host.hand_over(of_pod(host))
-
-    child = Child(work)
-    return child.wait() == -signal.SIGKILL
+    return killed_at_boundary(node, boundary, lambda host: host.hand_over(of_pod(host)))
 
 
 @pytest.mark.parametrize("boundary", range(6))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.machines import Node, change, create, destroy, enable, node_of
-from tests.node.processes import Child, in_child, isolated
+from tests.node.processes import Child, in_child, isolated, killed_at_boundary
 from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, MpsPathTooLong, VerificationFailed
 from tranche.core.events import EventKind
@@ -256,20 +256,7 @@ def test_a_driver_without_the_program_says_so_and_nothing_changes(t4: Node) -> N
 
 def killed_at(node: Node, boundary: int) -> bool:
     """Kill a process that shares the GPU, at that boundary of its journal; whether it came so far."""
-
-    def work() -> None:
-        count = 0
-
-        def at_boundary() -> None:
-            nonlocal count
-            if count == boundary:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-
-        with node.host(boundary=at_boundary) as host:
-            change(host, start(only(host)), start(only(host), 4 * GIB))
-
-    return Child(work).wait() == -signal.SIGKILL
+    return killed_at_boundary(node, boundary, lambda host: change(host, start(only(host)), start(only(host), 4 * GIB)))
 
 
 @pytest.mark.parametrize("boundary", range(6))

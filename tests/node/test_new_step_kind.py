@@ -20,7 +20,7 @@ import pytest
 
 import tranche
 from tests.node.machines import Node, change, create, cut_of, cuts_of, enable
-from tests.node.processes import Child, in_child, isolated
+from tests.node.processes import in_child, isolated, killed_at_boundary
 from tests.node.test_steps import give
 from tranche.core.allocation import Slice
 from tranche.core.errors import GpuBusy, PlanInvalid, TrancheError, VerificationFailed
@@ -207,20 +207,12 @@ def test_it_is_undone_when_nothing_shows(cut: Node) -> None:
 
 def killed_at(node: Node, boundary: int, act: Callable[[MoveInstance, GpuState, Tools], None]) -> bool:
     """Kill a process that moves and creates, at that boundary of its journal; whether it came so far."""
-
-    def work() -> None:
-        count = 0
-
-        def at_boundary() -> None:
-            nonlocal count
-            if count == boundary:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-
-        with node.host(repertoire=BUILT_IN.knowing(MoveInstance, act), boundary=at_boundary) as host:
-            change(host, move(one(host), 1, 4), create(one(host), "1g.5gb", 5))
-
-    return Child(work).wait() == -signal.SIGKILL
+    return killed_at_boundary(
+        node,
+        boundary,
+        lambda host: change(host, move(one(host), 1, 4), create(one(host), "1g.5gb", 5)),
+        repertoire=BUILT_IN.knowing(MoveInstance, act),
+    )
 
 
 def killed_halfway(step: MoveInstance, gpu: GpuState, tools: Tools) -> None:

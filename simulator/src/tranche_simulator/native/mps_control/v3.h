@@ -29,6 +29,16 @@ void v3_limit_text(const struct mps_settings *settings, char *text, size_t size)
 void v3_heading(struct command *command, const char *const *columns, unsigned int count);
 void v3_row(struct command *command, char cells[][V3_CELL], unsigned int count);
 
+/* The cell of the column that `field` names; says so when none has that name. */
+void v3_say_field(struct command *command, const char *const *columns, char cells[][V3_CELL], unsigned int count, const char *field);
+
+struct v3_verb {
+    const char *name;
+    void (*run)(struct command *command);
+};
+/* Runs the verb of that name; false when there is none. */
+bool v3_run(struct command *command, const struct v3_verb *verbs, size_t count, const char *name);
+
 /* v3_servers.c, v3_spaces.c, v3_clients.c: whether the module has the verb. */
 bool v3_servers(struct command *command, const char *verb);
 bool v3_spaces(struct command *command, const char *verb);

@@ -63,14 +63,6 @@ static void devices(struct command *command) {
 }
 
 bool v3_clients(struct command *command, const char *verb) {
-    if (strcmp(verb, "list") == 0) {
-        list(command);
-    } else if (strcmp(verb, "terminate") == 0) {
-        terminate(command);
-    } else if (strcmp(verb, "devices") == 0) {
-        devices(command);
-    } else {
-        return false;
-    }
-    return true;
+    static const struct v3_verb VERBS[] = {{"list", list}, {"terminate", terminate}, {"devices", devices}};
+    return v3_run(command, VERBS, sizeof VERBS / sizeof *VERBS, verb);
 }

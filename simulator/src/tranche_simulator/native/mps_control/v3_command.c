@@ -151,6 +151,26 @@ void v3_row(struct command *command, char cells[][V3_CELL], unsigned int count) 
     }
 }
 
+void v3_say_field(struct command *command, const char *const *columns, char cells[][V3_CELL], unsigned int count, const char *field) {
+    for (unsigned int i = 0; field != NULL && i < count; i++) {
+        if (strcmp(field, columns[i]) == 0) {
+            command_say(command, "%s\n", cells[i]);
+            return;
+        }
+    }
+    command_say(command, "Unknown field '%s'\n", field != NULL ? field : "");
+}
+
+bool v3_run(struct command *command, const struct v3_verb *verbs, size_t count, const char *name) {
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(verbs[i].name, name) == 0) {
+            verbs[i].run(command);
+            return true;
+        }
+    }
+    return false;
+}
+
 void v3_command(struct command *command, const char *module) {
     if (strcmp(module, "quit") == 0) { /* what -q sends */
         servers_end(command->control);

@@ -133,25 +133,10 @@ static void get(struct command *command) {
         return;
     }
     describe(server, cells);
-    for (unsigned int i = 0; field != NULL && i < FIELD_COUNT; i++) {
-        if (strcmp(field, COLUMNS[i]) == 0) {
-            command_say(command, "%s\n", cells[i]);
-            return;
-        }
-    }
-    command_say(command, "Unknown field '%s'\n", field != NULL ? field : "");
+    v3_say_field(command, COLUMNS, cells, FIELD_COUNT, field);
 }
 
 bool v3_servers(struct command *command, const char *verb) {
-    static const struct {
-        const char *name;
-        void (*run)(struct command *command);
-    } VERBS[] = {{"create", create}, {"delete", delete}, {"list", list}, {"set", set}, {"get", get}};
-    for (size_t i = 0; i < sizeof VERBS / sizeof *VERBS; i++) {
-        if (strcmp(VERBS[i].name, verb) == 0) {
-            VERBS[i].run(command);
-            return true;
-        }
-    }
-    return false;
+    static const struct v3_verb VERBS[] = {{"create", create}, {"delete", delete}, {"list", list}, {"set", set}, {"get", get}};
+    return v3_run(command, VERBS, sizeof VERBS / sizeof *VERBS, verb);
 }
