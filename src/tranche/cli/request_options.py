@@ -25,7 +25,9 @@ _OPTIONS = (
         "--compute", metavar="PERCENT", help="A ceiling of compute for a share of a GPU, 1 to 100; by MPS only."
     ),
     click.option(
-        "--gpu-memory-limit", metavar="AMOUNT", help="How far the memory may grow while nobody else needs it."
+        "--gpu-memory-limit",
+        metavar="AMOUNT",
+        help="How far the memory may grow. Refused today: nothing takes lent memory back.",
     ),
     click.option(
         "--isolation",
