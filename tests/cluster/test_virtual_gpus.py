@@ -101,7 +101,7 @@ def test_the_virtual_gpus_of_awss_plugin(cluster: Cluster, g4dn: Node, namespace
             for each in pods_in(cluster, namespace):
                 first, limit, *sockets = what_it_sees(cluster, namespace, each["metadata"]["name"])
                 assert "Tesla T4" in first
-                assert limit == "0=1536M", "a tenth of 15,360 MiB"
+                assert limit == "0=1491M", "a tenth of the 14,914 MiB that programs can use of a T4's 15,360"
                 assert "control" in sockets
             wait_for_counts(cluster, g4dn, vgpu=10, gpu=0)
             cluster.kubectl("scale", "deployment", "serving", "--replicas=12", f"--namespace={namespace}")
