@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tranche_simulator.library import special_faults
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 
@@ -167,6 +170,18 @@ print(*(int(driver.cuMemGetInfo()[0]) for _ in range(2)))
     environment = {**cli.environment, **cli.variables("m")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "700 700\n", "a fatal one stays"
+
+
+def test_whatever_the_page_names_can_be_made_to_fail(cli: Cli) -> None:
+    """The page, the command and the simulator know the same names beside the functions of NVML and CUDA."""
+    cli.succeed("sim", "create", "m", "--gpu", "T4", "--time-scale", "0")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "simulator.md").read_text()
+    rows = re.findall(r'^\| `inject_error\("(\w+)", \w+\)` \| `error (\w+)` \|', page, re.MULTILINE)
+    assert [python for python, _ in rows] == [command for _, command in rows]
+    assert {name for name, _ in rows} == set(special_faults())
+    for name in special_faults():
+        cli.succeed("sim", "inject", "m", "error", name)
+        cli.succeed("sim", "inject", "m", "latency", name, "0.01")
 
 
 def test_a_stuck_mode_and_a_slow_call(cli: Cli) -> None:

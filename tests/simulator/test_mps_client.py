@@ -345,6 +345,23 @@ def test_a_lone_client_killed_amid_its_work_can_wedge_the_server_silently(daemon
     assert run(daemon, JOIN) == 0
 
 
+def test_a_server_can_hang_for_all_clients_from_one_on(daemon: MpsBench) -> None:
+    pipe = with_time(daemon)
+    with cuda_program(daemon.machine, "context(); tell(0); wait()", CUDA_MPS_PIPE_DIRECTORY=pipe) as before:
+        assert before.told() == 0
+        daemon.machine.inject_error("mpsServerHangs", 999)
+        with (
+            cuda_program(daemon.machine, JOIN, CUDA_MPS_PIPE_DIRECTORY=pipe) as one,
+            cuda_program(daemon.machine, JOIN, CUDA_MPS_PIPE_DIRECTORY=pipe) as other,
+        ):
+            (server,) = daemon.servers()
+            wait_until(lambda: len(daemon(f"get_client_list {server}").split()) == 3)
+            assert "ACTIVE" in daemon(f"get_server_status {server}")
+            assert not one.has_told()
+            assert not other.has_told()
+            daemon("quit -t 0")
+
+
 def test_a_client_whose_work_is_done_harms_nobody_when_it_is_killed(daemon: MpsBench) -> None:
     pipe = with_time(daemon, 1e-6)  # the kernel takes 0.6 ms
     daemon.machine.inject_error("mpsClientKilled", 999)

@@ -135,6 +135,8 @@ def control_library() -> ctypes.CDLL:
     library.nvmlErrorString.restype = c_char_p
     library.trancheSimChangeFunction.argtypes = (c_uint,)
     library.trancheSimChangeFunction.restype = c_char_p
+    library.trancheSimSpecialFault.argtypes = (c_uint,)
+    library.trancheSimSpecialFault.restype = c_char_p
     return library
 
 
@@ -188,7 +190,23 @@ def change_functions() -> Iterator[str]:
         index += 1
 
 
-def has_cuda_function(name: str) -> bool:
+def special_faults() -> Iterator[str]:
+    """Names of what can be made to fail and is no function of NVML's or CUDA's: a reset, and what MPS does."""
+    library = control_library()
+    index = 0
+    while (name := library.trancheSimSpecialFault(index)) is not None:
+        yield name.decode()
+        index += 1
+
+
+def can_fail(name: str) -> bool:
+    """Whether an error that is injected into that name has an effect on anything."""
+    if name.startswith("nvml"):
+        return hasattr(control_library(), name)
+    return name in special_faults() or (name.startswith("cu") and _has_cuda_function(name))
+
+
+def _has_cuda_function(name: str) -> bool:
     """Whether the simulator's CUDA driver has a function of that name, whichever version of it."""
     library = ctypes.CDLL(str(ensure_built().cuda))
     return any(hasattr(library, name + version) for version in ("", "_v2", "_v3", "_v4"))

@@ -10,9 +10,10 @@ from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_memory
 from tranche_simulator import SimulatedMachine
-from tranche_simulator.library import control_library, has_cuda_function
+from tranche_simulator.library import can_fail, special_faults
 
 _MACHINE_KEY = "tranche.sim.machine"
+_UNKNOWN = 999  # NVML's UNKNOWN and CUDA's; what is no function of theirs fails whatever the code
 _PHANTOM_PID = 4_100_000  # near the kernel's highest pid, so that it is nobody's
 
 
@@ -31,12 +32,10 @@ def _machine(context: click.Context) -> SimulatedMachine:
 
 def _driver_function(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
     """An injection into a name that no program can call would silently do nothing."""
-    if name.startswith("cu") and has_cuda_function(name):
-        return name
-    if not (name.startswith("nvml") and hasattr(control_library(), name)):
+    if not can_fail(name):
         raise UsageError(
             f"neither NVML nor CUDA has a function '{name}'",
-            hint="for example nvmlDeviceCreateGpuInstance, or cuMemAlloc",
+            hint=f"for example nvmlDeviceCreateGpuInstance, or cuMemAlloc; and also {', '.join(special_faults())}",
         )
     return name
 
@@ -46,14 +45,18 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 @click.option(
     "--code",
     type=click.IntRange(1, 999),
-    required=True,
+    default=_UNKNOWN,
+    show_default=True,
     help="The nvmlReturn_t to give: 19 is IN_USE; for CUDA, the CUresult.",
 )
 @click.option("--calls", type=click.IntRange(1), default=1, show_default=True, help="For how many calls.")
 @click.option("--gpu", type=click.IntRange(0), help="Only on this GPU; else on any.")
 @click.pass_context
 def error(context: click.Context, function: str, code: int, calls: int, gpu: int | None) -> None:
-    """Let the next calls of an NVML FUNCTION fail, or of one of CUDA's driver: nvmlDeviceCreateGpuInstance --code 23."""
+    """Let the next calls of an NVML FUNCTION fail, or of one of CUDA's driver: nvmlDeviceCreateGpuInstance --code 23.
+
+    A reset fails as trancheSimResetGpu. What goes wrong with MPS has names of its own, such as mpsServerStart.
+    """
     _machine(context).inject_error(function, code, calls=calls, gpu=gpu)
     say(f"the next {calls} calls of {function} return {code}" if calls > 1 else f"the next {function} returns {code}")
 

@@ -1,7 +1,14 @@
 #define _GNU_SOURCE
 #include <string.h>
 
+#include "mps/mps_faults.h"
 #include "session.h"
+
+static const char *const special_faults[] = {"trancheSimResetGpu", MPS_FAULTS};
+
+const char *trancheSimSpecialFault(unsigned int index) {
+    return index < sizeof special_faults / sizeof *special_faults ? special_faults[index] : NULL;
+}
 
 /* Length of a function's name without its version: an injection into one version is meant for all of them. */
 static size_t base_length(const char *function) {

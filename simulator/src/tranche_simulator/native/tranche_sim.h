@@ -115,6 +115,8 @@ NVML_API nvmlReturn_t trancheSimSetTimeslice(nvmlDevice_t device, unsigned int t
 /* The next `calls` calls of `function` (on `gpu`, or any) return `code`. */
 NVML_API nvmlReturn_t trancheSimInjectError(trancheSimMachine_t machine, const char *function, unsigned int code,
                                             unsigned int calls, unsigned int gpu);
+/* Name of the index-th thing that can be made to fail and is no function of NVML's or CUDA's, NULL past the last. */
+NVML_API const char *trancheSimSpecialFault(unsigned int index);
 /* Every call of `function` (on `gpu`, or any) takes `seconds` longer, until cleared. Not scaled. */
 NVML_API nvmlReturn_t trancheSimInjectLatency(trancheSimMachine_t machine, const char *function, double seconds,
                                               unsigned int gpu);

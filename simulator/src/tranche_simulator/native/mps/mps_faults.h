@@ -13,6 +13,11 @@
 #define MPS_ENFORCE_LIMIT "mpsEnforceLimit"
 /* A client that is killed amid its work takes its neighbours with it, or the server. */
 #define MPS_CLIENT_KILLED "mpsClientKilled"
+/* A server answers no client any more, from the next one on, and says nothing. */
+#define MPS_SERVER_HANGS "mpsServerHangs"
+
+/* All of them; trancheSimSpecialFault names each. */
+#define MPS_FAULTS MPS_SERVER_START, MPS_SET_LIMIT, MPS_ENFORCE_LIMIT, MPS_CLIENT_KILLED, MPS_SERVER_HANGS
 
 static inline bool mps_fails(machine *m, const char *what) {
     return m != NULL && fault_check(m, what, TRANCHE_SIM_ANY_GPU) != NVML_SUCCESS;

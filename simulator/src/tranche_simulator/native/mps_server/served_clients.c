@@ -106,6 +106,7 @@ void client_arrives(const struct mps_order *order, int connection) {
     client->number = order->number;
     client->hello = order->hello;
     client->settings = order->settings;
+    server.wedged = server.wedged || mps_fails(server.m, MPS_SERVER_HANGS);
     if (server.wedged) {
         return; /* it waits for its grant for ever */
     }
