@@ -195,6 +195,33 @@ def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
     assert {right for right in seeing if right[2] not in ("get", "list", "watch")} == set()
 
 
+def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
+    dynamic = {"dra": {"enabled": True}}
+    always = granted(*objects("ClusterRole"), *objects("Role"))
+    added = granted(*objects("ClusterRole", **dynamic), *objects("Role", **dynamic)) - always
+    seen = {
+        ("", resource, verb) for resource in ("resourceslices", "resourceclaims") for verb in ("get", "list", "watch")
+    }
+    written = {("", "resourceslices", verb) for verb in ("create", "update", "patch", "delete")}
+    told = {("", "events", verb) for verb in ("create", "get", "patch")}
+    assert added == seen | written | told
+    (policy,) = [
+        item for item in objects("ValidatingAdmissionPolicy", **dynamic) if "slices" in item["metadata"]["name"]
+    ]
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["operations"], rule["resources"]) == (["CREATE", "UPDATE", "DELETE"], ["resourceslices"])
+    folders = mounted(**dynamic, kubeletPath="/var/snap/kubelet")
+    assert folders.keys() - mounted(kubeletPath="/var/snap/kubelet").keys() == {
+        "/var/snap/kubelet/plugins/gpu.tranche.dev",
+        "/var/snap/kubelet/plugins_registry",
+        "/var/run/cdi",
+        "/driver-root",
+    }
+    folders.pop("/driver-root")
+    assert all(host == container for container, host in folders.items())
+
+
 def policy_variable(name: str) -> str:
     (policy,) = objects("ValidatingAdmissionPolicy")
     (found,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == name]

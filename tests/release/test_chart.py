@@ -28,8 +28,8 @@ MONITORS = ("serviceMonitor", "podMonitor")
 
 
 def by_name(objects: list[KubeObject]) -> dict[tuple[str, str], KubeObject]:
-    """All but the layouts that are shown, whose text another test has."""
-    named = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    """All but the layouts that are shown and the DeviceClasses, which other tests have."""
+    named = {(item["kind"], item["metadata"]["name"]): item for item in objects if item["kind"] != "DeviceClass"}
     return {name: item for name, item in named.items() if name != ("ConfigMap", "default-mig-parted-config")}
 
 

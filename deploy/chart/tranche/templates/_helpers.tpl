@@ -73,7 +73,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* "true" where containers are told of their devices by CDI. */}}
 {{- define "tranche.cdi" -}}
 {{- $told := printf "%s %s" (.Values.deviceListStrategy | default "") (.Values.config.map | toJson) -}}
-{{- if and .Values.devicePlugin.enabled (or .Values.cdi.mount (regexMatch "cdi-(annotations|cri)" $told)) }}true{{ end -}}
+{{- $byPlugin := and .Values.devicePlugin.enabled (or .Values.cdi.mount (regexMatch "cdi-(annotations|cri)" $told)) -}}
+{{- if or $byPlugin .Values.dra.enabled }}true{{ end -}}
 {{- end }}
 
 {{/* How the Prometheus Operator is to scrape an agent, from one of the two monitors' values. */}}
@@ -218,4 +219,19 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* The MIG profiles that have a DeviceClass, as a JSON list. */}}
+{{- define "tranche.profiles" -}}
+{{- $known := .Files.Get "mig-profiles.yaml" | fromYamlArray -}}
+{{- $wanted := list -}}
+{{- range concat $known .Values.dra.deviceClasses.addProfiles | uniq -}}
+{{- if not (has . $.Values.dra.deviceClasses.omitProfiles) }}{{ $wanted = append $wanted . }}{{ end -}}
+{{- end -}}
+{{- $wanted | toJson -}}
+{{- end }}
+
+{{/* A profile as a part of an object's name: 1g.5gb+me is 1g-5gb-me, 1g.24gb-me is 1g-24gb-no-me. */}}
+{{- define "tranche.profileName" -}}
+{{- . | replace "-" "-no-" | replace "+" "-" | replace "." "-" | replace "," "-" -}}
 {{- end }}
