@@ -28,7 +28,8 @@ def _agent(context: click.Context, **values: Any) -> None:
     settings = context.find_object(Settings)
     assert settings is not None
     try:
-        from tranche.kubernetes.agent import idle, logs
+        from tranche.kubernetes.agent import idle
+        from tranche.kubernetes.serving import logs
 
         as_json = values["log_format"] == "json" or (values["log_format"] == "auto" and not sys.stderr.isatty())
         logs.set_up(sys.stderr, as_json=as_json, verbose=values["verbose"])

@@ -16,10 +16,10 @@ from tests.machines import machine_in
 from tranche.core.errors import PartitionInvalid, PermissionDenied
 from tranche.kubernetes.agent.boot_unit import BootUnit
 from tranche.kubernetes.agent.leaving import last_look_at
-from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.api.cluster_client import DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.serving.supervisor import Supervisor
 
 SETS = "/apis/apps/v1/namespaces/tranche-system/daemonsets"
 ASKING = ("tranche", "agent", "--boot-program=/usr/bin/tranche")
@@ -75,7 +75,7 @@ def test_an_agent_that_cannot_install_the_unit_is_not_ready_says_why_and_tries_a
             await go_on.wait()
 
         installation = NotedInstallation(refusals=1)
-        agent = NodeAgent([BootUnit(installation)], clock=lambda: 0.0, sleep=sleep)
+        agent = Supervisor([BootUnit(installation)], clock=lambda: 0.0, sleep=sleep)
         running = asyncio.create_task(agent.run())
         await patiently(paused.wait())
         assert "/host/etc/default/mig" in agent.readiness()["boot-unit"].why

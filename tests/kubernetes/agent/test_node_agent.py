@@ -14,10 +14,10 @@ import pytest
 
 from tests.kubernetes.waiting import patiently, until
 from tranche.core.errors import HardwareError, UsageError
-from tranche.kubernetes.agent import logs
-from tranche.kubernetes.agent.health_server import HealthServer
-from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.component import Component, Readiness
+from tranche.kubernetes.serving import logs
+from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.supervisor import Supervisor
 
 READY = Readiness(True)
 
@@ -61,7 +61,7 @@ async def ending() -> None:
     return
 
 
-def hosted(components: list[Part], check: Callable[[NodeAgent, list[float]], Awaitable[None]]) -> None:
+def hosted(components: list[Part], check: Callable[[Supervisor, list[float]], Awaitable[None]]) -> None:
     async def run() -> None:
         pauses: list[float] = []
 
@@ -70,7 +70,7 @@ def hosted(components: list[Part], check: Callable[[NodeAgent, list[float]], Awa
             await asyncio.sleep(0.001)
 
         host: list[Component] = [*components]
-        agent = NodeAgent(host, clock=lambda: 0.0, sleep=sleep)
+        agent = Supervisor(host, clock=lambda: 0.0, sleep=sleep)
         running = asyncio.create_task(agent.run())
         await patiently(check(agent, pauses))
         running.cancel()
@@ -95,7 +95,7 @@ def test_what_fails_is_started_again_after_growing_pauses_and_the_rest_runs_on(
     steady = Part("steady", forever)
     sick = Part("sick", work, Readiness(False, "has not begun"))
 
-    async def check(agent: NodeAgent, pauses: list[float]) -> None:
+    async def check(agent: Supervisor, pauses: list[float]) -> None:
         await until(lambda: sick.runs > 7)
         assert pauses[:7] == [1, 2, 4, 8, 16, 30, 30]
         assert steady.runs == 1
@@ -107,7 +107,7 @@ def test_what_fails_is_started_again_after_growing_pauses_and_the_rest_runs_on(
 def test_a_component_that_recovers_is_ready_again_and_an_old_failure_is_forgotten() -> None:
     sick = Part("sick", failing, Readiness(False, "waiting"))
 
-    async def check(agent: NodeAgent, pauses: list[float]) -> None:
+    async def check(agent: Supervisor, pauses: list[float]) -> None:
         await until(lambda: sick.runs > 1)
         sick.work = forever
         await until(lambda: agent.readiness()["sick"].why == "broken")

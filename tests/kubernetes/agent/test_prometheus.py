@@ -24,9 +24,9 @@ from tranche.core.allocation import Allocation, Phase, Slice
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuInstance
-from tranche.kubernetes.agent.http_server import HttpAnswer, HttpServer
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
+from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
 from tranche.node import records, register
 from tranche.node.locks import FileLock
 from tranche.node.session import pid_namespace, process_start_time

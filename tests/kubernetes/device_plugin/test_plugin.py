@@ -24,7 +24,6 @@ from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
-from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, PodRef, Severity
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
@@ -36,6 +35,7 @@ from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
 from tranche.node.host import Host
 from tranche.node.patience import Patience
@@ -77,7 +77,7 @@ class Rig:
         self.kube_node.publish(KubeNode("n"))
         self.cdi_folder = node.folder / "cdi"
         self._skipped = 0.0
-        self.hosted: NodeAgent
+        self.hosted: Supervisor
         flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
         self.holdings = PodResourcesStandIn()
@@ -140,7 +140,7 @@ def run(
             rig.inventory.expect_marks()
         await rig.kubelet.start()
         components = (rig.inventory, rig.config, rig.events, rig.plugin)
-        rig.hosted = NodeAgent(components, clock=rig.clock)
+        rig.hosted = Supervisor(components, clock=rig.clock)
         hosted = asyncio.create_task(rig.hosted.run())
         try:
             await scenario(rig)

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from tests.kubernetes.agent.measured_node import scrape
 from tests.kubernetes.waiting import until
-from tranche.kubernetes.agent.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
 
 
 def test_of_too_many_connections_the_oldest_goes_and_the_next_request_is_answered() -> None:

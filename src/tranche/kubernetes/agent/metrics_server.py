@@ -18,11 +18,11 @@ from tranche.core.readings import GpuReading
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
 from tranche.hardware.nvml_gauges import NvmlGauges
-from tranche.kubernetes.agent.http_server import HttpAnswer, HttpServer
 from tranche.kubernetes.agent.look_aside import LookAside
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
 from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
 from tranche.metrics.exposition import exposed, wants_openmetrics
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
 from tranche.metrics.machine import facts_of_ledger

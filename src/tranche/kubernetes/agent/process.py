@@ -19,10 +19,8 @@ from pathlib import Path
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
-from tranche.kubernetes.agent.health_server import HealthServer
 from tranche.kubernetes.agent.leaving import last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
-from tranche.kubernetes.agent.node_agent import NodeAgent
 from tranche.kubernetes.agent.state_folder import StateFolder
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -39,6 +37,8 @@ from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.observation.register_watch import RegisterWatch
 from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0
@@ -153,7 +153,7 @@ async def _serve(
     if options.metrics is not None:
         metrics = metrics_server(services, options.metrics, built, lambda: node_agent.readiness())
         components.append(metrics)
-    node_agent = NodeAgent(components, clock=time.monotonic)
+    node_agent = Supervisor(components, clock=time.monotonic)
 
     def readiness() -> Mapping[str, Readiness]:
         return node_agent.readiness() if serving.is_set() else {state_folder.name: state_folder.ready()}
@@ -202,7 +202,7 @@ def metrics_server(
     return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched, clock=clock)
 
 
-async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_agent: NodeAgent) -> None:
+async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_agent: Supervisor) -> None:
     """Nothing is served before the folder is this agent's: another one may be at work, whose marks this one does not know."""
     await state_folder.take()
     serving.set()

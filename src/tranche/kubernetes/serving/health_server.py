@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from tranche.kubernetes.agent.http_server import HttpAnswer, HttpServer
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
 
 
 class HealthServer:

@@ -1,4 +1,4 @@
-"""The process that serves one node: it hosts the components, keeps them running, and says truly how it is."""
+"""Hosts the components of a process, keeps them running, and says truly how each is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAST_RESTART_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class NodeAgent:
+class Supervisor:
     """Runs components side by side until cancelled. One that fails is started again, and the others run on."""
 
     def __init__(
