@@ -193,13 +193,13 @@ def uncut_steps(tenancy: Tenancy, freedom: Freedom) -> tuple[Step, ...] | Obstac
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
     destroys = tuple(_destroy(gpu, instance) for instance in tenancy.idle)
-    return (*destroys, *_mode_steps(gpu, MigMode.DISABLED))
+    return (*destroys, *mode_steps(gpu, MigMode.DISABLED))
 
 
 def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile) -> tuple[Option, ...]:
     """A slice of an idle GPU whose MIG mode is off."""
     gpu = tenancy.gpu
-    steps = _mode_steps(gpu, MigMode.ENABLED)
+    steps = mode_steps(gpu, MigMode.ENABLED)
     return tuple(
         _slice(tenancy, profile, spot, Effort.MODE, (*steps, _create(gpu, profile, spot)))
         for spot in placements(profile)
@@ -222,7 +222,7 @@ def slice_options(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedo
         kept += tuple(map(occupant, tenancy.idle_foreign))
     made = []
     for spot in _rooms(profile, kept):
-        gone = [each for each in removable if _in_the_way(each, profile.name, spot)]
+        gone = [each for each in removable if in_the_way(each, profile.name, spot)]
         steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
         made.append(_slice(tenancy, profile, spot, Effort.REPLACE if gone else Effort.CREATE, steps))
     return tuple(reused + made)
@@ -232,7 +232,8 @@ def _rooms(profile: GpuInstanceProfile, kept: Sequence[Occupant]) -> tuple[Place
     return tuple(spot for spot in placements(profile) if fits(profile, spot, kept))
 
 
-def _in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bool:
+def in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bool:
+    """Whether the instance cannot be there beside a new one of that profile and placement."""
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
@@ -259,7 +260,8 @@ def _destroy(gpu: GpuState, instance: GpuInstance) -> DestroyInstance:
     return DestroyInstance(gpu.uuid, instance.profile, instance.placement)
 
 
-def _mode_steps(gpu: GpuState, mode: MigMode) -> tuple[Step, ...]:
+def mode_steps(gpu: GpuState, mode: MigMode) -> tuple[Step, ...]:
+    """What gives the GPU that MIG mode; nobody may use it."""
     switch = SetMigMode(gpu.uuid, mode is MigMode.ENABLED)
     return (switch, ResetGpu(gpu.uuid)) if gpu.mode_change_needs_reset else (switch,)
 

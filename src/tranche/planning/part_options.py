@@ -132,6 +132,16 @@ def _full(
         return busy(where + text)
     if account.broken:
         return busy(f"{where}shared by {', '.join(ids)}, whose limits are lost: no other share is given beside them")
+    return room_left(tenancy, device, account, way, wish)
+
+
+def room_left(
+    tenancy: Tenancy, device: WholeGpu | Slice, account: Account, way: PartWay, wish: PartWish
+) -> int | Obstacle:
+    """The bytes that are left of a device after one more part, or what there is too little of: memory, compute, clients."""
+    gpu = tenancy.gpu
+    ids = tuple(each.id for each in tenancy.holders_of(device.slot))
+    where = "" if device.slot is None else f"{device.slot.profile} at {device.slot.placement} is "
     room = capacity(account.sharing, memory_of(device, gpu))
     left = room - account.memory - way.memory
     if left < 0:
