@@ -87,3 +87,30 @@ def judge_process(evidence: ProcessEvidence) -> Life:
     if evidence.locked or evidence.runs or evidence.inherited:
         return Life.ALIVE
     return Life.UNKNOWN if evidence.hidden else Life.GONE
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimEvidence:
+    """What is known of one resource claim that was prepared and that the kubelet has not given back.
+
+    `stands` is the API server's word whether the claim of that uid is there and still allocated to what it was given; None when
+    the server does not answer. `fallen_for` is for how many seconds it has said that it is not. `processes` says that a process
+    of the claim's pods, or on its devices, was seen on the machine.
+    """
+
+    stands: bool | None
+    fallen_for: float = 0.0
+    processes: bool = False
+
+
+FALLEN_SECONDS = 30.0
+"""For so long a container may still be about to start, of a pod that was deleted by force while it was prepared."""
+
+
+def judge_claim(evidence: ClaimEvidence) -> Life:
+    """Whether a claim still has what was prepared for it, although nobody gave it back."""
+    if evidence.processes or evidence.stands:
+        return Life.ALIVE
+    if evidence.stands is None or evidence.fallen_for < FALLEN_SECONDS:
+        return Life.UNKNOWN
+    return Life.GONE

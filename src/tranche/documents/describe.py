@@ -65,8 +65,8 @@ def grants(allocation: Allocation, node: NodeState) -> str:
 
 
 def holder(allocation: Allocation) -> str:
-    """Whoever has an allocation: its id, or its pod."""
-    return str(allocation.keeper) if isinstance(allocation.keeper, PodKeeper) else allocation.id
+    """Whoever has an allocation: its id, or its pod or claim."""
+    return allocation.id if isinstance(allocation.keeper, ProcessKeeper) else str(allocation.keeper)
 
 
 def command(allocation: Allocation) -> str:

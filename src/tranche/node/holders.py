@@ -138,11 +138,12 @@ def _refuse_planned(db: sqlite3.Connection, kinds: Kinds, grants: Sequence[Grant
     for plan in journal.running_plans(db, kinds):
         steps = [record.step for record in plan.steps if record.status is not StepStatus.NEEDLESS]
         for grant in grants:
-            if any(_takes(step, grant) for step in steps):
+            if any(takes(step, grant) for step in steps):
                 raise GpuBusy(f"{_named(grant)} is about to be taken away: {plan.purpose}")
 
 
-def _takes(step: Step, grant: Grant) -> bool:
+def takes(step: Step, grant: Grant) -> bool:
+    """Whether the step takes something of what is granted."""
     if step.gpu_uuid != grant.gpu_uuid:
         return False
     for taking in step.takes:

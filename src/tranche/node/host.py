@@ -58,6 +58,7 @@ from tranche.planning.steps import BuiltInStep
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
+    from tranche.node.claims import Claims
     from tranche.planning.allocate import Decision, Granted, Waiting
 
 
@@ -158,6 +159,22 @@ class Host:
         """This process's name in the journal; its lock tells others whether the process still lives."""
         name = self._new_id()
         return name, FileLock(self.places.session(name))
+
+    @cached_property
+    def claims(self) -> Claims:
+        """The shares of resource claims."""
+        from tranche.node.claims import Claims  # nobody but the agent needs them
+
+        return Claims(
+            self.ledger,
+            self.holders,
+            deciding=self._deciding,
+            look=self._inspection.in_order,
+            open_plan=self._open_plan,
+            carry_out=lambda plan_id, allocation_id: self._carry_out(plan_id, allocation_id, no_progress, None),
+            given_back=self.given_back,
+            boundary=self._boundary,
+        )
 
     def close(self) -> None:
         """End the session: close the ledger and remove the session's lock file."""

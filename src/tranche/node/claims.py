@@ -1,0 +1,226 @@
+"""Shares of resource claims: a scheduler chose the devices, and the node makes them true or refuses.
+
+Many claims are decided under one look at the machine, because a backlog of pods comes at once. Each has a plan and an allocation
+of its own, and fails or is undone alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
+from tranche.core.devices import shared_memory
+from tranche.core.errors import GpuBusy, TrancheError
+from tranche.core.grid import Occupant
+from tranche.core.keeper import ClaimKeeper
+from tranche.core.request import Request
+from tranche.core.state import GpuProcess
+from tranche.node import chronicle, register
+from tranche.node.holders import Holders, takes
+from tranche.node.ledger import Ledger
+from tranche.planning import effect
+from tranche.planning.obstacle import Obstacle
+from tranche.planning.plan import Plan
+from tranche.planning.realise import Wanted, given, realise, realise_again, refusal
+from tranche.planning.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOrder:
+    """What a claim is to have, as the scheduler chose it. `request` is what comes nearest to what it asked for."""
+
+    keeper: ClaimKeeper
+    request: Request
+    grants: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPromise:
+    """A claim's room is its own. `plan_id` is the change that is still to be carried out, "" when there is none."""
+
+    allocation: Allocation
+    plan_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    promised: Allocation
+    plan: Plan
+    superseded: tuple[Allocation, ...] = ()
+    known: bool = False
+
+
+class Claims:
+    """The claims' part of one host's register. `deciding` holds the decision lock; `carry_out` carries a journaled plan out."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        holders: Holders,
+        *,
+        deciding: Callable[[float | None], AbstractContextManager[None]],
+        look: Callable[[], NodeView],
+        open_plan: Callable[[sqlite3.Connection, str, Plan, NodeView, str], None],
+        carry_out: Callable[[str, str], None],
+        given_back: Callable[[Sequence[Grant]], None],
+        boundary: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._holders = holders
+        self._deciding = deciding
+        self._look = look
+        self._open_plan = open_plan
+        self._carry_out = carry_out
+        self._given_back = given_back
+        self._boundary = boundary
+
+    def promise(self, orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
+        """Decide on all of these after one look, and write what is promised; for each order its promise or why it has none.
+
+        Plans of one GPU must be carried out in the order of the promises. None stands for an order that must be asked for again
+        when the plans before it have ended, since one of them takes something away where this one is to be.
+        """
+        with self._deciding(None):
+            view = self._look()
+            answers: list[ClaimPromise | TrancheError | None] = []
+            steps: list[Step] = []
+            with self._ledger.write() as db:
+                for order in orders:
+                    if any(takes(step, grant) for step in steps for grant in order.grants):
+                        answers.append(None)
+                        continue
+                    try:
+                        decision = self._decide(view, order)
+                        promise = self._write_down(db, decision, view)
+                    except TrancheError as error:
+                        answers.append(error)
+                        continue
+                    answers.append(promise)
+                    steps += decision.plan.steps
+                    view = _promised(view, decision)
+            self._boundary()
+        return tuple(answers)
+
+    def fulfil(self, promise: ClaimPromise) -> Allocation:
+        """Carry the promise's plan out: the allocation, active. What fails is undone, and the promise is over."""
+        allocation = promise.allocation
+        if promise.plan_id:
+            self._carry_out(promise.plan_id, allocation.id)
+        active = replace(allocation, phase=Phase.ACTIVE)
+        if promise.plan_id or allocation.phase is not Phase.ACTIVE:
+            with self._ledger.write() as db:
+                register.activate_allocation(db, allocation.id)
+                note = f"for {allocation.keeper}"
+                clock = self._holders.clock()
+                chronicle.granted(db, clock, active, plan_id=promise.plan_id, waiter_id="", note=note)
+            self._boundary()
+        return active
+
+    def give_back(self, uid: str, *, why: str) -> bool:
+        """Take back what the claim of that uid has; whether it had something. Instances stay, idle."""
+        held = self.held().get(uid, ())
+        if not held:
+            return False
+        # Noted first: nobody else would, were this process killed when the share is free.
+        self._given_back([grant for each in held for grant in each.grants])
+        with self._ledger.write() as db:
+            for each in held:
+                chronicle.released(db, self._holders.clock(), each.id, why)
+                register.remove_allocation(db, each.id)
+        self._boundary()
+        return True
+
+    def held(self) -> Mapping[str, tuple[Allocation, ...]]:
+        """What claims have by the register, by uid; no GPU is asked."""
+        with self._ledger.read() as db:
+            return claims_in(register.allocations(db))
+
+    def _decide(self, view: NodeView, order: ClaimOrder) -> _Decision:
+        purpose = f"for {order.keeper}"
+        known = claims_in(view.allocations).get(order.keeper.uid, ())
+        same = next((each for each in known if _as_given(each.grants) == _as_given(order.grants)), None)
+        if same is not None:
+            answer = realise_again(view, same, purpose)
+            if isinstance(answer, Obstacle):
+                raise refusal(answer)
+            if not answer.empty:
+                _refuse_used(view, same, f"a part of what {order.keeper} has is gone")
+            return _Decision(same, answer, known=True)
+        for each in known:
+            _refuse_used(view, each, f"{order.keeper} was given something else before")
+        others = tuple(each for each in view.allocations if each not in known)
+        answer = realise(replace(view, allocations=others), order.grants, purpose)
+        if isinstance(answer, Obstacle):
+            raise refusal(answer)
+        allocation = Allocation(
+            self._holders.new_id(),
+            order.request,
+            order.grants,
+            Phase.PREPARING,
+            self._holders.clock(),
+            keeper=order.keeper,
+        )
+        return _Decision(allocation, answer, superseded=known)
+
+    def _write_down(self, db: sqlite3.Connection, decision: _Decision, view: NodeView) -> ClaimPromise:
+        allocation, plan = decision.promised, decision.plan
+        plan_id = "" if plan.empty else self._holders.new_id()
+        db.execute("SAVEPOINT promising")
+        try:
+            if not decision.known:
+                memory = shared_memory(allocation.grants, view.node)
+                superseded = [each.id for each in decision.superseded]
+                self._holders.write_down(db, allocation, superseded, memory)
+            if plan_id:
+                self._open_plan(db, plan_id, plan, view, allocation.id)
+        except BaseException:
+            db.execute("ROLLBACK TO promising")
+            raise
+        finally:
+            db.execute("RELEASE promising")
+        return ClaimPromise(allocation, plan_id)
+
+
+def claims_in(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation, ...]]:
+    """The allocations that claims have, by the claim's uid."""
+    found: dict[str, tuple[Allocation, ...]] = {}
+    for each in allocations:
+        if isinstance(each.keeper, ClaimKeeper):
+            found[each.keeper.uid] = (*found.get(each.keeper.uid, ()), each)
+    return found
+
+
+def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, ...]:
+    """The processes that the driver shows on what one alone has: of a part of a device it does not say whose they are."""
+    found: list[GpuProcess] = []
+    for grant in grants:
+        if isinstance(grant, Part):
+            continue
+        gpu = view.node.gpu(grant.gpu_uuid)
+        if grant.slot is None:
+            found += gpu.all_processes
+        elif (instance := gpu.instance_in(Occupant(grant.slot.profile, grant.slot.placement))) is not None:
+            found += instance.processes
+    return tuple(found)
+
+
+def _refuse_used(view: NodeView, allocation: Allocation, what: str) -> None:
+    users = processes_of(allocation.grants, view)
+    if users:
+        raise GpuBusy(f"{what}, and {', '.join(map(str, users))} still uses it", hint="wait for its end, or stop it")
+
+
+def _promised(view: NodeView, decision: _Decision) -> NodeView:
+    """The view as it will be when the promise is kept."""
+    gone = {each.id for each in decision.superseded}
+    rest = replace(view, allocations=tuple(each for each in view.allocations if each.id not in gone))
+    after = effect.apply(decision.plan, rest)
+    return after if decision.known else given(after, decision.promised.id, decision.promised.grants)
+
+
+def _as_given(grants: Sequence[Grant]) -> tuple[Grant, ...]:
+    """The grants, whatever has become of their limits."""
+    return tuple(replace(each, unlimited=False) if isinstance(each, Part) else each for each in grants)
