@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from cluster.agents import agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import labels
+from cluster.tenants import memory, rates, tenants
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, log, phases, pods_in
 
@@ -107,10 +110,6 @@ def test_the_virtual_gpus_of_awss_plugin(cluster: Cluster, g4dn: Node, namespace
             cluster.kubectl("scale", "deployment", "serving", "--replicas=12", f"--namespace={namespace}")
             wait_for("10 run", lambda: phases(cluster, namespace) == {"Running": 10, "Pending": 2}, timeout=120)
 
-            agent.end()
-            agent.restarted().wait_until_ready()
-            wait_for_counts(cluster, g4dn, vgpu=0, gpu=0)  # its daemons ended with its container
-            assert phases(cluster, namespace) == {"Running": 10, "Pending": 2}
             cluster.kubectl("delete", "deployment", "serving", f"--namespace={namespace}")
             wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
             wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
@@ -118,4 +117,77 @@ def test_the_virtual_gpus_of_awss_plugin(cluster: Cluster, g4dn: Node, namespace
             wait_for_counts(cluster, g4dn, vgpu=20, gpu=1)
     finally:
         cluster.kubectl("label", "node", g4dn.name, f"{key}-")
+        g4dn.renew_machine()
+
+
+def programs(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
+    """Each pod's container, and how often it was started again: a program that failed is another one now."""
+    found = {}
+    for each in pods_in(cluster, namespace):
+        (status,) = each["status"]["containerStatuses"]
+        found[each["metadata"]["name"]] = (status["containerID"], status["restartCount"])
+    return found
+
+
+def daemons(node: Node) -> dict[int, str]:
+    """The MPS daemons and servers that serve the node's GPUs, by pid, each with its control groups."""
+    found = {}
+    for pid in node.cgroup.running():
+        with suppress(OSError):
+            if b"nvidia-cuda-mps" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found[pid] = Path(f"/proc/{pid}/cgroup").read_text()
+    return found
+
+
+def wait_until_all_compute(cluster: Cluster, namespace: str) -> None:
+    """Until each pod has computed for a second more than it has now."""
+
+    def lines() -> dict[str, int]:
+        return {name: len(rates(cluster, namespace, name)) for name in programs(cluster, namespace)}
+
+    before = lines()
+    wait_for("all pods compute", lambda: all(now > before[name] + 1 for name, now in lines().items()))
+
+
+def test_pods_compute_on_within_their_limits_while_the_agents_pod_is_replaced(
+    cluster: Cluster, g4dn: Node, namespace: str
+) -> None:
+    def limits() -> set[int | None]:
+        return {memory(cluster, namespace, name) for name in programs(cluster, namespace)}
+
+    try:
+        with agent_on(cluster, g4dn, "--refresh-seconds=0.3", "--vgpu=10") as agent:
+            wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
+            cluster.apply(tenants("busy", namespace, 3, VGPU))
+            wait_for("3 pods run", lambda: phases(cluster, namespace) == {"Running": 3}, timeout=120)
+            wait_until_all_compute(cluster, namespace)
+            (limit,) = limits()
+            assert limit is not None
+            assert 1100 < limit <= 1491
+            before, serving = programs(cluster, namespace), daemons(g4dn)
+            assert len(serving) == 2, "the daemon and its server"
+            assert all("tranche-mps" in groups and "kubepods" not in groups for groups in serving.values())
+
+            for kill in (False, True):
+                successor = agent.with_options(*agent.options)
+                if kill:
+                    successor.end()
+                    successor = successor.restarted()
+                successor.wait_until_ready()
+                wait_for_counts(cluster, g4dn, vgpu=10, gpu=0)
+                wait_until_all_compute(cluster, namespace)
+                assert programs(cluster, namespace) == before, "no program has failed"
+                assert daemons(g4dn) == serving
+
+            cluster.kubectl("scale", "deployment", "busy", "--replicas=4", f"--namespace={namespace}")
+            wait_for("4 pods run", lambda: phases(cluster, namespace) == {"Running": 4}, timeout=120)
+            wait_until_all_compute(cluster, namespace)
+            assert limits() == {limit}, "the limits are in force for newcomers, too"
+            cluster.kubectl("delete", "deployment", "busy", f"--namespace={namespace}")
+            wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
+            wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
+            wait_for("the daemon has ended", lambda: not daemons(g4dn))
+            mode = ("nvidia-smi", "--query-gpu=compute_mode", "--format=csv,noheader")
+            wait_for("the compute mode is as before", lambda: g4dn.run(*mode) == "Default\n")
+    finally:
         g4dn.renew_machine()

@@ -17,6 +17,7 @@ import pytest
 
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tests.node.processes import Child, in_child, isolated, killed_at_boundary
+from tests.simulator.control_groups import group, hierarchy
 from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, MpsPathTooLong, VerificationFailed
 from tranche.core.events import EventKind
@@ -141,6 +142,28 @@ def test_a_gpu_is_shared_and_given_back_as_it_was(t4: Node) -> None:
         change(host, StopMps(only(host).uuid, None))
         nothing_left(t4, host)
         assert process_start_time(pid) == 0
+
+
+def test_a_daemon_outlives_the_control_group_of_the_command_that_started_it(t4: Node, tmp_path: Path) -> None:
+    with hierarchy(tmp_path) as top, group(top) as unit:
+
+        def share_it() -> None:
+            (unit / "cgroup.procs").write_text("0")
+            with t4.host() as host:
+                change(host, start(only(host)))
+
+        def look_and_end() -> DaemonState:
+            with t4.host() as host:
+                state = daemon_of(host).state
+                change(host, StopMps(only(host).uuid, None))
+                nothing_left(t4, host)
+            return state
+
+        in_child(share_it)
+        assert len(processes_of(t4)) == 2, "the daemon, and the server that keeps the GPU for it"
+        (unit / "cgroup.kill").write_text("1")
+        assert (unit / "cgroup.procs").read_text() == ""
+        assert in_child(look_and_end) is DaemonState.READY
 
 
 @isolated

@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
+from tranche.hardware import daemon_group
 from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControl, find_program
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -90,7 +91,10 @@ class MpsProcess:
         return found or max(self._daemons(), key=lambda process: process.started, default=None)
 
     def start(self, device_uuid: str, *, sleep: Callable[[float], None] = time.sleep) -> DaemonProcess:
-        """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up."""
+        """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up.
+
+        It outlives what started it, where the machine lets it: nobody is a client of it yet, so no server has to come along.
+        """
         self.check_path()
         try:
             for folder in (self.pipes, self.logs):
@@ -121,6 +125,7 @@ class MpsProcess:
             sleep(_PAUSE_SECONDS)
         if found is None:
             raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {said or f'it ended; see {self.logs}'}")
+        daemon_group.move_out(found.pid)
         return found
 
     def stop(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -145,6 +150,7 @@ class MpsProcess:
                 pids = ", ".join(map(str, left))
                 raise MpsFailed(f"the MPS daemon of {self.pipes} does not end: processes {pids} live on")
         shutil.rmtree(self.pipes, ignore_errors=True)
+        daemon_group.remove_if_empty()
 
     def servers(self) -> tuple[DaemonProcess, ...]:
         """The servers of this daemon, and those that it left when it died: both carry the folder in their environment."""

@@ -202,6 +202,18 @@ def test_on_a_driver_without_limits_nothing_is_offered_in_parts_and_an_event_say
     run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"}, driver="470.57.02")
 
 
+def test_an_event_says_that_daemons_end_with_the_agent(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        assert rig.api.reasons == []
+        rig.mps_tied = "the machine's control groups are not mounted here"
+        await rig.kubelet.allocate(GPU, next(iter(rig.kubelet.devices[GPU])))
+        await until(lambda: rig.api.reasons == ["MpsDaemonsEndWithAgent"], "said")
+        assert rig.api.events[0][2].endswith(f"its MPS daemons end with it: {rig.mps_tied}")
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
 def test_a_slice_is_shared_by_a_daemon_of_its_own(short: Path) -> None:
     file = "version: v1\nflags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: nvidia.com/mig-3g.20gb, replicas: 4}]}}"
     resource = "nvidia.com/mig-3g.20gb"

@@ -78,6 +78,7 @@ class Rig:
         self.cdi_folder = node.folder / "cdi"
         self._skipped = 0.0
         self.hosted: Supervisor
+        self.mps_tied = ""
         flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
         self.holdings = PodResourcesStandIn()
@@ -92,7 +93,9 @@ class Rig:
             self.pods,
             self.events,
             self.kube_node,
-            Machine(lambda config: files, read_links, needs_recovery, host.daemons.records.pipes),
+            Machine(
+                lambda config: files, read_links, needs_recovery, host.daemons.records.pipes, lambda: self.mps_tied
+            ),
             Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             cdi_folder=self.cdi_folder,

@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+from tranche.hardware.daemon_group import why_tied
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
@@ -30,7 +31,7 @@ def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: P
         services.pods,
         services.gpu_events,
         services.node,
-        Machine(_device_files, read_links, needs_recovery, services.host.daemons.records.pipes),
+        Machine(_device_files, read_links, needs_recovery, services.host.daemons.records.pipes, why_tied),
         Announcer(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,
         cdi_folder=cdi_folder,

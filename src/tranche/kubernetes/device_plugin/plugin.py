@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
@@ -49,13 +50,15 @@ _log = logging.getLogger(__name__)
 class Machine:
     """What the plugin asks of the machine beside the inventory. `links` and `needs_recovery` block.
 
-    `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
+    `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID; `mps_tied` says why daemons end with the agent, ""
+    when they outlive it.
     """
 
     files: Callable[[PluginConfig], DeviceFiles]
     links: Callable[[], Links]
     needs_recovery: Callable[[str], bool]
     mps_pipes: Callable[[str], Path]
+    mps_tied: Callable[[], str]
 
 
 class DevicePlugin:
@@ -282,6 +285,9 @@ class DevicePlugin:
             found[warning] = Announcement(Severity.WARNING, "SlicesNotAdvertised", warning)
         for why in advertised.unshared:
             found[why] = Announcement(Severity.WARNING, "DevicesNotShared", why)
+        if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
+            message = f"programs on shared GPUs fail when the agent ends, since its MPS daemons end with it: {why}"
+            found["tied"] = Announcement(Severity.WARNING, "MpsDaemonsEndWithAgent", message)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"

@@ -1,0 +1,45 @@
+"""What a tenant of a GPU runs: takes the memory it is let have, computes without a pause, and prints its GFLOPS once a second.
+
+The PTX is valid for a real driver; the simulator reads from its comment how long the kernel takes on a GPU of its own.
+"""
+
+import ctypes
+import sys
+import time
+
+GIGA_OPERATIONS = 160
+"""What a kernel counts for: 20 ms of a T4's 8,000 GFLOPS."""
+STEP = 64 << 20
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+// tranche-sim: work time=20ms
+.visible .entry work() { ret; }
+"""
+
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def check(code: int) -> None:
+    """End when a call of the driver failed."""
+    if code:
+        sys.exit(f"CUDA error {code}")
+
+
+context, module, kernel, memory = (ctypes.c_void_p() for _ in range(4))
+check(cuda.cuInit(0))
+check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
+check(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"work"))
+taken = 0
+while cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(STEP)) == 0:
+    taken += STEP
+print(taken >> 20, "MiB")
+while True:
+    began, kernels = time.monotonic(), 0
+    while time.monotonic() - began < 1:
+        check(cuda.cuLaunchKernel(kernel, 1000, 1, 1, 128, 1, 1, 0, None, None, None))
+        check(cuda.cuCtxSynchronize())
+        kernels += 1
+    print(round(GIGA_OPERATIONS * kernels / (time.monotonic() - began)), "GFLOPS")

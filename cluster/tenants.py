@@ -1,0 +1,39 @@
+"""Pods that compute: a program of CUDA's driver API in the agent's image, the only one of a test cluster that has an interpreter.
+
+The program needs no package. It takes all the memory that it is let have, keeps the GPU busy, and prints how fast it computes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from release.image import full_name
+
+from cluster.cluster import Cluster
+from cluster.workloads import deployment, log
+
+PROGRAM = Path(__file__).with_name("tenant_program.py")
+_RATE = re.compile(r"(\d+) GFLOPS")
+_MEMORY = re.compile(r"(\d+) MiB")
+
+
+def tenants(name: str, namespace: str, replicas: int, resource: str, *, amount: int = 1) -> dict[str, Any]:
+    """A Deployment of tenants, each with so many devices of that resource."""
+    made = deployment(name, namespace, replicas, limits={resource: amount})
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    container["image"] = full_name()
+    container["command"] = ["/opt/tranche/bin/python", "-u", "-c", PROGRAM.read_text()]
+    return made
+
+
+def rates(cluster: Cluster, namespace: str, pod: str) -> list[int]:
+    """The GFLOPS that a tenant has printed so far. Errors as for `log`."""
+    return [int(found) for found in _RATE.findall(log(cluster, namespace, pod))]
+
+
+def memory(cluster: Cluster, namespace: str, pod: str) -> int | None:
+    """How many MiB a tenant was let have; None before it has said so."""
+    found = _MEMORY.search(log(cluster, namespace, pod))
+    return int(found[1]) if found else None
