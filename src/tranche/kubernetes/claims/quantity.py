@@ -1,0 +1,38 @@
+"""Kubernetes' quantities, as whole numbers: `4Gi`, `128974848`, `1e3`, `100m`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from tranche.core.errors import UsageError
+
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:(?P<unit>[KMGTPE]i|[numkMGTPE])|[eE](?P<power>[+-]?\d{1,2}))?",
+    re.ASCII,
+)
+_UNITS = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 10**3),
+    **{unit: Fraction(1000**power) for power, unit in enumerate("kMGTPE", start=1)},
+    **{f"{unit}i": Fraction(1024**power) for power, unit in enumerate("KMGTPE", start=1)},
+}
+
+
+def parse_quantity(text: str) -> int:
+    """The quantity, rounded up to a whole number as the API server rounds; UsageError when it is none."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise UsageError(f"'{text}' is not a quantity", hint="write it as 4Gi, 500M or a plain number")
+    factor = _UNITS[match["unit"]] if match["unit"] else Fraction(10) ** int(match["power"] or 0)
+    amount = Fraction(match["number"]) * factor
+    return -(-amount.numerator // amount.denominator)
+
+
+def format_bytes(amount: int) -> str:
+    """An amount of memory as the API server writes it in binary units: the largest that leaves a whole number."""
+    for power, unit in reversed(tuple(enumerate("KMGTPE", start=1))):
+        if amount and amount % 1024**power == 0:
+            return f"{amount // 1024**power}{unit}i"
+    return str(amount)

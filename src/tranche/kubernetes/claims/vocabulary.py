@@ -1,0 +1,115 @@
+"""The names by which Kubernetes knows what Tranche offers: driver, device classes, attributes, capacities, taints and labels.
+
+They are a promise: manifests, device classes and the claims of running pods hold them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tranche.core.profile import ProfileName
+
+DRIVER = "gpu.tranche.dev"
+"""The DRA driver. A node's pool is named after the node."""
+
+CDI_KIND = "tranche.dev/share"
+"""The kind of the CDI devices that claims are given, each `<claim uid>-<number>`."""
+
+WHOLE_RESOURCE = "nvidia.com/gpu"
+"""The extended resource that class `tranche-whole` serves."""
+
+MODE_LABEL = "tranche.dev/mode"
+"""The node label by which an administrator says how the node's GPUs are given away."""
+
+
+class DeviceClassName(StrEnum):
+    """The device classes that are always there; each profile has one of its own (`profile_class`)."""
+
+    ANY = "tranche"
+    SLICE = "tranche-slice"
+    WHOLE = "tranche-whole"
+    SHARED = "tranche-shared"
+
+
+class DeviceType(StrEnum):
+    """Attribute `type`. WHOLE: a GPU that is not cut, for one alone. SLICE: a GPU instance, for one alone. SHARED: a device
+    that several have parts of at once, uncut or a slice.
+    """
+
+    WHOLE = "whole"
+    SLICE = "slice"
+    SHARED = "shared"
+
+
+class AttributeName(StrEnum):
+    """The attributes of a device.
+
+    UUID is the GPU's, also of a slice; PARENT_UUID is the same, of slices alone. MEMORY_SLICES counts those that the device
+    takes, CARD_MEMORY is what programs can have of the whole GPU, in MiB. The walls are the words of `tranche.core.walls`.
+    """
+
+    TYPE = "type"
+    MODEL = "model"
+    ARCHITECTURE = "architecture"
+    PROFILE = "profile"
+    UUID = "uuid"
+    PARENT_UUID = "parentUUID"
+    MINOR = "minor"
+    MEMORY_SLICES = "memorySlices"
+    CARD_MEMORY = "cardMemoryMiB"
+    ISOLATION = "isolation"
+    MEMORY_WALL = "memoryWall"
+    COMPUTE_WALL = "computeWall"
+    FAULT_WALL = "faultWall"
+    BANDWIDTH_WALL = "bandwidthWall"
+    MECHANISM = "mechanism"
+    NUMA_NODE = "numaNode"
+    DRIVER_VERSION = "driverVersion"
+    CUDA_DRIVER_VERSION = "cudaDriverVersion"
+    PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+
+
+class CapacityName(StrEnum):
+    """The capacities of a device.
+
+    MEMORY in bytes, as programs can use it. SHARE in percent of the card, of devices for one alone. MULTIPROCESSORS is a
+    number. COMPUTE is a ceiling in percent and CLIENTS a number of programs, of devices that several share by MPS.
+    """
+
+    MEMORY = "memory"
+    SHARE = "share"
+    MULTIPROCESSORS = "multiprocessors"
+    COMPUTE = "compute"
+    CLIENTS = "clients"
+
+
+class TaintKey(StrEnum):
+    """Why a device cannot be had now.
+
+    LOST: the driver has lost the GPU. FAULTY: it reported an error that programs do not survive. FOREIGN: an instance that
+    Tranche did not make is in the way. HELD: somebody has it, or something of it, who has no claim. MODE: the node's mode, or
+    the administrator's word on the GPU, does not offer it. RESERVED: it is kept free for larger requests.
+    """
+
+    LOST = "tranche.dev/lost"
+    FAULTY = "tranche.dev/faulty"
+    FOREIGN = "tranche.dev/foreign"
+    HELD = "tranche.dev/held"
+    MODE = "tranche.dev/mode"
+    RESERVED = "tranche.dev/reserved"
+
+
+def profile_label(profile: ProfileName) -> str:
+    """The profile's name as a DNS label: `1g-5gb`, `1g-5gb-me` for `+me`, `1g-24gb-no-me` for `-me`."""
+    words = [f"{profile.slices}g-{profile.memory_gb}gb", *profile.added, *(f"no-{each}" for each in profile.removed)]
+    return "-".join(words).replace(".", "-").lower()
+
+
+def profile_class(profile: ProfileName) -> str:
+    """The device class of a profile: `tranche-1g-5gb`."""
+    return f"tranche-{profile_label(profile)}"
+
+
+def profile_resource(profile: ProfileName) -> str:
+    """The extended resource that the profile's class serves: `nvidia.com/mig-1g.5gb`."""
+    return f"nvidia.com/{profile.resource_name}"

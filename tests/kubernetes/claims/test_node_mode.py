@@ -1,0 +1,22 @@
+"""The word of a node's label."""
+
+from __future__ import annotations
+
+from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL
+
+
+def test_a_node_without_the_label_is_as_it_always_was() -> None:
+    assert node_mode({}) is NodeMode.STATIC
+
+
+def test_the_label_is_heeded_and_an_unknown_word_is_not_guessed_at() -> None:
+    assert node_mode({MODE_LABEL: "mixed"}) is NodeMode.MIXED
+    assert node_mode({MODE_LABEL: "Mixed"}) is None
+    assert node_mode({MODE_LABEL: ""}) is None
+
+
+def test_what_each_mode_offers_to_claims() -> None:
+    assert [mode for mode in NodeMode if mode.offers_slices] == [NodeMode.DYNAMIC, NodeMode.MIXED]
+    assert [mode for mode in NodeMode if mode.offers_parts] == [NodeMode.SHARED, NodeMode.MIXED]
+    assert [mode for mode in NodeMode if mode.by_claims] == [NodeMode.DYNAMIC, NodeMode.SHARED, NodeMode.MIXED]
