@@ -25,6 +25,7 @@ from tranche.core.events import (
     ShareGranted,
     ShareKept,
     ShareReleased,
+    SharingRefused,
     StepDone,
     UndoIncomplete,
     event_data_from_dict,
@@ -33,6 +34,7 @@ from tranche.core.events import (
 )
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request
+from tranche.core.sharing import Sharing
 
 STEP = StepDone("p", {"action": "ResetGpu", "gpu": "GPU-0"})
 
@@ -54,6 +56,7 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         UndoIncomplete("p", "GpuBusy"),
         PlanRecovered("p", "layout x"),
         LimitsLost(grants),
+        SharingRefused(Sharing.MEMORY_LIMITS, "the driver refuses them"),
         DaemonFault("GPU-0", "its server is in state FAULT"),
         PolicyChanged("GPU-0", "mig"),
         PolicyChanged("", None),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -13,12 +16,23 @@ import pytest
 from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, end_daemons, holders, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
-from tranche.core.errors import HardwareError
+from tranche.core.errors import HardwareError, SharingUnavailable
+from tranche.core.events import EventKind
+from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, own_group, remove_group
+from tranche.node.limit_trials import CANARY, LimitTrials
 from tranche.node.memory_groups import MemoryGroup, MemoryGroups
 from tranche.node.session import Places, boot_id
 
 TOTAL = GREEDY.replace("tell([len(sizes)", "tell([check(cu.cuMemGetInfo())[1] >> 20, len(sizes)")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture
@@ -29,9 +43,9 @@ def groups(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def t4(tmp_path: Path, groups: Path) -> Iterator[TestMachine]:
+def t4(folder: Path, groups: Path) -> Iterator[TestMachine]:
     """A g4dn.xlarge with a driver of release 615."""
-    with machine_in(tmp_path, machine_type="g4dn.xlarge") as machine:
+    with machine_in(folder, machine_type="g4dn.xlarge") as machine:
         machine.machine.set_driver("615.71.09")
         try:
             yield machine
@@ -96,15 +110,111 @@ def test_a_group_whose_run_was_killed_goes_with_the_next_command(t4: TestMachine
     assert not (groups / f"tranche-{holder['id']}").exists()
 
 
-def test_a_driver_that_refuses_the_limit_lets_nobody_in(t4: TestMachine) -> None:
+# A driver that has no limits after all
+
+
+def mechanism(machine: TestMachine) -> str:
+    """By what the next share is made."""
+    one = tenant(machine, "--gpu-memory", "3G")
+    assert one.told()[1] == OUT_OF_MEMORY
+    (holder,) = holders(machine)
+    one.go_on()
+    assert one.ended()[0] == 0
+    return str(holder["grants"][0]["mechanism"])
+
+
+def refusals(machine: TestMachine) -> list[str]:
+    """What events say of mechanisms that were refused."""
+    return [each["message"] for each in machine.json("events")["events"] if each["type"] == EventKind.SHARING_REFUSED]
+
+
+def nothing_on_trial(groups: Path, machine: TestMachine) -> bool:
+    """Neither a share nor a trial that has ended has a group; other tests may be trying limits at this moment."""
+    trials = (each.name.split("-")[2] for each in groups.glob("tranche-trial-*"))
+    return all(Path("/proc", pid).exists() for pid in trials) and of_shares(machine) == []
+
+
+def test_a_driver_whose_accounting_is_off_shares_by_mps(t4: TestMachine, groups: Path) -> None:
     t4.machine.set_limits_backend("off")
-    refused = t4.tranche(
-        "run", "--gpu-memory", "3G", "--", "touch", str(t4.folder / "ran"), code=HardwareError.exit_code
-    )
-    assert "control group" in refused.stderr
-    assert not (t4.folder / "ran").exists()
-    assert holders(t4) == []
-    assert of_shares(t4) == []
+    said = next(each for each in t4.json("doctor")["findings"] if each["check"] == "sharing")
+    assert "not by memory limits of the driver: the driver refuses them: Not Supported" in said["message"]
+    assert not Places(t4.state_dir).limit_trial.exists(), "doctor changes nothing"
+    assert "by MPS" in t4.tranche("explain", "--gpu-memory", "3G").stdout
+    assert mechanism(t4) == "mps"
+    assert nothing_on_trial(groups, t4)
+
+
+def test_a_request_that_only_limits_of_the_driver_could_serve_is_told_why_there_are_none(
+    folder: Path, groups: Path
+) -> None:
+    with machine_in(folder, "T4", "T4") as machine:
+        machine.machine.set_driver("615.71.09")
+        machine.machine.set_limits_backend("off")
+        where = ("--gpu-memory", "3G", "--count", "2")
+        refused = machine.tranche("explain", *where, code=SharingUnavailable.exit_code)
+        assert "the driver refuses them: Not Supported" in refused.stdout
+        refused = machine.tranche("run", *where, "--", "true", code=SharingUnavailable.exit_code)
+        assert "the driver refuses them: Not Supported" in refused.stderr
+
+
+def test_a_driver_that_refuses_later_is_passed_over_at_once_and_asked_again_after_a_while(
+    t4: TestMachine, groups: Path
+) -> None:
+    assert mechanism(t4) == "memory-limits"
+    t4.machine.set_limits_backend("off")
+    assert mechanism(t4) == "mps"
+    (said,) = refusals(t4)
+    assert "nothing is shared by memory limits of the driver from now on: the driver refuses them" in said
+    assert nothing_on_trial(groups, t4)
+    assert mechanism(t4) == "mps"
+    assert len(refusals(t4)) == 1
+    t4.machine.set_limits_backend("misc")
+    trial = Places(t4.state_dir).limit_trial
+    trial.write_text(json.dumps({**json.loads(trial.read_text()), "until": 1.0}))
+    end_daemons(t4)
+    wait_until(lambda: mechanism(t4) == "memory-limits")
+
+
+def test_a_driver_that_shows_a_limit_and_does_not_keep_it_is_found_out_by_the_first_share(
+    t4: TestMachine, groups: Path
+) -> None:
+    t4.machine.set_limits_backend("lax")
+    assert mechanism(t4) == "mps"
+    (said,) = refusals(t4)
+    assert "shows a limit and lets a program have more" in said
+    assert nothing_on_trial(groups, t4)
+    assert mechanism(t4) == "mps"
+
+
+def test_no_program_asks_for_more_where_that_is_not_wanted(t4: TestMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    t4.machine.set_limits_backend("lax")
+    monkeypatch.setenv(CANARY, "off")
+    one = tenant(t4, "--gpu-memory", "3G", code="context(); tell(0); wait()")
+    assert one.told() == 0
+    assert holders(t4)[0]["grants"][0]["mechanism"] == "memory-limits"
+    one.go_on()
+    one.ended()
+
+
+def test_what_was_found_holds_for_one_start_and_one_driver(tmp_path: Path) -> None:
+    trials = LimitTrials(Places(tmp_path), clock=lambda: 1000.0)
+    node = NodeState((), "615.71.09", sharing=SharingMeans(frozenset(Sharing)))
+    assert trials.on_node(node, may_try=True) == node, "no GPU can tell"
+    trials.refuse("615.71.09", HardwareError("no"))
+    assert trials.on_node(node, may_try=False).sharing.why_not(Sharing.MEMORY_LIMITS) == "no"
+    assert trials.on_node(replace(node, driver_version="615.80"), may_try=False).sharing == node.sharing
+    known = json.loads(Places(tmp_path).limit_trial.read_text())
+    Places(tmp_path).limit_trial.write_text(json.dumps({**known, "boot": "another"}))
+    assert trials.on_node(node, may_try=False) == node
+    for damaged in ("", "[]", "{}", '{"boot": 1}', "\0"):
+        Places(tmp_path).limit_trial.write_text(damaged)
+        assert trials.on_node(node, may_try=False) == node
+
+
+def test_a_trial_that_was_killed_leaves_nothing_to_the_next(t4: TestMachine, groups: Path) -> None:
+    (groups / "tranche-trial-999999999-ab").mkdir()
+    t4.tranche("explain", "--gpu-memory", "3G")
+    assert nothing_on_trial(groups, t4)
 
 
 # Where a process is

@@ -191,9 +191,12 @@ class SimulatedMachine:
         """Change how much device memory a new CUDA context takes, in bytes; 0 for what its multiprocessors make it take."""
         self._call("trancheSimSetContextMemory", memory, doing=f"cannot set the size of contexts of {self.name}")
 
-    def set_limits_backend(self, backend: Literal["misc", "dmem", "off"]) -> None:
-        """Change how the driver keeps memory limits of control groups: in a table of its own, by the kernel, or not at all."""
-        number = ("misc", "dmem", "off").index(backend)
+    def set_limits_backend(self, backend: Literal["misc", "dmem", "off", "lax"]) -> None:
+        """Change how the driver keeps memory limits of control groups: in a table of its own, by the kernel, or not at all.
+
+        "lax" is a fault: limits are taken and shown, and nothing is refused.
+        """
+        number = ("misc", "dmem", "off", "lax").index(backend)
         self._call("trancheSimSetLimitsBackend", number, doing=f"cannot set the back end of {self.name} to {backend}")
 
     @property

@@ -20,6 +20,7 @@ from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import Driver
+from tranche.hardware.visible_devices import Scope
 from tranche.node import register
 from tranche.node.checkup import (
     Finding,
@@ -34,6 +35,7 @@ from tranche.node.checkup import (
     failed,
 )
 from tranche.node.host import Host
+from tranche.node.limit_trials import LimitTrials
 from tranche.node.session import Places
 
 
@@ -87,6 +89,8 @@ def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:
     """What the driver says, also beside the ledger where `places` has a sound one."""
     with open_driver(settings) as driver:
         node = driver.observe()
+        if places is not None:
+            node = LimitTrials(places).on_node(node, may_try=driver.scope is Scope.ALL, remember=False)
         found = [*check_node(node)]
         if places is not None and os.path.exists(places.ledger):
             found += _leftovers(driver, node, places)

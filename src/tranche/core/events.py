@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from tranche.core.allocation import Grant
 from tranche.core.keeper import Keeper
 from tranche.core.request import Request
+from tranche.core.sharing import Sharing
 from tranche.core.wire import (
     grant_from_dict,
     grant_to_dict,
@@ -38,6 +39,7 @@ class EventKind(StrEnum):
     UNDO_INCOMPLETE = "UndoIncomplete"
     RECOVERED = "Recovered"
     LIMITS_LOST = "LimitsLost"
+    SHARING_REFUSED = "SharingRefused"
     DAEMON_FAULT = "DaemonFault"
     POLICY_CHANGED = "PolicyChanged"
     BOOT_ENDED = "BootEnded"
@@ -144,6 +146,15 @@ class LimitsLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SharingRefused:
+    """A mechanism that this machine should have was refused, for the reason in `why`, and is not used from then on."""
+
+    kind: ClassVar = EventKind.SHARING_REFUSED
+    sharing: Sharing
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonFault:
     """The MPS daemon of a device lets nobody in, for the reason in `fault`; or lets them in again, where that is empty."""
 
@@ -187,6 +198,7 @@ EventData = (
     | UndoIncomplete
     | PlanRecovered
     | LimitsLost
+    | SharingRefused
     | DaemonFault
     | PolicyChanged
     | BootEnded
@@ -247,6 +259,8 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"planId": plan_id, "reason": reason}
         case LimitsLost(grants):
             return {"grants": [grant_to_dict(grant) for grant in grants]}
+        case SharingRefused(sharing, why):
+            return {"mechanism": str(sharing), "why": why}
         case DaemonFault(device_uuid, fault):
             return {"deviceUUID": device_uuid, "fault": fault}
         case PolicyChanged(gpu_uuid, sharing):
@@ -279,6 +293,8 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return PlanRecovered(data["planId"], data["purpose"])
         case EventKind.LIMITS_LOST:
             return LimitsLost(tuple(map(grant_from_dict, data["grants"])))
+        case EventKind.SHARING_REFUSED:
+            return SharingRefused(Sharing(data["mechanism"]), data["why"])
         case EventKind.DAEMON_FAULT:
             return DaemonFault(data["deviceUUID"], data["fault"])
         case EventKind.POLICY_CHANGED:

@@ -45,11 +45,11 @@ def lift_limit(gpu_uuid: str, group: Path) -> None:
     try:
         _set(gpu_uuid, group, 0, _NO_LIMIT)
     except pynvml.NVMLError as error:
-        if _answers(gpu_uuid):
+        if gpu_answers(gpu_uuid):
             raise _refused("lift the limit of", group, gpu_uuid, error) from error
 
 
-def _answers(gpu_uuid: str) -> bool:
+def gpu_answers(gpu_uuid: str) -> bool:
     """False only when the driver says that it has lost the GPU, or does not know it."""
     try:
         pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid))

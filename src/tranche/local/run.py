@@ -86,11 +86,10 @@ def run(
         )
         orphans = Orphans()
         try:
-            share = share_environment(held, host.observe_gpu, host.places)
             with ExitStack() as stack:
-                group = host.memory_groups.make(held.allocation)
-                if group is not None:
-                    stack.callback(host.memory_groups.drop, group)
+                if held.group is not None:
+                    stack.callback(host.memory_groups.drop, held.group)
+                share = share_environment(held, host.observe_gpu, host.places)
                 granted(held)
                 stack.enter_context(
                     watching_limits(held.allocation, host.daemons.records, lambda: _limits_lost(host, unlimited))
@@ -101,7 +100,7 @@ def run(
                     {**environment, **share},
                     held,
                     lambda pid: host.set_holder(held, pid),
-                    None if group is None else group.folder,
+                    None if held.group is None else held.group.folder,
                 )
         except BaseException:
             _give_back(queue, held, orphans, left, why="the command could not be run")

@@ -14,6 +14,7 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.keeper import ProcessKeeper
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.steps import Step
 
@@ -95,6 +96,13 @@ def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation) -> 
     message = "the MPS daemon of its device has died: nothing limits its memory any more"
     data = LimitsLost(allocation.grants)
     _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
+def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: str) -> None:
+    """A mechanism that this machine should have was refused."""
+    from tranche.core.events import SharingRefused
+
+    _write(db, time, SharingRefused(sharing, why), f"nothing is shared by {sharing.for_people} from now on: {why}")
 
 
 def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> None:

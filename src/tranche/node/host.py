@@ -44,8 +44,10 @@ from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.inspection import Inspection
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger, open_to_read
+from tranche.node.limit_trials import LimitTrials
+from tranche.node.limited_shares import LimitedShares, LimitsRefused
 from tranche.node.locks import FileLock
-from tranche.node.memory_groups import MemoryGroups
+from tranche.node.memory_groups import MemoryGroup, MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
@@ -78,12 +80,13 @@ class Ticket:
 class Held:
     """A granted allocation; it lasts for as long as a process holds its lock or its workload lives.
 
-    `key` is known to its own processes alone, and shows that they came of it.
+    `key` is known to its own processes alone, and shows that they came of it. `group` is the control group with its limits.
     """
 
     allocation: Allocation
     lock: FileLock
     key: str = ""
+    group: MemoryGroup | None = None
 
 
 def new_id() -> str:
@@ -133,6 +136,8 @@ class Host:
         )
         self.holders = Holders(self.ledger, repertoire.kinds, clock=clock, new_id=new_id, boundary=boundary)
         self.memory_groups = MemoryGroups(self.places)
+        trials = LimitTrials(self.places, environment, clock)
+        self._limited = LimitedShares(self.memory_groups, trials, self.ledger, clock)
         self._care = DaemonCare(
             self.daemons, self.memory_groups, self.ledger, self._executor, clock=clock, new_id=new_id
         )
@@ -144,6 +149,7 @@ class Host:
             self.ledger,
             self.places,
             self.daemons,
+            trials,
             recovery=self._recovery,
             care=self._care,
             holders=self.holders,
@@ -333,9 +339,9 @@ class Host:
     ) -> Held | Waiting:
         """Try to serve a waiter: on a grant it leaves the queue, its plan is carried out, and the allocation is active.
 
-        When the plan fails it is undone, the waiter keeps its place, and the error is raised. `decided` is called after the
-        decision and before the plan, with the decision lock free. WaitTimeout when others still decide, or work on one of the
-        GPUs, after `seconds`.
+        When the plan fails it is undone, the waiter keeps its place, and the error is raised. When the driver keeps no limit of
+        memory, it is decided again without that mechanism. `decided` is called after the decision and before the plan, with the
+        decision lock free. WaitTimeout when others still decide, or work on one of the GPUs, after `seconds`.
         """
         # Commands that only look at the machine never come here, and start faster without the planner.
         from tranche.planning.allocate import Waiting
@@ -359,6 +365,16 @@ class Host:
                 self._requeue(waiter)
                 held.lock.release(remove=True)
                 raise
+        try:
+            held = replace(held, group=self._limited.limit(held.allocation, view.node.driver_version))
+        except BaseException as error:
+            with self.ledger.write() as db:
+                register.remove_allocation(db, held.allocation.id)
+            self._requeue(waiter)
+            held.lock.release(remove=True)
+            if not isinstance(error, LimitsRefused):
+                raise
+            return self.start(ticket, decide, progress=progress, decided=decided, seconds=seconds)
         with self.ledger.write() as db:
             register.activate_allocation(db, held.allocation.id)
             chronicle.granted(

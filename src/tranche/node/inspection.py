@@ -16,6 +16,7 @@ from tranche.node.adoption import shares_of_processes
 from tranche.node.daemon_care import DaemonCare
 from tranche.node.holders import Holders
 from tranche.node.ledger import Ledger
+from tranche.node.limit_trials import LimitTrials
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
@@ -33,6 +34,7 @@ class Inspection:
         ledger: Ledger,
         places: Places,
         daemons: MpsDaemons,
+        trials: LimitTrials,
         *,
         recovery: Recovery,
         care: DaemonCare,
@@ -47,6 +49,7 @@ class Inspection:
         self._ledger = ledger
         self._places = places
         self._daemons = daemons
+        self._trials = trials
         self._recovery = recovery
         self._care = care
         self._holders = holders
@@ -57,8 +60,11 @@ class Inspection:
         self._is_of_this_machine = is_of_this_machine
 
     def node(self) -> NodeState:
-        """Every GPU as it is now, with its daemons."""
-        return self._daemons.on_node(self._driver.observe())
+        """Every GPU as it is now, with its daemons; the driver's memory limits are tried by the first who may."""
+        found = self._trials.on_node(
+            self._driver.observe(), may_try=self._driver.scope is not Scope.PARTS, remember=not self._ledger.read_only
+        )
+        return self._daemons.on_node(found)
 
     def gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""

@@ -66,7 +66,8 @@ class MemoryGroups:
                 limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=hard)
                 limited.append(part.gpu_uuid)
                 verify_limit(part.gpu_uuid, group.folder, soft=part.memory, hard=hard)
-        except TrancheError:
+        except TrancheError as error:
+            error.gpu_uuid = parts[min(len(limited), len(parts) - 1)].gpu_uuid
             begun = group._replace(gpu_uuids=tuple(limited))
             self._note(begun)
             self.drop(begun)

@@ -82,6 +82,11 @@ class Places(NamedTuple):
         """The folder of notes on the control groups that limit the memory of shares."""
         return self.state_dir / "groups"
 
+    @property
+    def limit_trial(self) -> Path:
+        """What trying the driver's memory limits has shown."""
+        return self.state_dir / "memory-limits.json"
+
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""
         return self.state_dir / "locks" / "sessions" / name

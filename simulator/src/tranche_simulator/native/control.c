@@ -99,7 +99,7 @@ nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t m, unsigned long lon
 }
 
 nvmlReturn_t trancheSimSetLimitsBackend(trancheSimMachine_t m, unsigned int backend) {
-    if (m == NULL || !m->writable || backend > LIMITS_OFF) {
+    if (m == NULL || !m->writable || backend > LIMITS_LAX) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
     atomic_store(&m->state->limits_backend, backend);

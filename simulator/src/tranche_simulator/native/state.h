@@ -140,7 +140,7 @@ struct memory_limit {
     } values[2];
 };
 
-enum limits_backend { LIMITS_MISC = 0, LIMITS_DMEM = 1, LIMITS_OFF = 2 };
+enum limits_backend { LIMITS_MISC = 0, LIMITS_DMEM = 1, LIMITS_OFF = 2, LIMITS_LAX = 3 };
 
 /* A GPU or a compute instance, as what divides its time among those who compute there. */
 struct compute_unit {

@@ -1,0 +1,115 @@
+"""Tries the driver's memory limits on a control group that is thrown away. NVML must be initialised."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pynvml
+
+from tranche.core.errors import HardwareError, TrancheError
+from tranche.core.quantity import GIB, MIB
+from tranche.hardware import limit_canary
+from tranche.hardware.control_groups import make_group, own_group, populated, remove_group
+from tranche.hardware.memory_limits import gpu_answers, lift_limit, limit_memory, verify_limit
+
+_PREFIX: Final = "tranche-trial-"
+_LIMIT: Final = GIB
+_BEYOND: Final = 64 * MIB
+_CANARY_SECONDS: Final = 60.0
+_FOREIGN: Final = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
+_NO_DAEMON: Final = "/nonexistent"
+
+
+def why_refused(gpu_uuid: str) -> str | None:
+    """Why the driver limits no group on that GPU, in words; "" when it shows the limit that it was told.
+
+    None when that cannot be told, because the GPU does not answer.
+    """
+    try:
+        with _limited_group(gpu_uuid, _LIMIT):
+            return ""
+    except TrancheError as error:
+        return refusal_of(error) if gpu_answers(gpu_uuid) else None
+
+
+def refusal_of(error: TrancheError) -> str:
+    """What went wrong with a limit, in words that follow `not by memory limits of the driver:`."""
+    cause = error.__cause__
+    return f"the driver refuses them: {cause}" if isinstance(cause, pynvml.NVMLError) else error.message
+
+
+def keeps_limits(gpu_uuid: str, room: int, context: int, environment: Mapping[str, str]) -> bool | None:
+    """Whether a program that asks for more than its group's limit is refused; None when that cannot be told.
+
+    The program ends at once. When nothing refuses it, it has at most `room` bytes of the GPU, of which its context may take
+    `context`. `environment` leads to the driver.
+    """
+    limit = min(room - context - _BEYOND, _LIMIT)
+    # Where others leave too little, it would not show who refused.
+    if limit <= 0 or _free(gpu_uuid) < 2 * (limit + _BEYOND + context):
+        return None
+    try:
+        with _limited_group(gpu_uuid, limit) as group:
+            code = _ask(gpu_uuid, group, limit + _BEYOND, environment)
+    except (TrancheError, OSError, subprocess.TimeoutExpired):
+        return None
+    return {limit_canary.KEPT: True, limit_canary.NOT_KEPT: False}.get(code)
+
+
+@contextmanager
+def _limited_group(gpu_uuid: str, limit: int) -> Iterator[Path]:
+    """A group whose limit was read back. Nothing is guaranteed to it: when this process is killed, groups above keep nothing."""
+    parent = own_group()
+    if parent is None:
+        raise HardwareError("no control groups of version 2 are mounted")
+    _clear(parent, gpu_uuid)
+    group = parent / f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+    make_group(group)
+    try:
+        limit_memory(gpu_uuid, group, soft=0, hard=limit)
+        try:
+            verify_limit(gpu_uuid, group, soft=0, hard=limit)
+            yield group
+        finally:
+            lift_limit(gpu_uuid, group)
+    finally:
+        remove_group(group)
+
+
+def _clear(parent: Path, gpu_uuid: str) -> None:
+    """Remove the groups of trials that were killed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists() and not populated(folder):
+            with suppress(HardwareError):
+                lift_limit(gpu_uuid, folder)
+            remove_group(folder)
+
+
+def _free(gpu_uuid: str) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)).free)
+    except pynvml.NVMLError:
+        return 0
+
+
+def _ask(gpu_uuid: str, group: Path, amount: int, environment: Mapping[str, str]) -> int:
+    """The exit code of the canary; without MPS, whose daemon would ask for the memory in its place."""
+    own = {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
+    own |= {"CUDA_VISIBLE_DEVICES": gpu_uuid, "CUDA_MPS_PIPE_DIRECTORY": _NO_DAEMON}
+    command = [sys.executable, "-I", "-S", limit_canary.__file__, str(group), str(amount)]
+    return subprocess.run(
+        command,
+        env=own,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_CANARY_SECONDS,
+        check=False,
+    ).returncode
