@@ -1,0 +1,212 @@
+"""A request as the spec of a resource claim, which the scheduler serves by itself. Pure.
+
+The scheduler takes the first device that fits, in the order in which nodes list theirs: the smallest slices first, then shared
+devices, then whole GPUs. So an amount of memory is one demand on all devices. A share of a GPU is another amount on each size of
+GPU, so it lists its alternatives, of which a claim has eight at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from tranche.core.errors import DoesNotFit, SharingUnavailable
+from tranche.core.quantity import MIB
+from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
+from tranche.kubernetes.claims.cards import SharedCards
+from tranche.kubernetes.claims.share_request import share_request
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    AttributeName,
+    CapacityName,
+    DeviceClassName,
+    profile_class,
+)
+
+REQUEST_NAME = "gpu"
+"""The name of a claim's one request, by which containers ask for it."""
+
+MOST_DEVICES = 32
+"""The API gives a claim at most so many devices."""
+
+MOST_ALTERNATIVES = 8
+"""The API lets a request list at most so many alternatives."""
+
+_LONGEST_MODEL = 64  # the characters of a string attribute
+# Every grid of memory slices divides this number: 4, 8 and 12 are known.
+_GRIDS = 24
+_UNITS = (
+    ("Ti", 1024**4),
+    ("T", 10**12),
+    ("Gi", 1024**3),
+    ("G", 10**9),
+    ("Mi", MIB),
+    ("M", 10**6),
+    ("Ki", 1024),
+    ("k", 1000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSpec:
+    """`devices` is the `spec.devices` of a claim. `left_out` are sizes of GPUs that its share could not be listed for."""
+
+    devices: Mapping[str, Any]
+    left_out: tuple[SharedCards, ...] = ()
+
+
+def claim_spec(request: Request, cards: Sequence[SharedCards] = ()) -> ClaimSpec:
+    """The claim that asks for what the request asks for, on a cluster that shares GPUs of these sizes.
+
+    Raises:
+        SharingUnavailable: the request has a condition that no device of a cluster meets.
+        DoesNotFit: it asks for more devices than a claim can have, or for a model with a name that none has.
+    """
+    _refuse_impossible(request)
+    found, left_out = _request(request, cards)
+    devices: dict[str, Any] = {"requests": [{"name": REQUEST_NAME, **found}]}
+    if request.count > 1:
+        distinct = f"{DRIVER}/{AttributeName.UUID}"
+        devices["constraints"] = [{"requests": [REQUEST_NAME], "distinctAttribute": distinct}]
+    devices["config"] = [{"opaque": {"driver": DRIVER, "parameters": share_request(request)}}]
+    return ClaimSpec(devices, left_out)
+
+
+def needs_cards(request: Request) -> bool:
+    """Whether the claim depends on the sizes of the cluster's GPUs."""
+    return isinstance(request.demand, GpuShare) and _parts_serve(request, request.demand)
+
+
+def _request(request: Request, cards: Sequence[SharedCards]) -> tuple[dict[str, Any], tuple[SharedCards, ...]]:
+    match request.demand:
+        case WholeGpus(count):
+            return {"exactly": _exactly(request, DeviceClassName.WHOLE, count=count)}, ()
+        case MigSlice(profile):
+            return {"exactly": _exactly(request, profile_class(profile))}, ()
+        case GpuMemory(amount):
+            capacity = {CapacityName.MEMORY: _quantity(amount)}
+            return {"exactly": _exactly(request, DeviceClassName.ANY, capacity, _fence(request))}, ()
+        case GpuShare():
+            return _share(request, request.demand, cards)
+
+
+def _share(
+    request: Request, demand: GpuShare, cards: Sequence[SharedCards]
+) -> tuple[dict[str, Any], tuple[SharedCards, ...]]:
+    percent = {CapacityName.SHARE: str(_percent(demand.share))}
+    alone = {"slice": _exactly(request, DeviceClassName.SLICE, percent)} if request.compute is None else {}
+    # Whole, unless another share of the same size would fit beside it.
+    whole = request.compute is None and (request.isolation is Isolation.HARD or demand.share > Fraction(1, 2))
+    last = {"whole": _exactly(request, DeviceClassName.WHOLE)} if whole else {}
+    wanted = sorted(cards, key=lambda each: (-each.gpus, each.memory)) if _parts_serve(request, demand) else []
+    room = MOST_ALTERNATIVES - len(alone) - len(last)
+    kept, left_out = sorted(wanted[:room], key=lambda each: each.memory), wanted[room:]
+    parts = {f"shared-{each.memory}mi": _part_of(each, request, demand) for each in kept}
+    alternatives = alone | parts | last
+    if not alternatives:
+        raise SharingUnavailable(
+            f"no GPU of this cluster is shared in a way that serves {request}",
+            hint="ask for an amount with --gpu-memory, or without --compute",
+        )
+    if len(alternatives) == 1:
+        return {"exactly": next(iter(alternatives.values()))}, tuple(left_out)
+    return {"firstAvailable": [{"name": name, **each} for name, each in alternatives.items()]}, tuple(left_out)
+
+
+def _part_of(cards: SharedCards, request: Request, demand: GpuShare) -> dict[str, Any]:
+    memory = max(int(demand.share * cards.room) // MIB, 1)
+    size = f"{_attribute(AttributeName.CARD_MEMORY)} == {cards.memory}"
+    capacity = {CapacityName.MEMORY: _quantity(memory * MIB)}
+    return _exactly(request, DeviceClassName.SHARED, capacity, [size, *_fence(request)])
+
+
+def _parts_serve(request: Request, demand: GpuShare) -> bool:
+    """Whether a part of a shared device serves the share: all of a GPU is for one alone, unless its compute has a ceiling."""
+    return request.isolation is not Isolation.HARD and (demand.share < 1 or request.compute is not None)
+
+
+def _exactly(
+    request: Request,
+    device_class: str,
+    capacity: Mapping[CapacityName, str] | None = None,
+    conditions: Sequence[str] = (),
+    *,
+    count: int | None = None,
+) -> dict[str, Any]:
+    wanted = {str(name): amount for name, amount in (capacity or {}).items()}
+    if request.compute is not None:
+        wanted[str(CapacityName.COMPUTE)] = str(request.compute)
+    found: dict[str, Any] = {"deviceClassName": str(device_class)}
+    number = request.count if count is None else count
+    if number != 1:
+        found["count"] = number
+    if wanted:
+        found["capacity"] = {"requests": wanted}
+    selectors = [*conditions, *_model(request)]
+    if selectors:
+        found["selectors"] = [{"cel": {"expression": each}} for each in selectors]
+    return found
+
+
+def _fence(request: Request) -> list[str]:
+    """Conditions for a device that others may have parts of."""
+    found = []
+    isolation = _attribute(AttributeName.ISOLATION)
+    if request.isolation is Isolation.HARD:
+        found.append(f'{isolation} == "hard"')
+    elif request.isolation is Isolation.SOFT:
+        found.append(f'{isolation} in ["hard", "soft"]')
+    if request.count > 1 and request.isolation is not Isolation.HARD:
+        # A program can use one MPS daemon, and each device has one of its own.
+        found.append(f'{_attribute(AttributeName.MECHANISM)} != "{Sharing.MPS}"')
+    return found
+
+
+def _model(request: Request) -> list[str]:
+    if not request.gpu_model:
+        return []
+    text = json.dumps(request.gpu_model.lower())
+    return [f"{_attribute(AttributeName.MODEL)}.lowerAscii().contains({text})"]
+
+
+def _attribute(name: AttributeName) -> str:
+    return f'device.attributes["{DRIVER}"].{name}'
+
+
+def _percent(share: Fraction) -> int:
+    """The least `share` capacity that serves it: slices say their part of the memory slices in percent, rounded down."""
+    parts = -(-share.numerator * _GRIDS // share.denominator)
+    return min(100 * parts // _GRIDS, -(-100 * share.numerator // share.denominator))
+
+
+def _quantity(amount: int) -> str:
+    """Bytes as the shortest quantity that is exactly as much: `4Gi`, `4G`, `4864Mi`."""
+    return next((f"{amount // size}{unit}" for unit, size in _UNITS if amount % size == 0), str(amount))
+
+
+def _refuse_impossible(request: Request) -> None:
+    if request.limit is not None:
+        raise SharingUnavailable(
+            f"no cluster serves {request}: nothing takes lent memory back for whoever it was promised to",
+            hint="ask for the same without --gpu-memory-limit",
+        )
+    if request.compute is not None and request.count > 1:
+        raise SharingUnavailable(
+            f"no cluster serves {request}: a ceiling of compute is kept by MPS, and a program can use MPS on one GPU only",
+            hint="ask for one share, or without --compute",
+        )
+    number = request.demand.count if isinstance(request.demand, WholeGpus) else request.count
+    if number > MOST_DEVICES:
+        raise DoesNotFit(
+            f"{request} asks for {number} GPUs, and a claim has {MOST_DEVICES} at most",
+            hint="ask for fewer in each pod, and for more pods with --parallelism",
+        )
+    if len(request.gpu_model) > _LONGEST_MODEL:
+        raise DoesNotFit(
+            f"no GPU's name holds the {len(request.gpu_model)} characters of --gpu-model",
+            hint="name a part of it, such as A100",
+        )

@@ -1,0 +1,43 @@
+"""The API server's own word on the claims that requests become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster.cluster import Cluster
+
+from tests.kubernetes.claims.examples import CARDS, MANY_CARDS, REQUESTS
+from tranche.kubernetes.claims.spec import claim_spec
+
+pytestmark = pytest.mark.cluster
+
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+
+
+@pytest.mark.parametrize("cards", [CARDS, MANY_CARDS, ()], ids=["two-sizes", "ten-sizes", "none"])
+def test_the_api_server_accepts_every_claim_and_drops_no_field_of_it(cluster: Cluster, cards: Any) -> None:
+    for request in REQUESTS:
+        if not cards and request.compute is not None and str(request).startswith("--gpu "):
+            continue  # which is refused by name
+        devices = dict(claim_spec(request, cards).devices)
+        template = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": "request"},
+            "spec": {"spec": {"devices": devices}},
+        }
+        found = cluster.api.request("POST", f"{TEMPLATES}?dryRun=All&fieldValidation=Strict", template)
+        accepted = found["spec"]["spec"]["devices"]
+        assert _holds(accepted, devices), f"{request}: {devices}\nbecame\n{accepted}"
+
+
+def _holds(found: Any, wanted: Any) -> bool:
+    """Whether everything wanted is found; the API server adds defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(
+            key in found and _holds(found[key], each) for key, each in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(_holds, found, wanted))
+    return bool(found == wanted)
