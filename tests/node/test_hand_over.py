@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.node.machines import Node
+from tests.node.machines import Node, change, destroy
 from tests.node.processes import in_child, isolated, killed_at_boundary
-from tests.node.test_mps_daemons import daemon_of, nothing_left, only, short, t4
-from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tests.node.test_mps_daemons import cut, daemon_of, nothing_left, only, short, t4
+from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import GpuMemory, Request
@@ -15,7 +17,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.node.host import Host
 
-__all__ = ["short", "t4"]  # fixtures
+__all__ = ["cut", "short", "t4"]  # fixtures
 GIB = 2**30
 
 
@@ -40,6 +42,28 @@ def test_a_hand_over_is_active_when_it_returns_and_its_limit_in_force(t4: Node) 
             host.hand_over(of_pod(host, 2, 8 * GIB))
         host.hand_over(of_pod(host, 1), superseded=[second.id])
         assert len(host.view().allocations) == 2
+
+
+@isolated
+def test_a_gpu_that_came_into_mig_mode_meanwhile_is_not_handed_over(cut: Node) -> None:
+    with cut.host() as host:
+        with pytest.raises(GpuBusy, match="not shared by MPS: its MIG mode is enabled now"):
+            host.hand_over(of_pod(host))
+        nothing_left(cut, host)
+        assert not host.view().allocations
+
+
+@isolated
+def test_a_slice_that_is_gone_meanwhile_is_not_handed_over(cut: Node) -> None:
+    with cut.host() as host:
+        (instance,) = only(host).instances
+        device = Slice(only(host).uuid, instance.profile, instance.placement)
+        gone = replace(of_pod(host), grants=(Part(device, 3 * GIB, Sharing.MPS),))
+        change(host, destroy(only(host), "3g.20gb", 0))
+        with pytest.raises(GpuBusy, match="3g.20gb at 0:4 is not there any more"):
+            host.hand_over(gone)
+        nothing_left(cut, host)
+        assert not host.view().allocations
 
 
 def killed_at(node: Node, boundary: int) -> bool:

@@ -54,7 +54,7 @@ from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
-from tranche.planning.daemons import refuse_fenced, with_daemons
+from tranche.planning.daemons import refuse_fenced, refuse_recut, with_daemons
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
 
@@ -426,10 +426,11 @@ class Host:
         """Record that a holder for whom nobody decided has this from now on; those superseded end with it.
 
         When this returns, MPS daemons in its way have ended, and those of its parts serve, with limits that were read back. What
-        fails is undone. GpuBusy as for `Holders.add`, and when a daemon lets nobody in.
+        fails is undone. GpuBusy as for `Holders.add`, when a daemon lets nobody in, and when a device is cut otherwise by now.
         """
         with self._deciding(None):
             view = self._inspection.in_order()
+            refuse_recut(view, allocation.grants)
             refuse_fenced(view, allocation.grants)
             plan = with_daemons(Plan(f"for {allocation.keeper}"), allocation.grants, view)
             plan_id = "" if plan.empty else self._new_id()

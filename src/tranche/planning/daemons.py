@@ -35,6 +35,24 @@ def refuse_fenced(view: NodeView, grants: Sequence[Grant]) -> None:
             raise GpuBusy(f"{gpu.label} is not shared further: {why}")
 
 
+def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
+    """GpuBusy when a device that was chosen on an older look is not there any more.
+
+    A GPU in MIG mode is still a device for one who has it whole or by turns, and none for MPS, which serves its slices alone.
+    """
+    for grant in grants:
+        gpu, slot = view.node.gpu(grant.gpu_uuid), grant.slot
+        if slot is not None and gpu.instance_in(Occupant(slot.profile, slot.placement)) is None:
+            raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} is not there any more")
+        by_mps = isinstance(grant, Part) and grant.sharing is Sharing.MPS
+        if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
+            raise GpuBusy(f"{gpu.label} is not shared by MPS: its MIG mode is {_mode(gpu)} now")
+
+
+def _mode(gpu: GpuState) -> str:
+    return f"to be {gpu.pending_mode}" if gpu.mode_pending else str(gpu.mode)
+
+
 def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:
     """Why nobody more may share that device by MPS while others do, in words; "" when they may."""
     daemon = gpu.daemon_of(slot)
