@@ -183,7 +183,14 @@ def test_pods_compute_on_within_their_limits_while_the_agents_pod_is_replaced(
             wait_for("4 pods run", lambda: phases(cluster, namespace) == {"Running": 4}, timeout=120)
             wait_until_all_compute(cluster, namespace)
             assert limits() == {limit}, "the limits are in force for newcomers, too"
-            cluster.kubectl("delete", "deployment", "busy", f"--namespace={namespace}")
+
+            other = tenants("other-user", namespace, 1, VGPU)
+            other["spec"]["template"]["spec"]["securityContext"] = {"runAsUser": 1000}
+            cluster.apply(other)
+            wait_for("5 pods run", lambda: phases(cluster, namespace) == {"Running": 5}, timeout=120)
+            wait_until_all_compute(cluster, namespace)
+            assert limits() == {limit}
+            cluster.kubectl("delete", "deployment", "busy", "other-user", f"--namespace={namespace}")
             wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
             wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
             wait_for("the daemon has ended", lambda: not daemons(g4dn))

@@ -60,7 +60,7 @@ def test_a_slice_that_is_gone_meanwhile_is_not_handed_over(cut: Node) -> None:
         device = Slice(only(host).uuid, instance.profile, instance.placement)
         gone = replace(of_pod(host), grants=(Part(device, 3 * GIB, Sharing.MPS),))
         change(host, destroy(only(host), "3g.20gb", 0))
-        with pytest.raises(GpuBusy, match="3g.20gb at 0:4 is not there any more"):
+        with pytest.raises(GpuBusy, match=r"3g\.20gb at 0:4 is not there any more"):
             host.hand_over(gone)
         nothing_left(cut, host)
         assert not host.view().allocations

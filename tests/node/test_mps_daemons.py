@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +164,34 @@ def test_a_daemon_outlives_the_control_group_of_the_command_that_started_it(t4: 
         (unit / "cgroup.kill").write_text("1")
         assert (unit / "cgroup.procs").read_text() == ""
         assert in_child(look_and_end) is DaemonState.READY
+
+
+def without_multi_user(folder: Path, machine: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which NVIDIA's program is of a release that knows no server for all users."""
+    real = shutil.which("nvidia-cuda-mps-control", path=machine["PATH"])
+    older = folder / "older" / "nvidia-cuda-mps-control"
+    older.parent.mkdir()
+    older.write_text(
+        f'#!/bin/sh\ncase "$*" in *multiuser*) echo "Unknown option: $*"; exit 1;; esac\nexec {real} "$@"\n'
+    )
+    older.chmod(0o755)
+    return {**os.environ, **machine, "PATH": f"{older.parent}:{machine['PATH']}"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="other users' daemons serve themselves alone")
+@isolated
+def test_programs_of_all_users_share_where_the_driver_knows_how(t4: Node, tmp_path: Path) -> None:
+    for environment, every_user in ((None, True), (without_multi_user(tmp_path, t4.machine.environment()), False)):
+        options = {} if environment is None else {"environment": environment}
+        with t4.host(**options) as host:
+            change(host, start(only(host)))
+            (record,) = host.daemons.records.all()
+            assert (record.every_user, daemon_of(host).every_user) == (every_user, every_user)
+            (server,) = host.daemons.process(record.device_uuid).servers()
+            asked(host, "start_server -uid 1001")
+            assert asked(host, "get_server_list").split() == [str(server.pid)] or not every_user
+            change(host, StopMps(only(host).uuid, None))
+            nothing_left(t4, host)
 
 
 @isolated
@@ -496,12 +524,17 @@ def end(pid: int) -> None:
 
 
 @isolated
-def test_everybody_sees_that_a_daemon_serves_and_nobody_else_reaches_its_sockets(t4: Node) -> None:
+def test_everybody_sees_that_a_daemon_serves_and_nobody_else_reaches_its_sockets(t4: Node, short: Path) -> None:
     with t4.host() as host:
+        short.chmod(0o755)
         change(host, start(only(host)))
         (record,) = host.daemons.records.all()
         pipes = host.daemons.records.pipes(record.device_uuid)
         assert host.places.mps.stat().st_mode & 0o555 == 0o555
         assert pipes.with_suffix(".json").stat().st_mode & 0o444 == 0o444
         assert pipes.stat().st_mode & 0o077 == 0
+        # An agent closes the state folder. Containers of all users then come to the sockets by their own mount.
+        host.places.state_dir.chmod(0o700)
+        change(host, start(only(host), 5 * GIB))
+        assert pipes.stat().st_mode & 0o777 == 0o755
         change(host, StopMps(record.gpu_uuid, None))

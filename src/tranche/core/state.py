@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tranche.core.board import GpuInstanceProfile
@@ -124,13 +124,15 @@ class GpuInstance:
 class MpsDaemon:
     """An MPS daemon of Tranche's, for one device: a GPU that is not cut (no `slot`), or the instance in a slot.
 
-    `limit` is the most that one of its clients may have, in bytes, 0 while it is not known.
+    `limit` is the most that one of its clients may have, in bytes, 0 while it is not known. Without `every_user` it is known to
+    serve one user's programs alone: those of others wait without end.
     """
 
     slot: InstanceKey | None
     device_uuid: str
     state: DaemonState
     limit: int = 0
+    every_user: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ _LONGEST_NAME: Final = "control_privileged"
 _PID_FILE: Final = f"{PROGRAM}.pid"
 _AS_DAEMON: Final = "-d"
 """What tells a daemon, and the process that starts it, from the same program while it passes on a command."""
+_FOR_EVERY_USER: Final = "-multiuser-server"
+"""Has one server of root's serve programs of every user, who would wait for each other's end else. Not every driver knows it."""
 _START_SECONDS: Final = 30.0
 _QUIT_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.02
@@ -41,11 +44,15 @@ _LOOKS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class DaemonProcess:
-    """A daemon's process; `started` in clock ticks since boot, `uid` of the user whose clients it serves."""
+    """A daemon's process; `started` in clock ticks since boot, `uid` of the user whose clients it serves.
+
+    With `every_user` it serves those of all users, by a server of `uid`.
+    """
 
     pid: int
     started: int
     uid: int
+    every_user: bool = False
 
     @property
     def lives(self) -> bool:
@@ -94,6 +101,7 @@ class MpsProcess:
         """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up.
 
         It outlives what started it, where the machine lets it: nobody is a client of it yet, so no server has to come along.
+        Root's serves programs of every user, where the driver knows how.
         """
         self.check_path()
         try:
@@ -101,13 +109,28 @@ class MpsProcess:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {error}") from error
+        code, said = 1, ""
+        for options in ((_FOR_EVERY_USER,), ()) if os.geteuid() == 0 else ((),):
+            code, said = self._launch(device_uuid, options)
+            if code == 0:
+                break
+        deadline = time.monotonic() + _START_SECONDS
+        while (found := self._answering()) is None and code == 0 and time.monotonic() < deadline:
+            sleep(_PAUSE_SECONDS)
+        if found is None:
+            raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {said or f'it ended; see {self.logs}'}")
+        daemon_group.move_out(found.pid)
+        return found
+
+    def _launch(self, device_uuid: str, options: tuple[str, ...]) -> tuple[int, str]:
+        """Have the program start a daemon; its exit code, and what it said."""
         environment = clean_environment(self.environment)
         settings = {PIPES: str(self.pipes), LOGS: str(self.logs), "CUDA_VISIBLE_DEVICES": device_uuid}
         # A file, not a pipe: the daemon may keep what it inherits open, and a pipe would not end before the daemon does.
         with TemporaryFile() as output:
             try:
                 done = subprocess.run(
-                    [find_program(environment), "-d"],
+                    [find_program(environment), _AS_DAEMON, *options],
                     env={**environment, **settings},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -119,14 +142,15 @@ class MpsProcess:
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {error}") from error
             output.seek(0)
-            said = " ".join(output.read().decode(errors="replace").split())
-        deadline = time.monotonic() + _START_SECONDS
-        while (found := self._answering()) is None and done.returncode == 0 and time.monotonic() < deadline:
-            sleep(_PAUSE_SECONDS)
-        if found is None:
-            raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {said or f'it ended; see {self.logs}'}")
-        daemon_group.move_out(found.pid)
-        return found
+            return done.returncode, " ".join(output.read().decode(errors="replace").split())
+
+    def admit_containers(self) -> None:
+        """Let programs of all users come to the sockets by the folder itself, as it is mounted into their containers.
+
+        Only where no other user of the machine comes to it by its path; the folder stays closed else.
+        """
+        if any(not above.stat().st_mode & stat.S_IXOTH for above in self.pipes.absolute().parents):
+            self.pipes.chmod(0o755)
 
     def stop(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """End the daemon and its servers, by its own command and else by signals, and remove its sockets.
@@ -197,9 +221,10 @@ def _process(pid: int) -> DaemonProcess | None:
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         uid = os.stat(_PROC / str(pid)).st_uid
+        options = os.fsdecode((_PROC / str(pid) / "cmdline").read_bytes()).split("\0")
     except OSError:
         return None
-    return None if fields[0] in "ZX" else DaemonProcess(pid, int(fields[19]), uid)
+    return None if fields[0] in "ZX" else DaemonProcess(pid, int(fields[19]), uid, _FOR_EVERY_USER in options)
 
 
 def _await_end(process: DaemonProcess, sleep: Callable[[float], None]) -> None:

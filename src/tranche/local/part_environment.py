@@ -52,7 +52,7 @@ def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRec
             hint="ask for one share, or for whole GPUs: --gpus",
         )
     record = _serving(part, gpus[part.gpu_uuid], records)
-    if record.uid != uid:
+    if record.uid != uid and not record.every_user:
         raise MpsUserRefused(
             f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait without end",
             hint="run the command as that user, or when nobody shares the device any more",

@@ -112,6 +112,7 @@ class MpsDaemons:
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
         if daemon is None:
             raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
+        process.admit_containers()
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
         if slot is None and not process.control.servers():
@@ -119,6 +120,7 @@ class MpsDaemons:
             process.control.start_server(daemon.uid)
             _await_server(process, gpu, sleep)
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
+        record = record._replace(every_user=daemon.every_user)
         self.records.write(record._replace(ready=True, limit=limit))
 
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:

@@ -31,9 +31,10 @@ class DaemonRecord(NamedTuple):
     """One daemon. `profile` is empty for a GPU that is not cut; `start` and `size` are the instance's, in memory slices.
 
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
-    clock ticks since that boot) name the daemon's process once it is ready, `uid` its user. `fault` says why nobody more is let
-    in; `wedged` that the reason lasts until the daemon ends. `suspect` says that a client was killed, which may have wedged it.
-    `damaged`: the record cannot be read, and no more than the device is known.
+    clock ticks since that boot) name the daemon's process once it is ready, `uid` its user, whose programs alone it serves unless
+    it serves `every_user`. `fault` says why nobody more is let in; `wedged` that the reason lasts until the daemon ends.
+    `suspect` says that a client was killed, which may have wedged it. `damaged`: the record cannot be read, and no more than the
+    device is known.
     """
 
     gpu_uuid: str
@@ -52,6 +53,7 @@ class DaemonRecord(NamedTuple):
     suspect: bool = False
     wedged: bool = False
     damaged: bool = False
+    every_user: bool = False
 
     @property
     def slot(self) -> InstanceKey | None:
@@ -84,7 +86,7 @@ class DaemonRecord(NamedTuple):
     @property
     def seen(self) -> MpsDaemon:
         """The daemon as a view of the machine shows it."""
-        return MpsDaemon(self.slot, self.device_uuid, self.state, self.limit)
+        return MpsDaemon(self.slot, self.device_uuid, self.state, self.limit, self.every_user or not self.ready)
 
 
 def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: ComputeMode | None) -> DaemonRecord:

@@ -202,6 +202,21 @@ def test_on_a_driver_without_limits_nothing_is_offered_in_parts_and_an_event_say
     run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"}, driver="470.57.02")
 
 
+def test_an_event_says_that_other_users_would_wait(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (4, 4)})
+        await rig.kubelet.allocate(GPU, next(iter(rig.kubelet.devices[GPU])))
+        (record,) = rig.host.daemons.records.all()
+        assert rig.api.reasons == []
+        rig.host.daemons.records.write(record._replace(every_user=False))
+        rig.host.daemons.records.touch(record)
+        await rig.inventory.refresh()
+        await until(lambda: rig.api.reasons == ["MpsServesOneUser"], "said")
+        assert "runAsUser" in rig.api.events[0][2]
+
+    run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
 def test_an_event_says_that_daemons_end_with_the_agent(short: Path) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.counts({GPU: (4, 4)})

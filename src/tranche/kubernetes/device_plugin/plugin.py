@@ -14,7 +14,7 @@ from typing import Any
 
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
 from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState, NodeState
+from tranche.core.state import DaemonState, GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.objects import KubeNode, Severity
@@ -288,6 +288,13 @@ class DevicePlugin:
         if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
             message = f"programs on shared GPUs fail when the agent ends, since its MPS daemons end with it: {why}"
             found["tied"] = Announcement(Severity.WARNING, "MpsDaemonsEndWithAgent", message)
+        for gpu in self._inventory.latest.value.view.node:
+            if any(daemon.state is DaemonState.READY and not daemon.every_user for daemon in gpu.daemons):
+                message = (
+                    f"the MPS of this driver serves one user at a time on {gpu.label}: the first CUDA call of a container "
+                    "that runs as another user than root (runAsUser) waits without end"
+                )
+                found[f"one user {gpu.uuid}"] = Announcement(Severity.WARNING, "MpsServesOneUser", message)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
