@@ -12,6 +12,8 @@ import pytest
 from tests.cli.conftest import MakeMachine
 from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_part
 from tranche.core.errors import all_errors
+from tranche.kubernetes.jobs.documents import job_document, pod_document
+from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
 from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.archive import Entry
@@ -116,7 +118,10 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     finding = cluster_finding_document(ClusterFinding("node", Status.PASS, "is Ready"))
     assert described["ClusterFinding"] == finding.keys()
     assert described["BundledFile"] == Entry("a", "b", b"").document().keys()
+    assert described["Job"] == job_document(KubeJob("team-a", "train", JobStatus.PENDING)).keys()
+    assert described["JobPod"] == pod_document(JobPod("team-a", "train-0")).keys()
     unprinted = {"Request", "Event data", "ClusterCheckup", "ClusterFinding", "Bundle", "BundledFile"}
+    unprinted |= {"JobList", "Job", "JobPod"}
     assert described.keys() - printed.keys() == unprinted
     asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
     for fields in asked:

@@ -1,17 +1,21 @@
-"""The API server's own word on the claims that requests become."""
+"""The API server's own word on the claims that requests become, and on the jobs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from cluster.cluster import Cluster
 
 from tests.kubernetes.claims.examples import CARDS, MANY_CARDS, REQUESTS
+from tests.kubernetes.jobs.test_manifest import EVERYTHING
 from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.jobs.manifest import objects_of
 
 pytestmark = pytest.mark.cluster
 
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
 
 
@@ -30,6 +34,14 @@ def test_the_api_server_accepts_every_claim_and_drops_no_field_of_it(cluster: Cl
         found = cluster.api.request("POST", f"{TEMPLATES}?dryRun=All&fieldValidation=Strict", template)
         accepted = found["spec"]["spec"]["devices"]
         assert _holds(accepted, devices), f"{request}: {devices}\nbecame\n{accepted}"
+
+
+def test_the_api_server_accepts_a_job_with_everything(cluster: Cluster) -> None:
+    for job in (EVERYTHING, replace(EVERYTHING, completions=1, interactive=False)):
+        template, made = objects_of(replace(job, namespace="default"), claim_spec(job.request))
+        for path, content in ((TEMPLATES, template), (JOBS, made)):
+            found = cluster.api.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", content)
+            assert _holds(found["spec"], content["spec"]), f"{content}\nbecame\n{found}"
 
 
 def _holds(found: Any, wanted: Any) -> bool:

@@ -28,7 +28,7 @@ class Seen:
 @dataclass
 class FakeApiServer:
     """Objects by path. Everything a test may turn: `failures` are answers to the next requests, whatever they ask; `refusals`
-    are answers to every request of that method to a path with that end.
+    are answers to every request of that method to a path with that end. `pages` are texts by path, such as logs.
     """
 
     objects: dict[str, Json] = field(default_factory=dict)
@@ -39,6 +39,7 @@ class FakeApiServer:
     version: int = 100
     oldest_version: int = 0
     port: int = 0
+    pages: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._history: list[tuple[int, str, str, Json]] = []
@@ -115,6 +116,8 @@ class FakeApiServer:
                 self.requests.append(seen)
                 if self.failures:
                     _answer(writer, *self.failures.pop(0))
+                elif seen.path in self.pages:
+                    _answer_text(writer, self.pages[seen.path])
                 elif "watch" in seen.query:
                     await self._watch(seen, writer)
                 else:
@@ -167,7 +170,10 @@ class FakeApiServer:
             path = f"{seen.path}/{seen.body['metadata']['name']}"
             if path in self.objects:
                 return _status(409, "already exists")
-            self.put(path, seen.body)
+            made = {**seen.body, "metadata": {"uid": f"uid-{self.version + 1}", **seen.body["metadata"]}}
+            if "dryRun" in seen.query:
+                return 201, made
+            self.put(path, made)
             return 201, self.objects[path]
         path = seen.path.removesuffix("/status")
         if seen.method == "DELETE" and not _names_an_object(path):
@@ -207,7 +213,7 @@ async def api_server() -> AsyncIterator[FakeApiServer]:
 def _names_an_object(path: str) -> bool:
     parts = path.strip("/").split("/")
     parts = parts[2 if parts[0] == "api" else 3 :]
-    return len(parts) == (4 if parts[0] == "namespaces" else 2)
+    return bool(parts) and len(parts) == (4 if parts[0] == "namespaces" else 2)
 
 
 def _matches(seen: Seen, path: str, content: Json) -> bool:
@@ -253,6 +259,13 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: Json) -> None:
     content = json.dumps(body).encode()
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+
+
+def _answer_text(writer: asyncio.StreamWriter, text: str) -> None:
+    content = text.encode()
+    writer.write(
+        f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    )
 
 
 def _chunk(writer: asyncio.StreamWriter, line: Json) -> None:

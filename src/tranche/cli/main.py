@@ -22,26 +22,33 @@ from tranche.hardware.simulator_errors import simulator_errors
 
 _COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
+    "attach": ("tranche.cli.jobs.attach", "A terminal for a running job of a cluster"),
     "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
     "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
     "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
+    "delete": ("tranche.cli.jobs.delete", "Delete jobs of a cluster, with their claims"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
     "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
     "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
+    "exec": ("tranche.cli.jobs.execute", "A further command in the share of a cluster's job"),
     "explain": ("tranche.cli.explain", "Why a request waits, and what would help"),
     "gpus": ("tranche.cli.gpus", "The GPUs, their slices and what is free"),
     "layout": ("tranche.cli.layout", "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore"),
     "leave": ("tranche.cli.leave", "Take the agents off a Kubernetes cluster"),
+    "list": ("tranche.cli.jobs.listing", "The jobs that were submitted to a cluster"),
+    "logs": ("tranche.cli.jobs.logs", "What a cluster's job prints"),
     "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
     "policy": ("tranche.cli.policy", "How GPUs may be shared: the administrator's word"),
     "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
     "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
-    "replay": ("tranche.cli.replay", "Recorded decisions, made again"),
     "release": ("tranche.cli.release", "Take a share back"),
+    "replay": ("tranche.cli.replay", "Recorded decisions, made again"),
     "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
     "sim": ("tranche.cli.sim", "Simulated machines"),
+    "submit": ("tranche.cli.jobs.submit", "Run a command as a job on a Kubernetes cluster"),
     "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
     "version": ("tranche.cli.version", "The versions of Tranche, of what it stands on, and of the driver"),
+    "wait": ("tranche.cli.jobs.wait", "Wait until a cluster's job runs, or has ended"),
 }
 
 
@@ -103,19 +110,24 @@ def root(context: click.Context, simulate: str | None, state_dir: str | None) ->
     context.obj = Settings(simulate=simulate or os.environ.get("TRANCHE_SIMULATE"), state_dir=state_dir)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 0 on success, else the error's own code."""
+def main(arguments: Sequence[str] | None = None, *, name: str = "tranche") -> None:
+    """Run the command and exit: 0 on success, else the error's own code. `name` is what a person typed before it."""
     guarded = streams.guard()
-    code = _exit_code(list(sys.argv[1:] if arguments is None else arguments))
+    code = _exit_code(list(sys.argv[1:] if arguments is None else arguments), name)
     if guarded and threading.active_count() == 1:
         streams.leave(code)
     sys.exit(code)
 
 
-def _exit_code(arguments: list[str]) -> int:
+def kubectl_main() -> None:
+    """The program `kubectl-tranche`, which kubectl runs as `kubectl tranche`."""
+    main(name="kubectl tranche")
+
+
+def _exit_code(arguments: list[str], name: str) -> int:
     try:
         try:
-            code = root.main(args=arguments, prog_name="tranche", standalone_mode=False, color=_colour())
+            code = root.main(args=arguments, prog_name=name, standalone_mode=False, color=_colour())
         except SystemExit as stop:
             code = stop.code
         sys.stdout.flush()

@@ -39,7 +39,9 @@
     │   ├── KubernetesRejected       43
     │   ├── KubeconfigInvalid        44
     │   ├── KubeletUnavailable       45
-    │   └── CdiUnavailable           46
+    │   ├── CdiUnavailable           46
+    │   ├── ClaimsUnavailable        47
+    │   └── JobFailed                48
     ├── drift                    50 to 59
     │   ├── LayoutMismatch           50
     │   ├── StateMoved               51
@@ -321,6 +323,20 @@ class CdiUnavailable(TrancheError):
 
     reason = "CdiUnavailable"
     exit_code = 46
+
+
+class ClaimsUnavailable(TrancheError):
+    """The cluster has no dynamic resource allocation, or nothing of Tranche's that serves a resource claim."""
+
+    reason = "ClaimsUnavailable"
+    exit_code = 47
+
+
+class JobFailed(TrancheError):
+    """A job that was waited for has failed, or was deleted."""
+
+    reason = "JobFailed"
+    exit_code = 48
 
 
 class LayoutMismatch(TrancheError):

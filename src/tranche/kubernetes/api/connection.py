@@ -27,6 +27,8 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 _TIMEOUT = httpx2.Timeout(10.0, connect=5.0)
 # The API server sends a bookmark about once a minute: a watch that is silent for longer than two has lost its connection.
 _WATCH_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=150.0)
+# A program may be silent for hours; that the API server is there is what the keepalive below asks.
+_LOG_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=None)
 # A peer that vanished without a word is noticed within about 40 s.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -149,6 +151,19 @@ class ApiConnection:
                     if line:
                         yield json.loads(line)
         except (httpx2.HTTPError, ValueError) as error:
+            raise _unreachable(what, error) from error
+
+    async def lines(self, what: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
+        """Yield the lines of a page as they are written, however long nothing comes; errors as for `follow`."""
+        try:
+            async with self._http.stream(
+                "GET", path, params=query, headers={"Accept": "*/*"}, timeout=_LOG_TIMEOUT, extensions=self._extensions
+            ) as response:
+                if response.status_code != 200:
+                    raise Answer(what, response.status_code, _json_object(await response.aread())).error()
+                async for line in response.aiter_lines():
+                    yield line
+        except httpx2.HTTPError as error:
             raise _unreachable(what, error) from error
 
 

@@ -11,11 +11,11 @@ from tranche.core.redaction import SHAPES, reduced
 from tranche.documents.envelope import document
 from tranche.documents.log_extract import log_extract
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.extract import cluster_extract, layouts_extract, plugin_config_extract
 from tranche.kubernetes.support.facts import Agents
-from tranche.kubernetes.support.reader import ClusterReader
 from tranche.kubernetes.support.survey import survey
 from tranche.node.archive import Entry
 

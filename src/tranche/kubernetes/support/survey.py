@@ -10,6 +10,7 @@ from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, Kuberne
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.leases import decode_lease
+from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
 from tranche.kubernetes.support.decoding import decode_daemon_set, decode_node, decode_pod
 from tranche.kubernetes.support.facts import (
@@ -22,7 +23,6 @@ from tranche.kubernetes.support.facts import (
     SurveyedNode,
 )
 from tranche.kubernetes.support.programs import is_agent, known_product
-from tranche.kubernetes.support.reader import ClusterReader
 from tranche.kubernetes.support.rights import REVIEWS, needed_rights, review
 
 LAYOUTS_KEY = "config.yaml"

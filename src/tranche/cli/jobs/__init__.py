@@ -1,0 +1,1 @@
+"""The commands for a person's jobs on a Kubernetes cluster."""

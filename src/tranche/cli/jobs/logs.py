@@ -1,0 +1,58 @@
+"""`tranche logs`: what a job's pods print."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import click
+
+from tranche.cli.jobs.target import asked_as_person, target_options
+from tranche.cli.output import say
+from tranche.cli.settings import TrancheCommand
+from tranche.core.errors import KubernetesNotFound
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.jobs.job import JobPod
+
+
+@click.command("logs", cls=TrancheCommand)
+@click.argument("name")
+@target_options
+@click.option("-f", "--follow", is_flag=True, help="Show what is written from now on as well, until the job is over.")
+@click.option("--pod", metavar="NAME", help="Only that pod's.")
+@click.option("--tail", metavar="N", type=click.IntRange(0), help="Only the last N lines of each pod.")
+def command(
+    name: str, namespace: str | None, kubeconfig: str | None, follow: bool, pod: str | None, tail: int | None
+) -> None:
+    """Print the logs of a job's pods. With several pods each line begins with its pod's name.
+
+    With --follow it also waits for pods that have not started.
+    """
+
+    async def ask(api: ApiConnection, where: str) -> None:
+        from tranche.kubernetes.jobs.client import JobClient
+        from tranche.kubernetes.jobs.following import follow_logs, print_logs
+
+        client = JobClient(api)
+        job = await client.job(where, name)
+        pods = await client.pods(where, name)
+        if pod is not None and pod not in {each.name for each in pods}:
+            names = ", ".join(each.name for each in pods) or "none"
+            raise KubernetesNotFound(f"job {job} has no pod '{pod}'", hint=f"its pods: {names}")
+        several = pod is None and job.completions > 1
+
+        def show(each: JobPod, line: str) -> None:
+            if pod in (None, each.name):
+                click.echo(f"[{each.name}] {line}" if several else line)
+
+        if follow:
+            await follow_logs(client, where, name, show, random=random.random, tail=tail)
+            return
+        begun = [each for each in pods if each.started or each.over]
+        if not begun:
+            say(f"nothing of job {job} has started; why: tranche describe {name} -n {where}")
+        await print_logs(client, [each for each in begun if pod in (None, each.name)], show, tail=tail)
+
+    asked_as_person(kubeconfig, namespace, ask)

@@ -1,0 +1,159 @@
+"""`tranche submit`: a job on a Kubernetes cluster, in the smallest share that fits."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tranche.cli.jobs.target import asked_as_person, target_options
+from tranche.cli.output import hint, say, warn
+from tranche.cli.request_options import request_from, request_options
+from tranche.cli.settings import TrancheCommand
+from tranche.core.errors import UsageError
+from tranche.core.quantity import MIB, format_memory
+from tranche.core.request import Request
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.claims.spec import ClaimSpec
+    from tranche.kubernetes.jobs.wish import JobWish
+
+# Letters and digits that nobody takes for one another, as in the names of pods.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+
+@click.command(cls=TrancheCommand)
+@request_options
+@click.option("--name", metavar="NAME", help="The job's name; else one made from the command.")
+@click.option("--image", metavar="IMAGE", envvar="TRANCHE_IMAGE", show_envvar=True, help="The container's image.")
+@target_options
+@click.option("--node-selector", metavar="LABEL=VALUE", multiple=True, help="Only nodes with that label; repeatable.")
+@click.option(
+    "--env", metavar="NAME=VALUE", multiple=True, help="A variable; NAME alone takes your own value; repeatable."
+)
+@click.option(
+    "--volume",
+    metavar="SOURCE:PATH[:ro]",
+    multiple=True,
+    help="A persistent volume claim, or with a leading / a folder of the node, at PATH; repeatable.",
+)
+@click.option("--workdir", metavar="PATH", default="", help="The folder in which the command starts.")
+@click.option("--interactive", is_flag=True, help="Give the container a terminal, for tranche attach.")
+@click.option(
+    "--parallelism", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="So many pods at once."
+)
+@click.option(
+    "--completions", metavar="N", type=click.IntRange(1), help="So many pods in all, numbered; else as --parallelism."
+)
+@click.option("--dry-run", is_flag=True, help="Print the objects, and create none.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["name", "yaml", "json"]),
+    help="Print the job's name, or its objects as YAML or JSON.  [default: name, with --dry-run yaml]",
+)
+@click.argument("command_line", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *,
+    name: str | None,
+    image: str | None,
+    namespace: str | None,
+    kubeconfig: str | None,
+    node_selector: tuple[str, ...],
+    env: tuple[str, ...],
+    volume: tuple[str, ...],
+    workdir: str,
+    interactive: bool,
+    parallelism: int,
+    completions: int | None,
+    dry_run: bool,
+    output: str | None,
+    command_line: tuple[str, ...],
+    **request: Any,
+) -> None:
+    """Run a command as a job on a Kubernetes cluster, each of its pods in the smallest share that fits.
+
+    submit makes a Job and the template of its claim, and nothing hidden: --dry-run prints what anyone could apply with
+    kubectl. A command that fails is not run again; one whose node is drained is.
+
+    \b
+    $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py
+    $ tranche submit --gpu 0.2 --image registry/train:1 --completions 10 --parallelism 5 -- python train.py
+    """
+    asked = request_from(**request)
+    if not image:
+        raise UsageError("a job needs an image", hint="name one with --image, or set TRANCHE_IMAGE")
+    from tranche.kubernetes.jobs.wish import (
+        JobWish,
+        checked_name,
+        name_from,
+        parse_environment,
+        parse_pairs,
+        parse_volume,
+    )
+
+    suffix = "".join(secrets.choice(_LETTERS) for _ in range(5))
+    wish = JobWish(
+        name=checked_name(name) if name is not None else name_from(command_line, suffix),
+        namespace="",
+        request=asked,
+        image=image,
+        command=command_line,
+        node_selector=parse_pairs(node_selector, "--node-selector"),
+        environment=parse_environment(env, os.environ),
+        volumes=tuple(map(parse_volume, volume)),
+        workdir=workdir,
+        interactive=interactive,
+        parallelism=parallelism,
+        completions=completions or parallelism,
+    )
+    output = output or ("yaml" if dry_run else "name")
+    asked_as_person(kubeconfig, namespace, lambda api, where: _submit(api, where, wish, dry_run, output))
+
+
+async def _submit(api: ApiConnection, namespace: str, wish: JobWish, dry_run: bool, output: str) -> None:
+    from dataclasses import replace
+
+    from tranche.kubernetes.claims.spec import claim_spec, needs_cards
+    from tranche.kubernetes.jobs.client import JobClient
+    from tranche.kubernetes.jobs.manifest import objects_of
+    from tranche.kubernetes.jobs.offers import check_class, offered_cards
+
+    wish = replace(wish, namespace=namespace)
+    claim_spec(wish.request) if not needs_cards(wish.request) else None  # the impossible needs no cluster
+    client = JobClient(api)
+    await client.check_claims()
+    cards = await offered_cards(api, wish.request) if needs_cards(wish.request) else ()
+    spec = claim_spec(wish.request, cards)
+    await check_class(api, wish.request, spec)
+    _say_left_out(wish.request, spec)
+    template, job = objects_of(wish, spec)
+    if not dry_run:
+        created = await client.create(template, job)
+        say(f"submitted {created}: {wish.request}")
+        follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
+        hint(f"tranche {follow} -n {namespace}; why it waits: tranche describe {wish.name} -n {namespace}")
+    _print(template, job, output)
+
+
+def _say_left_out(request: Request, spec: ClaimSpec) -> None:
+    if spec.left_out:
+        sizes = ", ".join(f"{format_memory(each.memory * MIB)} ({each.gpus} GPUs)" for each in spec.left_out)
+        warn(f"{request} is not asked for on GPUs of {sizes}: a claim lists eight alternatives at most")
+        hint("name the GPUs with --gpu-model, or an amount with --gpu-memory")
+
+
+def _print(template: dict[str, Any], job: dict[str, Any], output: str) -> None:
+    if output == "name":
+        click.echo(job["metadata"]["name"])
+    elif output == "json":
+        import json
+
+        click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": [template, job]}, indent=2))
+    else:
+        import yaml
+
+        click.echo(yaml.safe_dump_all([template, job], sort_keys=False, width=120), nl=False)

@@ -1,0 +1,61 @@
+"""Which cluster and namespace a command is about, and how it is asked with the person's own rights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tranche.cli.cluster_checkup import kubeconfig_option
+from tranche.cli.extras import extra_missing
+from tranche.core.errors import KubernetesForbidden
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+
+Result = TypeVar("Result")
+
+_namespace_option = click.option("-n", "--namespace", metavar="NAME", help="The namespace; else the kubeconfig's own.")
+
+
+def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--namespace` and `--kubeconfig` to a command."""
+    return _namespace_option(kubeconfig_option(function))
+
+
+def asked_as_person(
+    kubeconfig: str | None, namespace: str | None, ask: Callable[[ApiConnection, str], Awaitable[Result]]
+) -> Result:
+    """What `ask` finds out with a connection to the person's API server, and the namespace that is meant.
+
+    Raises:
+        UsageError: what speaks to an API server is not installed.
+        KubeconfigInvalid: no API server is known.
+        KubernetesForbidden: the person may not; and whatever else `ask` raises.
+    """
+    try:
+        from tranche.kubernetes.api.connection import ApiConnection
+        from tranche.kubernetes.support.caller import caller_api_server
+    except ModuleNotFoundError as error:
+        raise extra_missing("what asks a cluster", "kubernetes", error) from error
+
+    server = caller_api_server(kubeconfig, os.environ, Path.home())
+
+    async def asked() -> Result:
+        connection = ApiConnection(server)
+        try:
+            return await ask(connection, namespace or server.namespace)
+        finally:
+            await connection.close()
+
+    try:
+        return asyncio.run(asked())
+    except KubernetesForbidden as error:
+        raise KubernetesForbidden(
+            error.message,
+            hint="your account may not do this: name a namespace of yours with -n, or ask whoever runs the cluster",
+        ) from error

@@ -1,0 +1,73 @@
+"""`tranche wait`: until a job runs, or has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from tranche.cli.duration import Duration
+from tranche.cli.jobs.target import asked_as_person, target_options
+from tranche.cli.output import say
+from tranche.cli.settings import TrancheCommand
+from tranche.core.errors import JobFailed, WaitTimeout
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.jobs.job import KubeJob
+
+
+@click.command("wait", cls=TrancheCommand)
+@click.argument("name")
+@target_options
+@click.option(
+    "--for",
+    "state",
+    type=click.Choice(["completion", "running"]),
+    default="completion",
+    show_default=True,
+    help="Until all its pods have succeeded, or until one of them runs.",
+)
+@click.option("--timeout", metavar="TIME", type=Duration(), help="Give up after that long: 30s, 10m, 1h.")
+def command(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
+    """Wait until a job has succeeded, or runs.
+
+    The exit code is 48 when the job fails or is deleted, and 70 after the timeout.
+    """
+
+    async def ask(api: ApiConnection, where: str) -> str:
+        from tranche.kubernetes.jobs.client import JobClient
+
+        client = JobClient(api)
+        seen = await client.job(where, name)  # says at once when there is none, or the person may not look
+        try:
+            async with asyncio.timeout(timeout), aclosing(client.watch_job(where, name, random.random)) as changes:
+                async for job in changes:
+                    if job is None:
+                        raise JobFailed(f"job {seen} was deleted", hint="list jobs with: tranche list")
+                    seen = job
+                    if word := _reached(job, state):
+                        return word
+        except TimeoutError as error:
+            raise WaitTimeout(
+                f"job {seen} is {seen.status} after {timeout:g} s", hint=f"why: tranche describe {name} -n {where}"
+            ) from error
+        raise AssertionError("a watch lasts until it is closed")
+
+    say(asked_as_person(kubeconfig, namespace, ask))
+
+
+def _reached(job: KubeJob, state: str) -> str:
+    """What there is to say when the wait is over; "" while it is not."""
+    from tranche.kubernetes.jobs.job import JobStatus
+
+    if job.status is JobStatus.FAILED:
+        raise JobFailed(f"job {job} has failed: {job.message}", hint=f"see: tranche logs {job.name} -n {job.namespace}")
+    if job.status is JobStatus.SUCCEEDED:
+        return f"job {job} has succeeded"
+    if state == "running" and job.status is JobStatus.RUNNING:
+        return f"job {job} runs"
+    return ""

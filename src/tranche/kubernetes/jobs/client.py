@@ -1,0 +1,181 @@
+"""Jobs on one API server, with the rights of whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound, KubernetesRejected, TrancheError
+from tranche.core.spelling import did_you_mean
+from tranche.kubernetes.api.connection import Answer, ApiConnection
+from tranche.kubernetes.api.informer import Backoff, Informer
+from tranche.kubernetes.api.selection import Selection, named
+from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod
+from tranche.kubernetes.jobs.manifest import JOB_LABEL
+
+_DRY_RUN = {"dryRun": "All"}
+_BACKGROUND = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+
+
+class JobClient:
+    """What a person does with jobs.
+
+    Each call raises KubernetesUnavailable when trying again may help, and KubernetesForbidden, KubernetesNotFound or
+    KubernetesRejected when it does not.
+    """
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def check_claims(self) -> None:
+        """Return when the cluster knows resource claims; ClaimsUnavailable when it does not."""
+        answer = await self._connection.ask("ask for resource claims", "GET", "/apis/resource.k8s.io/v1")
+        if answer.status == 404:
+            raise ClaimsUnavailable(
+                "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
+                hint="it needs Kubernetes 1.36 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
+            )
+        answer.accepted()
+
+    async def create(self, template: Mapping[str, Any], job: Mapping[str, Any]) -> KubeJob:
+        """Create both, or neither: what was created is taken back when the rest is refused. The Job owns the template."""
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        await self._post(f"submit {namespace}/{name}", _jobs(namespace), job, _DRY_RUN)
+        made = await self._post(f"make the claim's template {namespace}/{name}", _templates(namespace), template)
+        try:
+            created = decode_job(await self._post(f"submit {namespace}/{name}", _jobs(namespace), job))
+        except TrancheError:
+            await self._take_back(namespace, name, str(made["metadata"]["uid"]))
+            raise
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": created.uid}
+        what, path = f"give the template {namespace}/{name} to its job", f"{_templates(namespace)}/{name}"
+        patch = {"metadata": {"uid": made["metadata"]["uid"], "ownerReferences": [owner]}}
+        # Without an owner the template outlives a Job that is deleted by other means than ours, and does no harm.
+        await self._connection.ask(what, "PATCH", path, patch, content_type="application/merge-patch+json")
+        return created
+
+    async def jobs(self, namespace: str | None) -> tuple[KubeJob, ...]:
+        """Every job that was submitted, oldest first; of all namespaces for None."""
+        path = "/apis/batch/v1/jobs" if namespace is None else _jobs(namespace)
+        where = "of all namespaces" if namespace is None else f"in namespace {namespace}"
+        answer = await self._connection.ask(f"list the jobs {where}", "GET", path, query={"labelSelector": JOB_LABEL})
+        found = [decode_job(raw) for raw in answer.accepted().get("items") or ()]
+        return tuple(sorted(found, key=lambda each: (str(each.created), each.namespace, each.name)))
+
+    async def job(self, namespace: str, name: str) -> KubeJob:
+        """That job; KubernetesNotFound, with those that there are, when there is none."""
+        answer = await self._connection.ask(f"read job {namespace}/{name}", "GET", f"{_jobs(namespace)}/{name}")
+        if answer.status == 404:
+            raise await self._unknown(namespace, name)
+        found = answer.accepted()
+        if JOB_LABEL not in (found["metadata"].get("labels") or {}):
+            raise KubernetesNotFound(
+                f"Job {namespace}/{name} was not made by tranche submit", hint="ask kubectl about it"
+            )
+        return decode_job(found)
+
+    async def pods(self, namespace: str, name: str) -> tuple[JobPod, ...]:
+        """The pods of that job, by index, then oldest first."""
+        query = {"labelSelector": f"{JOB_LABEL}={name}"}
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        answer = await self._connection.ask(f"list the pods of job {namespace}/{name}", "GET", path, query=query)
+        return _in_order(decode_job_pod(raw) for raw in answer.accepted().get("items") or ())
+
+    async def delete(self, namespace: str, name: str) -> None:
+        """Delete the job with its pods, and its template; KubernetesNotFound when there is neither."""
+        await self._check_own(namespace, name)
+        gone = 0
+        for what, path in ((f"job {namespace}/{name}", _jobs(namespace)), ("its template", _templates(namespace))):
+            answer = await self._connection.ask(f"delete {what}", "DELETE", f"{path}/{name}", _BACKGROUND)
+            if answer.status == 404:
+                gone += 1
+            else:
+                answer.accepted()
+        if gone == 2:
+            raise await self._unknown(namespace, name)
+
+    async def log(self, pod: JobPod, *, follow: bool, tail: int | None = None) -> AsyncGenerator[str, None]:
+        """The lines of a pod's log; with `follow`, until the pod ends."""
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/log"
+        query = ({"follow": "true"} if follow else {}) | ({} if tail is None else {"tailLines": str(tail)})
+        async with aclosing(self._connection.lines(f"read the log of pod {pod.name}", path, query)) as lines:
+            async for line in lines:
+                yield line
+
+    async def watch_job(
+        self, namespace: str, name: str, random: Callable[[], float]
+    ) -> AsyncGenerator[KubeJob | None, None]:
+        """The job now, then after each change; None while there is none. It heals itself and lasts until it is closed."""
+        source = Selection(self._connection, f"job {namespace}/{name}", _jobs(namespace), named(name), decode_job)
+        async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
+            async for items in snapshots:
+                yield next(iter(items.values()), None)
+
+    async def watch_pods(
+        self, namespace: str, name: str, random: Callable[[], float]
+    ) -> AsyncGenerator[tuple[JobPod, ...], None]:
+        """The job's pods now, then after each change. It heals itself and lasts until it is closed."""
+        label, path = f"the pods of job {namespace}/{name}", f"/api/v1/namespaces/{namespace}/pods"
+        source = Selection(self._connection, label, path, {"labelSelector": f"{JOB_LABEL}={name}"}, decode_job_pod)
+        async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
+            async for items in snapshots:
+                yield _in_order(items.values())
+
+    async def _post(
+        self, what: str, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        answer = await self._connection.ask(what, "POST", path, body, query=query)
+        return _explained(answer, body)
+
+    async def _take_back(self, namespace: str, name: str, uid: str) -> None:
+        """Delete the template that was just made, and no other; the refusal that led here is what the person sees."""
+        options = {**_BACKGROUND, "preconditions": {"uid": uid}}
+        try:
+            path = f"{_templates(namespace)}/{name}"
+            await self._connection.ask(f"take the template {namespace}/{name} back", "DELETE", path, options)
+        except TrancheError:
+            return
+
+    async def _check_own(self, namespace: str, name: str) -> None:
+        try:
+            await self.job(namespace, name)
+        except KubernetesNotFound as error:
+            if "was not made by" in error.message:
+                raise
+
+    async def _unknown(self, namespace: str, name: str) -> TrancheError:
+        try:
+            names = [each.name for each in await self.jobs(namespace)]
+        except TrancheError:
+            names = []
+        meant = did_you_mean(name, names)
+        return KubernetesNotFound(
+            f"there is no job '{name}' in namespace {namespace}",
+            hint=f"{meant}list them with: tranche list, in all namespaces with: tranche list -A",
+        )
+
+
+def _in_order(pods: Iterable[JobPod]) -> tuple[JobPod, ...]:
+    return tuple(sorted(pods, key=lambda each: (len(each.index), each.index, each.created, each.name)))
+
+
+def _explained(answer: Answer, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
+    if answer.status == 409 and answer.body.get("reason") == "AlreadyExists":
+        kind = "a job" if body["kind"] == "Job" else "a claim's template"
+        raise KubernetesRejected(
+            f"there is {kind} '{name}' in namespace {namespace} already",
+            hint=f"give another --name, or remove it with: tranche delete {name} -n {namespace}",
+        )
+    if answer.status == 404 and f'namespaces "{namespace}"' in answer.message:
+        raise KubernetesNotFound(f"there is no namespace '{namespace}'", hint="name another one with -n")
+    return answer.accepted()
+
+
+def _jobs(namespace: str) -> str:
+    return f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+
+def _templates(namespace: str) -> str:
+    return f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"

@@ -1,0 +1,148 @@
+"""Jobs and their pods as a person follows them, decoded from API objects. Only the fields that are named here are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tranche.kubernetes.jobs.manifest import REQUEST_ANNOTATION
+
+
+class JobStatus(StrEnum):
+    """PENDING: no pod runs yet. RUNNING: at least one does. DELETING: its pods are being ended."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    DELETING = "Deleting"
+
+    @property
+    def over(self) -> bool:
+        """Whether it stays so."""
+        return self in (JobStatus.SUCCEEDED, JobStatus.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeJob:
+    """A Job. `request` is what `tranche submit` was asked for; `message` says why it failed."""
+
+    namespace: str
+    name: str
+    status: JobStatus
+    request: str = ""
+    uid: str = ""
+    created: datetime | None = None
+    completions: int = 1
+    active: int = 0
+    ready: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPod:
+    """A pod of a job. `waiting` is why its container waits; `exit_code` is None while it has not ended.
+
+    `interactive` says that it has a terminal. `claims` are the names of its resource claims, by the pod's own names for them.
+    """
+
+    namespace: str
+    name: str
+    phase: str = "Pending"
+    node: str = ""
+    index: str = ""
+    ready: bool = False
+    started: bool = False
+    waiting: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    created: str = ""
+    interactive: bool = False
+    claims: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether it runs no more."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+def decode_job(raw: Mapping[str, Any]) -> KubeJob:
+    """A `batch/v1.Job`."""
+    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    conditions = {each.get("type"): each for each in status.get("conditions") or () if each.get("status") == "True"}
+    failed = conditions.get("Failed") or conditions.get("FailureTarget") or {}
+    parallelism = spec.get("parallelism")
+    return KubeJob(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        status=_status(meta, spec, status, conditions),
+        request=str(_part(meta, "annotations").get(REQUEST_ANNOTATION) or ""),
+        uid=str(meta.get("uid") or ""),
+        created=_moment(str(meta.get("creationTimestamp") or "")),
+        completions=int(spec.get("completions") or (1 if parallelism is None else parallelism)),
+        active=int(status.get("active") or 0),
+        ready=int(status.get("ready") or 0),
+        succeeded=int(status.get("succeeded") or 0),
+        failed=int(status.get("failed") or 0),
+        message=str(failed.get("message") or ""),
+    )
+
+
+def decode_job_pod(raw: Mapping[str, Any]) -> JobPod:
+    """A `v1.Pod` of a Job."""
+    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    state = _part(container, "state")
+    ended, waiting = _part(state, "terminated"), _part(state, "waiting")
+    given = {each.get("name"): each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
+    named = {each.get("name"): each.get("resourceClaimName") for each in spec.get("resourceClaims") or ()}
+    return JobPod(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        phase=str(status.get("phase") or "Pending"),
+        node=str(spec.get("nodeName") or ""),
+        index=str(_part(meta, "annotations").get("batch.kubernetes.io/job-completion-index") or ""),
+        ready=bool(container.get("ready")),
+        started=bool(state) and not waiting,
+        waiting=str(waiting.get("reason") or ""),
+        message=str(waiting.get("message") or ended.get("message") or status.get("message") or ""),
+        exit_code=int(ended["exitCode"]) if "exitCode" in ended else None,
+        created=str(meta.get("creationTimestamp") or ""),
+        interactive=any(each.get("tty") for each in spec.get("containers") or ()),
+        claims={str(name): str(claim) for name, claim in {**named, **given}.items() if name and claim},
+    )
+
+
+def _status(
+    meta: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any], conditions: Mapping[Any, Any]
+) -> JobStatus:
+    if meta.get("deletionTimestamp"):
+        return JobStatus.DELETING
+    if "Complete" in conditions:
+        return JobStatus.SUCCEEDED
+    if "Failed" in conditions:
+        return JobStatus.FAILED
+    if spec.get("suspend"):
+        return JobStatus.SUSPENDED
+    return JobStatus.RUNNING if status.get("ready") else JobStatus.PENDING
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,56 @@
+"""What a request depends on in its cluster: the sizes of shared GPUs, and the device class."""
+
+from __future__ import annotations
+
+from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, ProfileUnknown
+from tranche.core.request import MigSlice, Request
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.cards import SharedCards, shared_cards
+from tranche.kubernetes.claims.spec import ClaimSpec
+from tranche.kubernetes.claims.vocabulary import DRIVER
+
+RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+_PROFILE_CLASS = "tranche-"
+
+
+async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedCards, ...]:
+    """The sizes of the cluster's shared GPUs that the request may have.
+
+    Raises:
+        KubernetesForbidden: the caller may not read what nodes offer.
+    """
+    reader = ClusterReader(api)
+    query = {"fieldSelector": f"spec.driver={DRIVER}"}
+    slices = await reader.objects("what nodes offer", RESOURCE_SLICES, **query)
+    if reader.unread:
+        raise KubernetesForbidden(
+            f"{request} is another amount of memory on each size of GPU, and your account may not read ResourceSlices",
+            hint="ask for an amount with --gpu-memory",
+        )
+    return shared_cards(slices or (), request.gpu_model)
+
+
+async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> None:
+    """Return when the cluster has the device classes of the claim, or the caller may not look.
+
+    Raises:
+        ProfileUnknown: it has none for the profile.
+        ClaimsUnavailable: it has none of Tranche's.
+    """
+    (asked,) = spec.devices["requests"]
+    names = {each["deviceClassName"] for each in asked.get("firstAvailable") or (asked["exactly"],)}
+    found = await ClusterReader(api).objects("device classes", _CLASSES)
+    known = {str(each["metadata"]["name"]) for each in found or ()}
+    if found is None or names <= known:
+        return
+    ours = sorted(name for name in known if name.startswith(_PROFILE_CLASS) or name == "tranche")
+    if isinstance(request.demand, MigSlice) and ours:
+        raise ProfileUnknown(
+            f"this cluster has no device class for {request.demand.profile}", hint=f"it has {', '.join(ours)}"
+        )
+    raise ClaimsUnavailable(
+        f"this cluster has no device class {' or '.join(sorted(names - known))}",
+        hint="whoever runs the cluster installs Tranche's chart with dra.enabled=true",
+    )

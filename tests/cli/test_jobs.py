@@ -1,0 +1,216 @@
+"""The commands for jobs on a cluster: what they print, what they ask, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.api_server_thread import ServedApi, served_api
+from tests.cli.in_process import Outcome, run
+from tests.kubernetes.fake_api_server import FakeApiServer
+from tests.kubernetes.jobs.jobs_server import JOBS, PODS, TEMPLATES, ended, put_job, put_pod
+from tranche.kubernetes.claims.vocabulary import DRIVER
+
+CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+ANYTHING = ("--image", "train:1", "--", "python", "train.py")
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ServedApi]:
+    with served_api(tmp_path) as served:
+        served.change(with_classes)
+        yield served
+
+
+def with_classes(server: FakeApiServer) -> None:
+    for name in ("tranche", "tranche-slice", "tranche-shared", "tranche-whole", "tranche-1g-5gb", "tranche-2g-10gb"):
+        server.put(f"{CLASSES}/{name}", {})
+
+
+def tranche(api: ServedApi, *arguments: str, code: int = 0, **environment: str) -> Outcome:
+    done = run(
+        arguments, {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": str(api.kubeconfig)} | environment
+    )
+    assert not done.fault
+    assert done.code == code, done.stderr
+    return done
+
+
+def test_submit_creates_what_its_dry_run_prints(api: ServedApi) -> None:
+    words = ("submit", "--gpu-memory", "4Gi", "--name", "train")
+    printed = list(yaml.safe_load_all(tranche(api, *words, "--dry-run", *ANYTHING).stdout))
+    assert api.server.objects.keys() == {f"{CLASSES}/{name}" for name in _names(api, CLASSES)}
+    done = tranche(api, *words, *ANYTHING)
+    assert done.stdout == "train\n"
+    assert "submitted team-a/train: --gpu-memory 4Gi" in done.stderr
+    made = [api.server.objects[f"{TEMPLATES}/train"], api.server.objects[f"{JOBS}/train"]]
+    for found, wanted in zip(made, printed, strict=True):
+        assert found["spec"] == wanted["spec"]
+        assert found["metadata"]["labels"] == wanted["metadata"]["labels"]
+
+
+def _names(api: ServedApi, below: str) -> list[str]:
+    return [path.rsplit("/", 1)[1] for path in api.server.objects if path.startswith(f"{below}/")]
+
+
+def test_a_share_is_asked_for_on_the_gpus_that_the_cluster_has(api: ServedApi) -> None:
+    def device(memory: int) -> dict[str, object]:
+        attributes = {"type": {"string": "shared"}, "model": {"string": "X"}, "cardMemoryMiB": {"int": memory}}
+        return {"attributes": attributes, "capacity": {"memory": {"value": f"{memory}Mi"}}}
+
+    content = {"spec": {"driver": DRIVER, "devices": [device(1000 * number) for number in range(1, 10)]}}
+    api.change(lambda server: server.put(f"{SLICES}/n1", content))
+    done = tranche(api, "submit", "--gpu", "0.5", "--dry-run", "-ojson", *ANYTHING)
+    claim = json.loads(done.stdout)["items"][0]["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"]
+    assert [each["name"] for each in claim][:3] == ["slice", "shared-1000mi", "shared-2000mi"]
+    assert "not asked for on GPUs of 7.81 GiB (1 GPUs), 8.79 GiB (1 GPUs)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--gpu", "0.5", "--gpus", "1"], 2, "exactly one of"),
+        ([], 2, "exactly one of"),
+        (["--gpu-memory", "4Gi", "--name", "A"], 2, "cannot be the name of a job"),
+        (["--gpu-memory", "4Gi", "--env", "NONE"], 2, "no such variable"),
+        (["--gpu-memory", "4Gi", "--volume", "x"], 2, "not a volume"),
+        (["--gpu-memory", "4Gi", "--completions", "0"], 2, "--completions"),
+        (["--gpu-memory", "4Gi", "--gpu-memory-limit", "8Gi"], 33, "lent memory"),
+        (["--gpus", "33"], 31, "32 at most"),
+        (["--mig-profile", "3g.20gb"], 30, "no device class for 3g.20gb"),
+        (["--mig-profile", "3g.20g"], 2, "not a MIG profile"),
+    ],
+)
+def test_bad_input_is_refused_and_creates_nothing(api: ServedApi, words: list[str], code: int, message: str) -> None:
+    before = dict(api.server.objects)
+    done = tranche(api, "submit", *words, *ANYTHING, code=code)
+    assert message in done.stderr
+    assert api.server.objects == before
+
+
+def test_a_job_needs_an_image(api: ServedApi) -> None:
+    assert "needs an image" in tranche(api, "submit", "--gpus", "1", "--", "true", code=2).stderr
+    tranche(api, "submit", "--gpus", "1", "--dry-run", "--", "true", TRANCHE_IMAGE="train:1")
+
+
+FORBIDDEN = (403, {"message": 'jobs.batch is forbidden: User "eve"'})
+
+
+@pytest.mark.parametrize(
+    ("method", "end", "answer", "code", "message"),
+    [
+        ("POST", "/jobs", FORBIDDEN, 41, 'User "eve"'),
+        ("POST", "/jobs", (404, {"message": 'namespaces "team-a" not found'}), 42, "no namespace 'team-a'"),
+        ("GET", "/apis/resource.k8s.io/v1", (404, {"message": "404 page not found"}), 47, "no dynamic resource"),
+        ("POST", "/resourceclaimtemplates", (422, {"message": "spec is invalid"}), 43, "spec is invalid"),
+        ("POST", "/jobs", (503, {"message": "webhook is down"}), 40, "webhook is down"),
+    ],
+)
+def test_every_refusal_of_the_cluster_has_its_reason(
+    api: ServedApi, method: str, end: str, answer: tuple[int, dict[str, str]], code: int, message: str
+) -> None:
+    api.change(lambda server: server.refusals.update({(method, end): answer}))
+    done = tranche(api, "submit", "--gpu-memory", "4Gi", *ANYTHING, code=code)
+    assert message in done.stderr
+    assert "agent's service account" not in done.stderr
+    assert not [path for path in api.server.objects if "/namespaces/" in path]
+
+
+def test_a_cluster_without_our_classes_or_without_an_answer_is_said(api: ServedApi) -> None:
+    api.change(lambda server: server.objects.clear())
+    assert "dra.enabled=true" in tranche(api, "submit", "--gpu-memory", "4Gi", *ANYTHING, code=47).stderr
+    config = api.kubeconfig.read_text().replace(str(api.server.port), "1")
+    api.kubeconfig.write_text(config)
+    assert "does not answer" in tranche(api, "list", code=40).stderr
+
+
+def test_whoever_may_not_read_what_nodes_offer_is_told_what_to_ask_for(api: ServedApi) -> None:
+    api.change(lambda server: server.refusals.update({("GET", "/resourceslices"): (403, {"message": "no"})}))
+    done = tranche(api, "submit", "--gpu", "0.5", *ANYTHING, code=41)
+    assert "may not read ResourceSlices" in done.stderr
+
+
+def test_list_shows_requests_and_status(api: ServedApi) -> None:
+    assert tranche(api, "list").stderr == "no jobs in namespace team-a\n"
+    api.change(lambda server: put_job(server, status={"active": 1, "ready": 1}, completions=3))
+    rows = tranche(api, "list").stdout.splitlines()
+    assert rows[1].split()[:6] == ["train", "--gpu-memory", "4Gi", "Running", "1", "0/3"]
+    assert tranche(api, "list", "-A").stdout.splitlines()[1].split()[0] == "team-a"
+    (job,) = json.loads(tranche(api, "list", "-o", "json").stdout)["jobs"]
+    assert (job["status"], job["created"]) == ("Running", "2026-11-20T10:00:00Z")
+
+
+def test_logs_name_the_pod_where_there_are_several(api: ServedApi) -> None:
+    def two(server: FakeApiServer) -> None:
+        put_job(server, completions=2, status=ended("Complete"))
+        for name in ("train-0", "train-1"):
+            put_pod(server, name)
+            server.pages[f"{PODS}/{name}/log"] = f"of {name}\n"
+
+    api.change(two)
+    assert tranche(api, "logs", "train").stdout == "[train-0] of train-0\n[train-1] of train-1\n"
+    assert tranche(api, "logs", "-f", "train").stdout == "[train-0] of train-0\n[train-1] of train-1\n"
+    assert tranche(api, "logs", "train", "--pod", "train-1").stdout == "of train-1\n"
+    assert "no pod 'train-2'" in tranche(api, "logs", "train", "--pod", "train-2", code=42).stderr
+
+
+def test_logs_of_a_job_that_has_not_started_say_so(api: ServedApi) -> None:
+    api.change(put_job)
+    assert "nothing of job team-a/train has started" in tranche(api, "logs", "train").stderr
+
+
+def test_wait_ends_as_the_job_does(api: ServedApi) -> None:
+    assert "no job 'train'" in tranche(api, "wait", "train", code=42).stderr
+    api.change(lambda server: put_job(server, status={"ready": 1}))
+    assert "runs" in tranche(api, "wait", "train", "--for", "running").stderr
+    assert "is Running after 0.01 s" in tranche(api, "wait", "train", "--timeout", "10ms", code=70).stderr
+    api.change(lambda server: put_job(server, status=ended("Failed")))
+    assert "has failed: because" in tranche(api, "wait", "train", code=48).stderr
+    api.change(lambda server: put_job(server, status=ended("Complete")))
+    tranche(api, "wait", "train")
+
+
+def test_delete_removes_what_submit_made_and_nothing_else(api: ServedApi) -> None:
+    tranche(api, "submit", "--gpus", "1", "--name", "train", *ANYTHING)
+    tranche(api, "delete", "train")
+    assert not _names(api, JOBS)
+    assert not _names(api, TEMPLATES)
+    assert "no job 'train'" in tranche(api, "delete", "train", code=42).stderr
+
+
+def kubectl_in(folder: Path) -> str:
+    program = folder / "kubectl"
+    program.write_text('#!/bin/sh\nprintf "%s " "$@"\n')
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_attach_and_exec_hand_over_to_kubectl(api: ServedApi, tmp_path: Path) -> None:
+    path = kubectl_in(tmp_path)
+    api.change(put_job)
+    assert "no pod of job team-a/train runs" in tranche(api, "attach", "train", code=42, PATH=path).stderr
+    api.change(put_pod)
+    assert tranche(api, "attach", "train", PATH=path).stdout == "-n team-a attach train-0-abcde -c main "
+    done = tranche(api, "exec", "train", "--kubeconfig", str(api.kubeconfig), "--", "nvidia-smi", "-L", PATH=path)
+    words = f"--kubeconfig {api.kubeconfig} -n team-a exec --stdin train-0-abcde -c main -- nvidia-smi -L "
+    assert done.stdout == words
+
+
+def test_attach_without_kubectl_says_what_to_do(api: ServedApi, tmp_path: Path) -> None:
+    done = tranche(api, "attach", "train", code=127, PATH=str(tmp_path))
+    assert "needs kubectl" in done.stderr
+    assert "tranche logs -f train" in done.stderr
+
+
+def test_kubectl_runs_the_same_commands_under_its_own_name() -> None:
+    script = "from tranche.cli.main import kubectl_main; kubectl_main()"
+    done = subprocess.run([sys.executable, "-c", script, "list", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: kubectl tranche list [OPTIONS]")
