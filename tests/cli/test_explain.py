@@ -63,8 +63,8 @@ def test_a_part_of_a_gpu_without_mig_is_a_share_with_its_walls(make_machine: Mak
     machine = make_machine("T4")
     document = machine.json("explain", "--gpu", "0.5")
     (given,) = document["grants"]
-    assert (given["mechanism"], given["isolation"], given["walls"]["memory"]) == ("mps", "soft", "driver")
-    assert "memory limited by the driver, even turns, faults shared" in document["message"]
+    assert (given["mechanism"], given["isolation"], given["walls"]["memory"]) == ("mps", "soft", "process")
+    assert "memory of each process limited by the driver, even turns, faults shared" in document["message"]
     assert machine.json("explain", "--gpu", "0.5", "--isolation", "hard", code=33)["status"] == "SharingUnavailable"
 
 

@@ -37,7 +37,7 @@ def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
     document = gpu_document(view, T4)
     assert document["sharing"] == {
         "mechanism": "mps",
-        "walls": {"memory": "driver", "compute": "turns", "faults": "shared", "bandwidth": "shared"},
+        "walls": {"memory": "process", "compute": "turns", "faults": "shared", "bandwidth": "shared"},
         "memoryGivenBytes": 10 * GIB,
         "memoryLeftBytes": 5 * GIB - 446 * MIB - 64 * MIB,
     }
@@ -71,5 +71,5 @@ def test_the_fence_of_an_allocation_has_its_walls_unless_it_is_hard() -> None:
     whole, part = allocations(WholeGpu(T4.uuid), Part(WholeGpu(T4.uuid), GIB, Sharing.MPS))
     assert describe.isolation(whole) == "hard"
     assert describe.isolation(part) == (
-        "soft: memory limited by the driver, even turns, faults shared, bandwidth shared"
+        "soft: memory of each process limited by the driver, even turns, faults shared, bandwidth shared"
     )

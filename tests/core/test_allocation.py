@@ -51,7 +51,7 @@ def test_a_part_as_json_has_the_word_of_its_mechanism_and_every_wall() -> None:
         "gpuUUID": "GPU-2",
         "mechanism": "mps",
         "isolation": "soft",
-        "walls": {"memory": "driver", "compute": "ceiling", "faults": "shared", "bandwidth": "shared"},
+        "walls": {"memory": "process", "compute": "ceiling", "faults": "shared", "bandwidth": "shared"},
         "profile": None,
         "placement": None,
         "memoryBytes": 3 * GIB,

@@ -34,11 +34,11 @@ ALL_WALLS = [Walls(*each) for each in product(MemoryWall, ComputeWall, FaultWall
         ),
         (
             Part(SLICE, GIB, Sharing.MPS),
-            "soft isolation: memory limited by the driver, even turns, faults shared, bandwidth shared",
+            "soft isolation: memory of each process limited by the driver, even turns, faults shared, bandwidth shared",
         ),
         (
             Part(GPU, GIB, Sharing.MPS, compute=30),
-            "soft isolation: memory limited by the driver, compute ceiling, faults shared, bandwidth shared",
+            "soft isolation: memory of each process limited by the driver, compute ceiling, faults shared, bandwidth shared",
         ),
         (
             Part(GPU, GIB, Sharing.TIME_SLICING),
@@ -62,7 +62,7 @@ def test_the_word_for_all_walls_is_hard_only_where_each_is_its_own() -> None:
 
 @pytest.mark.parametrize("walls", ALL_WALLS, ids=str)
 def test_the_word_is_none_exactly_where_nobody_enforces_a_limit_of_memory(walls: Walls) -> None:
-    enforced = walls.memory in (MemoryWall.OWN, MemoryWall.DRIVER)
+    enforced = walls.memory in (MemoryWall.OWN, MemoryWall.DRIVER, MemoryWall.PROCESS)
     assert (walls.isolation is Isolation.NONE) is not enforced
 
 

@@ -355,3 +355,36 @@ def test_a_state_folder_with_too_long_a_path_is_refused_and_nothing_is_changed(t
         assert machine.changes() == before
         assert holders(machine) == []
         nothing_left(machine)
+
+
+def test_a_command_whose_processes_have_more_together_than_its_share_is_marked_and_nobody_joins_it(
+    t4: TestMachine,
+) -> None:
+    """MPS limits each process singly."""
+    both = """
+import subprocess
+held = context(); check(cu.cuMemAlloc(2 << 30))
+inner = "import sys; from cuda.bindings import driver as cu; cu.cuInit(0); cu.cuCtxCreate(None, 0, 0); "
+inner += "print(int(cu.cuMemAlloc(2 << 30)[0]), flush=True); sys.stdin.readline()"
+child = subprocess.Popen([sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+tell(int(child.stdout.readline())); wait(); child.communicate("\\n")
+"""
+    beside = tenant(t4, "--gpu-memory", "2G", code="context(); tell(0); wait()")
+    assert beside.told() == 0
+    two = tenant(t4, "--gpu-memory", "3G", code=both)
+    assert two.told() == 0, "each process has the limit for itself"
+    assert sorted(isolations(t4)) == ["none", "soft"]
+    (marked,) = [each for each in holders(t4) if each["grants"][0]["isolation"] == "none"]
+    assert marked["grants"][0]["walls"]["memory"] == "none"
+    assert "memory not limited" in t4.tranche("ps").stdout
+    (gpu,) = t4.json("gpus")["gpus"]
+    assert gpu["sharing"]["walls"]["memory"] == "none"
+    wait_until(lambda: "LimitExceeded" in t4.tranche("events").stdout)
+    t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
+    two.go_on()
+    _, said = two.ended()
+    assert "it counts as unlimited" in said
+    assert isolations(t4) == ["soft"]
+    t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true")
+    beside.go_on()
+    assert beside.ended()[0] == 0

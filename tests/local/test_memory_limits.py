@@ -16,6 +16,7 @@ import pytest
 from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, end_daemons, holders, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
+from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import HardwareError, SharingUnavailable
 from tranche.core.events import EventKind
 from tranche.core.sharing import Sharing, SharingMeans
@@ -321,3 +322,18 @@ def test_a_lost_gpu_keeps_no_group(t4: TestMachine, groups: Path) -> None:
 
 def test_a_group_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
     assert remove_group(tmp_path / "gone")
+
+
+def test_a_share_that_a_lax_driver_gives_more_is_marked(t4: TestMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CANARY, "off")
+    t4.machine.set_limits_backend("lax")
+    # Its environment names nothing: the control group tells whose it is.
+    bare = 'import os; os.environ.pop("TRANCHE_ALLOCATION"); os.execv(sys.executable, [sys.executable, "-c", again])'
+    again = "context(); check(cu.cuMemAlloc(5 << 30)); tell(0); wait()"
+    one = tenant(t4, "--gpu-memory", "3G", code=f"again = {PREAMBLE + again!r}; {bare}")
+    assert one.told() == 0
+    (holder,) = holders(t4)
+    assert (holder["grants"][0]["mechanism"], holder["grants"][0]["isolation"]) == ("memory-limits", "none")
+    wait_until(lambda: "LimitExceeded" in t4.tranche("events").stdout)
+    one.go_on()
+    assert "it counts as unlimited" in one.ended()[1]

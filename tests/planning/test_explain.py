@@ -257,7 +257,8 @@ def test_a_share_says_when_it_would_be_a_slice() -> None:
     view = replace(view, node=replace(view.node, gpus=(cut, uncuttable_gpu(1))))
     explanation = explain(shared_by(view, Sharing.MPS), parse_request(gpu_memory="4G"))
     assert explanation.summary == (
-        "--gpu-memory 4G can start now: a share of GPU 1: 4.04 GiB by MPS (memory limited by the driver, even turns, "
+        "--gpu-memory 4G can start now: a share of GPU 1: 4.04 GiB by MPS (memory of each process limited by the driver, "
+        "even turns, "
         "faults shared, bandwidth shared); as a slice when 1a2b ends"
     )
     (stronger,) = explanation.remedies
@@ -277,7 +278,7 @@ def test_who_asks_for_too_strong_a_fence_is_told_of_a_weaker_one() -> None:
     (weaker,) = explanation.remedies
     assert weaker.kind is Kind.WEAKER_FENCE
     assert weaker.text.startswith(
-        "accept --isolation soft: a share of GPU 0: 2.9 GiB by MPS (memory limited by the driver"
+        "accept --isolation soft: a share of GPU 0: 2.9 GiB by MPS (memory of each process limited by the driver"
     )
     explanation = explain(shared_by(view, Sharing.TIME_SLICING), parse_request(gpu="0.2"))
     (weaker,) = explanation.remedies

@@ -91,6 +91,7 @@ def command(
                 left=voice.left,
                 progress=voice.step,
                 unlimited=lambda: warn("the MPS daemon of this share has died: nothing limits its memory any more"),
+                above=voice.above,
                 kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
             )
         )
@@ -103,7 +104,14 @@ def _recorder(path: str) -> Recorder:
 
 
 class _Silence:
-    """Says nothing."""
+    """Says nothing but what changes the walls of the share."""
+
+    def above(self, part: Part, used: int) -> None:
+        """Say that the share's processes have more than it was given."""
+        warn(
+            f"the processes of this share have {format_memory(used)} of {part.gpu_uuid}, and it was given "
+            f"{format_memory(part.memory)}: it counts as unlimited"
+        )
 
     def waiting(self, outcome: Waiting, ahead: int) -> None:
         """Nothing."""

@@ -129,13 +129,20 @@ class ComputeSlice:
         return self.walls.isolation
 
 
+_MEMORY_WALLS = {
+    Sharing.MEMORY_LIMITS: MemoryWall.DRIVER,
+    Sharing.MPS: MemoryWall.PROCESS,
+    Sharing.TIME_SLICING: MemoryWall.NONE,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a device that several allocations hold at once, by one mechanism for all of them.
 
     `memory` in bytes. `compute` is the ceiling in percent, None when none was asked for. `limit`, in bytes, is how far it may
     grow while nobody else needs the memory; None when it may not. `unlimited` says that its limits were in force and are lost, as
-    when the daemon that kept them has died.
+    when the daemon that kept them has died, or that more than `memory` was seen to be used.
     """
 
     device: WholeGpu | Slice
@@ -167,10 +174,9 @@ class Part:
     @property
     def walls(self) -> Walls:
         """What the mechanism keeps; memory and compute without a wall once its limits are lost."""
-        limited = self.sharing is not Sharing.TIME_SLICING and not self.unlimited
         ceiling = self.compute is not None and not self.unlimited
         return Walls(
-            MemoryWall.DRIVER if limited else MemoryWall.NONE,
+            MemoryWall.NONE if self.unlimited else _MEMORY_WALLS[self.sharing],
             ComputeWall.CEILING if ceiling else ComputeWall.TURNS,
             FaultWall.SHARED if self.sharing is Sharing.MPS else FaultWall.OWN,
             BandwidthWall.SHARED,

@@ -39,6 +39,7 @@ class EventKind(StrEnum):
     UNDO_INCOMPLETE = "UndoIncomplete"
     RECOVERED = "Recovered"
     LIMITS_LOST = "LimitsLost"
+    LIMIT_EXCEEDED = "LimitExceeded"
     SHARING_REFUSED = "SharingRefused"
     DAEMON_FAULT = "DaemonFault"
     POLICY_CHANGED = "PolicyChanged"
@@ -146,6 +147,14 @@ class LimitsLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitExceeded:
+    """A share's processes together have more memory than it was given; `grants` as they are now."""
+
+    kind: ClassVar = EventKind.LIMIT_EXCEEDED
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SharingRefused:
     """A mechanism that this machine should have was refused, for the reason in `why`, and is not used from then on."""
 
@@ -198,6 +207,7 @@ EventData = (
     | UndoIncomplete
     | PlanRecovered
     | LimitsLost
+    | LimitExceeded
     | SharingRefused
     | DaemonFault
     | PolicyChanged
@@ -257,7 +267,7 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
         case UndoIncomplete(plan_id, reason):
             return {"planId": plan_id, "reason": reason}
-        case LimitsLost(grants):
+        case LimitsLost(grants) | LimitExceeded(grants):
             return {"grants": [grant_to_dict(grant) for grant in grants]}
         case SharingRefused(sharing, why):
             return {"mechanism": str(sharing), "why": why}
@@ -293,6 +303,8 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return PlanRecovered(data["planId"], data["purpose"])
         case EventKind.LIMITS_LOST:
             return LimitsLost(tuple(map(grant_from_dict, data["grants"])))
+        case EventKind.LIMIT_EXCEEDED:
+            return LimitExceeded(tuple(map(grant_from_dict, data["grants"])))
         case EventKind.SHARING_REFUSED:
             return SharingRefused(Sharing(data["mechanism"]), data["why"])
         case EventKind.DAEMON_FAULT:

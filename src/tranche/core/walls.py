@@ -9,12 +9,14 @@ from tranche.core.request import Isolation
 
 
 class MemoryWall(StrEnum):
-    """OWN: nobody else can have any of it. DRIVER: the driver refuses more than was given. COOPERATIVE: the program limits
-    itself, if it wants to. NONE: whoever comes first takes what it likes.
+    """OWN: nobody else can have any of it. DRIVER: the driver refuses more than was given. PROCESS: it refuses that to each
+    process singly, so several of them can have more together. COOPERATIVE: the program limits itself, if it wants to. NONE:
+    whoever comes first takes what it likes.
     """
 
     OWN = "own"
     DRIVER = "driver"
+    PROCESS = "process"
     COOPERATIVE = "cooperative"
     NONE = "none"
 
@@ -44,9 +46,11 @@ class BandwidthWall(StrEnum):
 _MEMORY = {
     MemoryWall.OWN: "own memory",
     MemoryWall.DRIVER: "memory limited by the driver",
+    MemoryWall.PROCESS: "memory of each process limited by the driver",
     MemoryWall.COOPERATIVE: "memory limited if the program cooperates",
     MemoryWall.NONE: "memory not limited",
 }
+_ENFORCED = (MemoryWall.OWN, MemoryWall.DRIVER, MemoryWall.PROCESS)
 _COMPUTE = {ComputeWall.OWN: "own compute", ComputeWall.CEILING: "compute ceiling", ComputeWall.TURNS: "even turns"}
 
 
@@ -63,7 +67,7 @@ class Walls(NamedTuple):
         """How strong the fence is as a whole: HARD when all is its own, SOFT when memory is enforced, NONE otherwise."""
         if self == OWN_WALLS:
             return Isolation.HARD
-        return Isolation.SOFT if self.memory in (MemoryWall.OWN, MemoryWall.DRIVER) else Isolation.NONE
+        return Isolation.SOFT if self.memory in _ENFORCED else Isolation.NONE
 
     @property
     def sentence(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import FrameType
 
+from tranche.core.allocation import Part
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.evidence import Life
 from tranche.core.request import Request
@@ -18,6 +19,7 @@ from tranche.local.limits_watch import watching_limits
 from tranche.local.orphans import Orphans
 from tranche.local.queue import Cancelled, Queue
 from tranche.local.turn import Record
+from tranche.local.use_watch import watching_use
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node import register
 from tranche.node.executor import Progress, no_progress
@@ -58,6 +60,7 @@ def run(
     left: Callable[[Remains], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
     unlimited: Callable[[], None] = lambda: None,
+    above: Callable[[Part, int], None] = lambda part, used: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
@@ -65,7 +68,7 @@ def run(
     `cancelled` is told when somebody cancels the request while it waits; the code is that of SIGTERM then. The command's code
     is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
     takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
-    daemon dies that keeps the share's limits.
+    daemon dies that keeps the share's limits, `above` when its processes together have more bytes than a part of it.
     """
     path = find_command(command[0], environment)
     _refuse_inside(host, environment.get(MARK, ""))
@@ -93,6 +96,13 @@ def run(
                 granted(held)
                 stack.enter_context(
                     watching_limits(held.allocation, host.daemons.records, lambda: _limits_lost(host, unlimited))
+                )
+                stack.enter_context(
+                    watching_use(
+                        held.allocation,
+                        host.observe_gpu,
+                        lambda part, used: _limits_lost(host, lambda: above(part, used)),
+                    )
                 )
                 code = run_workload(
                     path,
@@ -143,7 +153,7 @@ def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
     """Tell the person, and have it written down for everybody else."""
     unlimited()
     with suppress(TrancheError):
-        host.view(seconds=_LOST_SECONDS)
+        host.view(seconds=_LOST_SECONDS, thorough=True)
 
 
 def _give_back(

@@ -98,6 +98,15 @@ def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation) -> 
     _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
 
 
+def limit_exceeded(db: sqlite3.Connection, time: float, allocation: Allocation) -> None:
+    """An allocation's processes together have more memory than it was given."""
+    from tranche.core.events import LimitExceeded
+
+    message = "its processes together have more memory than it was given: nothing limits it"
+    data = LimitExceeded(allocation.grants)
+    _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
 def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: str) -> None:
     """A mechanism that this machine should have was refused."""
     from tranche.core.events import SharingRefused

@@ -6,15 +6,16 @@ no longer keeps are written down. Everything here runs under the decision lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import Grant, NodeView, Part, Phase
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
 from tranche.core.errors import MpsFailed, TrancheError
 from tranche.core.grid import Occupant
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.sharing import Sharing
+from tranche.core.state import NodeState
 from tranche.node import chronicle, journal, records, register
 from tranche.node.daemon_due import care_needed, is_due, shared_by_mps
 from tranche.node.daemon_tries import DaemonTries
@@ -23,6 +24,7 @@ from tranche.node.ledger import Ledger
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_records import DaemonRecord
+from tranche.node.overdrawn import with_overdrawn
 from tranche.planning.plan import Plan
 from tranche.planning.steps import StopMps
 
@@ -64,6 +66,7 @@ class DaemonCare:
         """
         for group in self._groups.left([each.id for each in view.allocations]):
             self._groups.drop(group)
+        self._note_overdrawn(view, working)
         found = self._daemons.records.look()
         if not found:
             return False
@@ -107,15 +110,30 @@ class DaemonCare:
 
         A share that became active after the view was taken has a daemon that the view does not show, and is not judged by it.
         """
+        for now in self._changed(view, working, with_lost_limits):
+            with self._ledger.write() as db:
+                register.set_grants(db, now.id, now.grants)
+                chronicle.limits_lost(db, self._clock(), now)
+
+    def _note_overdrawn(self, view: NodeView, working: frozenset[str]) -> None:
+        """Write down whose processes have more memory than they were given."""
+        for now in self._changed(view, working, with_overdrawn):
+            with self._ledger.write() as db:
+                register.set_grants(db, now.id, now.grants)
+                chronicle.limit_exceeded(db, self._clock(), now)
+
+    def _changed(
+        self,
+        view: NodeView,
+        working: frozenset[str],
+        as_is: Callable[[tuple[Allocation, ...], NodeState], tuple[Allocation, ...]],
+    ) -> Iterator[Allocation]:
+        """The active allocations of the view that are otherwise than they are written down; not by a GPU that changes."""
         active = {each.id for each in view.allocations if each.phase is Phase.ACTIVE}
         node = replace(view.node, gpus=tuple(gpu for gpu in view.node if gpu.uuid not in working))
         with self._ledger.read() as db:
             stored = tuple(each for each in register.allocations(db) if each.id in active)
-        for before, now in zip(stored, with_lost_limits(stored, node), strict=True):
-            if before != now:
-                with self._ledger.write() as db:
-                    register.set_grants(db, now.id, now.grants)
-                    chronicle.limits_lost(db, self._clock(), now)
+        yield from (now for before, now in zip(stored, as_is(stored, node), strict=True) if before != now)
 
     def _end(self, record: DaemonRecord, session: str) -> None:
         slot = record.slot

@@ -188,12 +188,12 @@ class Host:
             self._session[1].release(remove=True)
         self.ledger.close()
 
-    def view(self, *, seconds: float | None = None) -> NodeView:
-        """The machine as it is now, after whatever a dead process left behind was cleared.
+    def view(self, *, seconds: float | None = None, thorough: bool = False) -> NodeView:
+        """The machine as it is now, after whatever a dead process left behind was cleared; `thorough`: and all else in order.
 
         WaitTimeout when others still decide after `seconds`, where there is something to clear.
         """
-        if self._inspection.something_to_clear():
+        if thorough or self._inspection.something_to_clear():
             with self._deciding(seconds):
                 return self._inspection.in_order()
         return self._inspection.as_it_is()

@@ -18,6 +18,7 @@ from tranche.node.holders import Holders
 from tranche.node.ledger import Ledger
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.overdrawn import with_overdrawn
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
 from tranche.node.schema import ADOPT_SHARES
@@ -121,4 +122,5 @@ class Inspection:
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.node()
-        return NodeView(node, with_lost_limits(allocations, node), ours, changing, policy.on(node)), working
+        held = with_overdrawn(with_lost_limits(allocations, node), node)
+        return NodeView(node, held, ours, changing, policy.on(node)), working

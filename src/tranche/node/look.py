@@ -18,6 +18,7 @@ from tranche.node.ledger import open_to_read
 from tranche.node.leftovers import anything_left
 from tranche.node.mps_records import DaemonRecords
 from tranche.node.mps_view import node_with_daemons
+from tranche.node.overdrawn import with_overdrawn
 from tranche.node.session import Places
 
 
@@ -47,7 +48,8 @@ def look(
     if left:
         return _view_of_host(driver, places, unsettled, environment())
     node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
-    return NodeView(node, with_lost_limits(allocations, node), owned, changing, policy.on(node))
+    held = with_overdrawn(with_lost_limits(allocations, node), node)
+    return NodeView(node, held, owned, changing, policy.on(node))
 
 
 def _care_needed(db: sqlite3.Connection, places: Places, unsettled: Callable[[TrancheError], None]) -> bool:

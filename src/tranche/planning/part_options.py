@@ -131,7 +131,9 @@ def _full(
     if account.sharing is Sharing.MPS and (text := fenced(gpu, device.slot)):
         return busy(where + text)
     if account.broken:
-        return busy(f"{where}shared by {', '.join(ids)}, whose limits are lost: no other share is given beside them")
+        return busy(
+            f"{where}shared by {', '.join(ids)}, whose memory is not limited any more: no other share is given beside them"
+        )
     return room_left(tenancy, device, account, way, wish)
 
 

@@ -1,0 +1,56 @@
+"""Watches how much of a device's memory a share's processes have together, for as long as the share's command runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from tranche.core.allocation import Allocation, Part
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
+from tranche.node.overdrawn import excess
+
+_LOOK_SECONDS = 5.0
+
+
+@contextmanager
+def watching_use(
+    allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[Part, int], None]
+) -> Iterator[None]:
+    """Call `above`, from another thread and once, when more of a part's device is used within the block than was given.
+
+    It is told the part, and how many bytes are used.
+    """
+    parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is not Sharing.TIME_SLICING]
+    if not parts:
+        yield
+        return
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        while not poll.poll(_LOOK_SECONDS * 1000):
+            with suppress(Exception):  # a look that fails must not end the command, and is made again
+                for part in parts:
+                    if used := excess(allocation, part, observe(part.gpu_uuid)):
+                        above(part, used)
+                        return
+
+    thread = threading.Thread(target=watch, name="use", daemon=True)
+    # The thread takes no signal: those of the terminal are for the command.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield
+    finally:
+        os.close(writing)
+        thread.join()
+        os.close(reading)
