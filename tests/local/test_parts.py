@@ -246,7 +246,7 @@ def test_a_client_is_drained_and_its_neighbour_is_not(t4: Node) -> None:
         with program(t4, host, first) as one, program(t4, host, second) as other:
             for each in (one, other):
                 each.told()
-            assert drain(host.daemons, first.allocation, {one.pid})
+            assert drain(host.daemons, first.allocation, {one.pid}) == ()
             for each in (one, other):
                 each.go_on()
             assert one.told() != 0
@@ -260,10 +260,10 @@ def test_a_server_that_does_not_let_go_is_fenced(t4: Node) -> None:
         with program(t4, host, held) as one:
             one.told()
             (record,) = host.daemons.records.all()
-            ((server, client),) = host.daemons.clients(record.device_uuid) or ()
+            ((server, client),) = host.daemons.health.clients(record.device_uuid) or ()
             assert client == one.pid
             # A daemon that is stopped answers nobody, like one whose server hangs.
-            assert host.daemons.terminate(record, server, 1)
+            assert host.daemons.health.terminate(record, server, 1) == ""
             host.daemons.records.write(record._replace(fault="wedged", wedged=True))
             assert only(host).daemons[0].state is DaemonState.FAULT
             host.view()
@@ -290,12 +290,12 @@ def test_a_daemon_that_does_not_answer_is_fenced(t4: Node, silent: str, monkeypa
         with program(t4, host, held) as one:
             one.told()
             monkeypatch.setattr(MpsControl, "ask", ask)
-            assert not drain(host.daemons, held.allocation, {one.pid})
+            assert drain(host.daemons, held.allocation, {one.pid})
             assert host.daemons.records.all()[0].wedged
             # One that has died lets nobody in anyway, and is not said to be wedged.
             host.daemons.records.write(record)
             end(record.pid)
-            assert not drain(host.daemons, held.allocation, {one.pid})
+            assert drain(host.daemons, held.allocation, {one.pid})
             assert host.daemons.records.all() == (record,)
 
 

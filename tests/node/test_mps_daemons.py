@@ -29,7 +29,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, MpsDaemon
 from tranche.hardware import mps_process
 from tranche.hardware.mps_control import MpsControl
-from tranche.node import register
+from tranche.node import mps_daemons, register
 from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.host import Host
 from tranche.node.mps_records import DaemonRecords
@@ -269,16 +269,21 @@ def test_a_path_that_is_too_long_changes_nothing(tmp_path: Path) -> None:
 
 
 @isolated
-def test_a_slot_that_holds_another_device_gets_another_daemon_and_the_first_one_ends(cut: Node) -> None:
+def test_a_slot_that_holds_another_device_gets_another_daemon_and_the_first_one_ends(
+    cut: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with cut.host() as host:
         gpu = only(host)
         step = StartMps(gpu.uuid, place_of(gpu), 4 * GIB)
-        host.daemons.start(gpu, step.slot, "MIG-before", step.limit, host.driver, time.sleep)
+        with monkeypatch.context() as unproved:  # no server starts for a device that is not there
+            unproved.setattr(mps_daemons, "_refuse_silent", ignore)
+            host.daemons.start(gpu, step.slot, "MIG-before", step.limit, host.driver, time.sleep)
         (before,) = host.daemons.records.all()
         change(host, step)
         (now,) = host.daemons.records.all()
         assert now.device_uuid == daemon_of(host).device_uuid == step.device_uuid(gpu)
-        assert processes_of(cut) == [now.pid]
+        (server,) = host.daemons.process(now.device_uuid).servers()
+        assert set(processes_of(cut)) == {now.pid, server.pid}
         assert not host.daemons.records.pipes(before.device_uuid).exists()
         change(host, StopMps(gpu.uuid, place_of(gpu)))
         nothing_left(cut, host)

@@ -9,10 +9,11 @@ import pytest
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.devices import device_uuid
+from tranche.core.fences import fenced
 from tranche.core.grid import Occupant, Placement
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
-from tranche.planning.daemons import fenced, with_daemons
+from tranche.planning.daemons import with_daemons
 from tranche.planning.plan import Plan
 from tranche.planning.steps import DestroyInstance, ResetGpu, StartMps, Step, StopMps
 
@@ -94,7 +95,9 @@ def test_a_plan_that_concerns_no_daemon_is_the_same_plan() -> None:
     assert with_daemons(plan, (), NodeView(NodeState((CUT, served(T4))))) is plan
 
 
-@pytest.mark.parametrize(("state", "expected"), [("ready", ""), ("starting", ""), ("fault", "fault"), ("lost", "died")])
+@pytest.mark.parametrize(
+    ("state", "expected"), [("ready", ""), ("starting", ""), ("fault", "lets nobody in"), ("lost", "died")]
+)
 def test_a_device_whose_daemon_is_wrong_lets_nobody_more_in(state: str, expected: str) -> None:
     why = fenced(served(T4, state=state), None)
     assert bool(why) is bool(expected)

@@ -25,6 +25,7 @@ from tranche.node import register
 from tranche.node.checkup import (
     Finding,
     Status,
+    check_daemons,
     check_decisions,
     check_ledger,
     check_leftovers,
@@ -104,7 +105,7 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
         with host.ledger.read() as db:
             allocations = register.allocations(db)
         leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
-        return [check_decisions(places), *leftovers]
+        return [check_decisions(places), *leftovers, *check_daemons(host.observe())]
     except TrancheError as error:
         return [failed("leftovers", error)]
     finally:

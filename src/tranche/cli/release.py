@@ -9,7 +9,7 @@ import click
 from tranche.cli import completion
 from tranche.cli.duration import Duration
 from tranche.cli.ids import full_id
-from tranche.cli.output import say
+from tranche.cli.output import say, warn
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.local.termination import cancel_waiter, take_back
@@ -40,5 +40,10 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
             say(f"cancelled the waiting request {allocation_id} (pid {pid})")
             return
         ended = take_back(host, allocation_id, terminate=terminate, grace=grace)
+    for each in ended.undrained:
+        warn(
+            f"killed without being drained, since the MPS daemon of {each.device_uuid} did not let go: {each.why}; "
+            "programs that share the device may fail"
+        )
     how = f" after {signal.Signals(ended.signal).name} to pid {', '.join(map(str, ended.pids))}" if ended.signal else ""
     say(f"took back {allocation_id}{how}")

@@ -73,7 +73,7 @@ _DEVICE = fields(
     "name", "uuid", "migIndex", "computeInstanceId", "computeStart", "computeSlices", processes=PROCESS
 )  # fmt: skip
 _SHARING = fields(
-    "mechanism", "memoryGivenBytes", "memoryLeftBytes", walls=fields("memory", "compute", "faults", "bandwidth")
+    "mechanism", "memoryGivenBytes", "memoryLeftBytes", "fenced", walls=fields("memory", "compute", "faults", "bandwidth")
 )  # fmt: skip
 _SLICE = fields(
     "profile", "state", "owned", "allocationId", "allocationIds", "gpuInstanceId", "profileId", "memoryBytes",
@@ -85,7 +85,8 @@ _GPU = fields(
     mig=_MIG, sharing=_SHARING, slices=_SLICE, room=fields("profile", "count"), processes=PROCESS,
 )  # fmt: skip
 _ALLOCATION = fields(
-    "id", "phase", "created", "pid", request=REQUEST, grants=GRANT, keeper=KEEPER, command=program, missingInstances=SLOT
+    "id", "phase", "created", "pid", "fenced",
+    request=REQUEST, grants=GRANT, keeper=KEEPER, command=program, missingInstances=SLOT,
 )  # fmt: skip
 _OBSTACLE = fields(
     "gpuIndex", "gpuUUID", "reason", "missingSlices", "missingMemoryBytes", "allocationIds", "moreGpus",

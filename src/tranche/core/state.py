@@ -30,9 +30,9 @@ class ComputeMode(StrEnum):
 
 
 class DaemonState(StrEnum):
-    """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: a client's fault ended all of
-    its clients, and those who come are refused until the last has gone. LOST: its process died, and its limits with it.
-    DAMAGED: what was written down of it cannot be read, so nothing can be said of it.
+    """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: it lives and keeps its limits,
+    and whoever comes would be refused or hang: a client's fault, a server that is wedged or stopped. LOST: its process died, and
+    its limits with it. DAMAGED: what was written down of it cannot be read, so nothing can be said of it.
     """
 
     STARTING = "starting"
@@ -125,7 +125,7 @@ class MpsDaemon:
     """An MPS daemon of Tranche's, for one device: a GPU that is not cut (no `slot`), or the instance in a slot.
 
     `limit` is the most that one of its clients may have, in bytes, 0 while it is not known. Without `every_user` it is known to
-    serve one user's programs alone: those of others wait without end.
+    serve one user's programs alone: those of others wait without end. `fault` says why nobody is let in, in state FAULT.
     """
 
     slot: InstanceKey | None
@@ -133,6 +133,7 @@ class MpsDaemon:
     state: DaemonState
     limit: int = 0
     every_user: bool = field(default=True, compare=False)
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
 from tranche.core.request import Isolation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
-from tranche.documents.shared_devices import SharedDevice, shared_gpu
+from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_fenced
 from tranche.documents.slices import SliceRow, missing_instances, room_on
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -104,7 +104,7 @@ def phase(allocation: Allocation, view: NodeView) -> str:
     known = {gpu.uuid: gpu for gpu in view.node}
     if any(each.gpu_uuid not in known or known[each.gpu_uuid].lost for each in allocation.grants):
         text += ", GPU lost"
-    return text
+    return f"{text}, fenced" if why_fenced(allocation, view) else text
 
 
 def mig_mode(gpu: GpuState) -> str:
@@ -144,7 +144,8 @@ def slice_state(each: SliceRow) -> str:
 
 def _shared(shared: SharedDevice, allocations: Iterable[Allocation]) -> str:
     """How a device is shared, and by whom: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
-    return f"shared by {shared.sharing.for_people}: {holders(allocations)}; {format_memory(shared.left)} left"
+    more = f"nobody more is let in: {shared.fenced}" if shared.fenced else f"{format_memory(shared.left)} left"
+    return f"shared by {shared.sharing.for_people}: {holders(allocations)}; {more}"
 
 
 def isolation(allocation: Allocation) -> str:

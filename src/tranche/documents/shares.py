@@ -8,6 +8,7 @@ from tranche.core.allocation import Allocation, NodeView
 from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
 from tranche.documents.describe import timestamp
 from tranche.documents.machine import key_document, process_documents
+from tranche.documents.shared_devices import why_fenced
 from tranche.documents.slices import missing_instances
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any
         "keeper": keeper_to_dict(allocation.keeper),
         "pid": allocation.holder_pid or None,
         "command": allocation.command,
+        "fenced": why_fenced(allocation, view) or None,
         "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
     }
 

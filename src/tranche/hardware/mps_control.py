@@ -63,17 +63,17 @@ class MpsControl:
             raise MpsFailed(f"the MPS daemon of {self.pipes} refused '{command}': {said}")
         return done.stdout
 
-    def servers(self) -> tuple[int, ...]:
+    def servers(self, *, seconds: float = _SECONDS) -> tuple[int, ...]:
         """The process ids of the servers: none before the first client, and one for each user."""
-        return read_numbers(self.ask("get_server_list"))
+        return read_numbers(self.ask("get_server_list", seconds=seconds))
 
     def start_server(self, uid: int) -> None:
         """Start a server for that user before its first client comes; `servers` tells when it is there."""
         self.ask(f"start_server -uid {uid}", seconds=_SERVER_SECONDS)
 
-    def server_status(self, server: int) -> ServerStatus:
+    def server_status(self, server: int, *, seconds: float = _SECONDS) -> ServerStatus:
         """How that server is."""
-        return read_status(self.ask(f"get_server_status {server}"))
+        return read_status(self.ask(f"get_server_status {server}", seconds=seconds))
 
     def clients(self, server: int) -> tuple[int, ...]:
         """The process ids of a server's clients, as the host numbers them."""

@@ -21,6 +21,7 @@ from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware import daemon_group
+from tranche.hardware.mps_client import Joining, join
 from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControl, find_program
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -55,6 +56,14 @@ class DaemonProcess:
     every_user: bool = False
 
     @property
+    def stopped(self) -> bool:
+        """Whether it does nothing until somebody continues it."""
+        try:
+            return (_PROC / str(self.pid) / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
+    @property
     def lives(self) -> bool:
         """Whether that very process still runs."""
         found = _process(self.pid)
@@ -77,6 +86,10 @@ class MpsProcess:
     def control(self) -> MpsControl:
         """What speaks to the daemon."""
         return MpsControl(self.pipes, clean_environment(self.environment))
+
+    def join(self, device_uuid: str, *, seconds: float) -> Joining:
+        """Send a client ahead, which has a server started where there is none."""
+        return join(self.pipes, clean_environment(self.environment), device_uuid, seconds=seconds)
 
     def check_path(self) -> None:
         """MpsPathTooLong when a socket in the folder cannot be named: the daemon would end without a word."""
@@ -158,7 +171,8 @@ class MpsProcess:
         MpsFailed when something of it lives on; its sockets stay then.
         """
         found = self.find()
-        if found is not None:
+        # One that is stopped hears no command, and what its server does not hear the daemon waits for.
+        if found is not None and not any(each.stopped for each in (found, *self.servers())):
             with suppress(MpsFailed):
                 self.control.quit(seconds=_QUIT_SECONDS)
                 _await_end(found, sleep)

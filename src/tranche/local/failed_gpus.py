@@ -13,6 +13,7 @@ from tranche.core.errors import (
     LayoutImpossible,
     MigNotSupported,
     ModeChangePending,
+    MpsFailed,
     NoRoom,
     TrancheError,
     VerificationFailed,
@@ -25,7 +26,7 @@ from tranche.planning.obstacle import Obstacle, Reason, obstacle
 # What a program outside Tranche can cause that used or cut the GPU after the decision: worth another look at the same GPU.
 _DISTURBED = (GpuBusy, NoRoom, VerificationFailed)
 # What a driver says of one GPU and not of all: another one may do better.
-_OWN = (*_DISTURBED, GpuNotFound, HardwareError, LayoutImpossible, MigNotSupported, ModeChangePending)
+_OWN = (*_DISTURBED, GpuNotFound, HardwareError, LayoutImpossible, MigNotSupported, ModeChangePending, MpsFailed)
 _LOOKS = 3
 _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 3600.0

@@ -17,7 +17,7 @@ from tranche.core.evidence import Life
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import register
-from tranche.node.draining import drain
+from tranche.node.draining import Undrained, drain
 from tranche.node.host import Host
 from tranche.node.keeping import Remains, remains_of
 from tranche.node.leftovers import runs
@@ -32,11 +32,15 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a share came back: `signal` is the last signal that was sent, 0 for none."""
+    """How a share came back: `signal` is the last signal that was sent, 0 for none.
+
+    `undrained` are the devices whose MPS servers did not let go of processes that were killed all the same.
+    """
 
     allocation_id: str
     pids: tuple[int, ...]
     signal: int
+    undrained: tuple[Undrained, ...] = ()
 
 
 def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) -> Ended:
@@ -70,12 +74,17 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
         raise _busy(allocation, pids, remains)
     _refuse_own_end(allocation, {*pids, *(each.pid for each in remains.certain)})
     ended: list[int] = []
+    undrained: dict[str, Undrained] = {}
     last = 0
+
+    def drained(doomed: set[int]) -> None:
+        undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
+
     # What the workload started may outlive it, and keeps the share for as long as it lives; it may start more meanwhile.
     for _ in range(_ROUNDS):
         if not pids and not remains.locked:
             break
-        last = _end_all(pids, grace, lambda doomed: drain(host.daemons, allocation, doomed)) or last
+        last = _end_all(pids, grace, drained) or last
         ended += pids
         _await_owner(lock)
         remains = remains_of(host.places, allocation_id, keeper)
@@ -88,7 +97,7 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
     # `tranche run` may have given the share back itself, when it saw its workload end.
     with suppress(AllocationUnknown):
         Queue(host).release(allocation_id, why="taken back with tranche release")
-    return Ended(allocation_id, tuple(dict.fromkeys(ended)), last)
+    return Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
 
 
 def _living(host: Host, allocation_id: str) -> list[int]:

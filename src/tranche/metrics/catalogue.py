@@ -88,6 +88,14 @@ GPU_TEMPERATURE = MetricFamily(
     "tranche_gpu_temperature_celsius", _GAUGE, "The temperature of its die.", _GPU, _NO_GAUGE
 )
 
+SHARED_FENCED = MetricFamily(
+    "tranche_shared_device_fenced",
+    _GAUGE,
+    "1 for a GPU or slice whose MPS daemon lets nobody more in, because its server is wedged or stopped, say; else 0.",
+    ("gpu_uuid", "mig_uuid"),
+    "no MPS daemon serves the device",
+)
+
 SLICE_STATE = MetricFamily(
     "tranche_slice_state",
     _GAUGE,

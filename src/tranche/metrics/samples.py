@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tranche.core.allocation import Allocation
+from tranche.core.fences import fenced
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper
 from tranche.core.readings import NOT_MEASURED
 from tranche.metrics import catalogue
@@ -43,6 +44,10 @@ def _of_view(facts: NodeFacts) -> Iterator[MetricSample]:
     yield _sample(catalogue.DRIVER, 1, driver_version=node.driver_version, cuda_version=cuda)
     for gpu in node:
         yield _sample(catalogue.GPU_LOST, int(gpu.lost), gpu_uuid=gpu.uuid, gpu=str(gpu.index))
+        for daemon in gpu.daemons:
+            mig_uuid = "" if daemon.slot is None else daemon.device_uuid
+            why = fenced(gpu, daemon.slot)
+            yield _sample(catalogue.SHARED_FENCED, int(bool(why)), gpu_uuid=gpu.uuid, mig_uuid=mig_uuid)
     readings = {each.gpu_uuid: each for each in facts.readings or ()}
     for whole in measured_gpus(view, readings):
         yield from _of_gpu(whole, changing=whole.gpu.uuid in view.changing)

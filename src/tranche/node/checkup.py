@@ -17,6 +17,7 @@ from tranche.core.allocation import NodeView, Phase
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
+from tranche.core.fences import fenced
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
@@ -168,6 +169,16 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
             if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
                 text = f"allocation {allocation.id} holds {grant.slot}, which is not there"
                 yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
+
+
+def check_daemons(node: NodeState) -> Iterator[Finding]:
+    """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons."""
+    for gpu in node:
+        for daemon in gpu.daemons:
+            where = "" if daemon.slot is None else f"{daemon.slot.profile} at {daemon.slot.placement}: "
+            if why := fenced(gpu, daemon.slot):
+                hint = "end those who share the device: a new daemon starts then; see: tranche ps"
+                yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
 
 
 def _check_gpu(gpu: GpuState) -> Iterator[Finding]:

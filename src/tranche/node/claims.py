@@ -54,7 +54,10 @@ class _Decision:
 
 
 class Claims:
-    """The claims' part of one host's register. `deciding` holds the decision lock; `carry_out` carries a journaled plan out."""
+    """The claims' part of one host's register. `deciding` holds the decision lock; `carry_out` carries a journaled plan out.
+
+    `refuse_fenced` is GpuBusy, and the allocation is gone, when an MPS server lets nobody in.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Claims:
         look: Callable[[], NodeView],
         open_plan: Callable[[sqlite3.Connection, str, Plan, NodeView, str], None],
         carry_out: Callable[[str, str], None],
+        refuse_fenced: Callable[[Allocation], None],
         given_back: Callable[[Sequence[Grant]], None],
         boundary: Callable[[], None],
     ) -> None:
@@ -74,6 +78,7 @@ class Claims:
         self._look = look
         self._open_plan = open_plan
         self._carry_out = carry_out
+        self._refuse_fenced = refuse_fenced
         self._given_back = given_back
         self._boundary = boundary
 
@@ -109,6 +114,8 @@ class Claims:
         allocation = promise.allocation
         if promise.plan_id:
             self._carry_out(promise.plan_id, allocation.id)
+        if allocation.phase is not Phase.ACTIVE:
+            self._refuse_fenced(allocation)
         active = replace(allocation, phase=Phase.ACTIVE)
         if promise.plan_id or allocation.phase is not Phase.ACTIVE:
             with self._ledger.write() as db:

@@ -23,6 +23,7 @@ from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_health import LOOK_SECONDS
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.overdrawn import with_overdrawn
 from tranche.planning.plan import Plan
@@ -57,12 +58,19 @@ class DaemonCare:
             return bool(left) or care_needed(db, self._daemons.records, self._clock())
 
     def look_after(
-        self, view: NodeView, working: frozenset[str], session: Callable[[], str], *, whole: bool = False
+        self,
+        view: NodeView,
+        working: frozenset[str],
+        session: Callable[[], str],
+        *,
+        whole: bool = False,
+        seconds: float | None = None,
     ) -> bool:
         """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
 
         What fails is said in an event, and tried again after a while. `session` names this process in the journal. Where the
-        view is of the `whole` machine, the daemons of devices that are not in it end too.
+        view is of the `whole` machine, the daemons of devices that are not in it end too. Those that are shared are asked how
+        they are, for `seconds` at most.
         """
         for group in self._groups.left([each.id for each in view.allocations]):
             self._groups.drop(group)
@@ -74,10 +82,9 @@ class DaemonCare:
         known = [each for each in (*found.records, *damaged) if each.gpu_uuid not in working]
         shared = shared_by_mps(view.allocations)
         self._note_lost(view, working)
-        changed = self._daemons.look_after([each for each in known if each.key in shared])
-        for record in changed:
-            with self._ledger.write() as db:
-                chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.fault)
+        patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+        self._daemons.health.look([each for each in known if each.key in shared], patience)
+        told = self._tell(known)
         due = [each for each in known if each.key not in shared and is_due(each, self._daemons.records, self._clock())]
         gpus = {gpu.uuid: gpu for gpu in view.node}
         for record in due:
@@ -92,7 +99,20 @@ class DaemonCare:
             for name in found.unclaimed(view.node):
                 with suppress(MpsFailed):  # its record stays, and it is tried again
                     self._daemons.end_unclaimed(name)
-        return bool(due or changed)
+        return bool(due or told)
+
+    def _tell(self, known: Sequence[DaemonRecord]) -> bool:
+        """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new."""
+        told = False
+        for key in {each.key for each in known if not each.damaged}:
+            record = self._daemons.records.find(*key)
+            if record is None or not record.untold:
+                continue
+            with self._ledger.write() as db:
+                chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.why)
+            self._daemons.records.write(record._replace(told=record.why))
+            told = True
+        return told
 
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
         """Note that parts of devices were given back. One that was `killed` may have wedged its server."""

@@ -24,7 +24,7 @@ def care_needed(db: sqlite3.Connection, known: DaemonRecords, now: float) -> boo
     found, damaged = known.look()
     if not (found or damaged) or records.open_plans(db):
         return False
-    if damaged:
+    if damaged or any(each.untold for each in found):
         return True
     shared = shared_by_mps(register.allocations(db))
     return any(

@@ -15,12 +15,12 @@ from typing import assert_never
 
 from tranche.core.allocation import NodeView, Part, Phase, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
+from tranche.core.fences import fenced
 from tranche.core.grid import Occupant
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
 from tranche.node.ledger import Ledger
-from tranche.planning.daemons import fenced
 from tranche.planning.plan import Plan
 from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 

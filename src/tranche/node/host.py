@@ -35,6 +35,7 @@ from tranche.hardware.simulated_containers import meets_this_machine
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.acts import BUILT_IN
+from tranche.node.admission import refuse_fenced_parts
 from tranche.node.apart import carry_out_apart
 from tranche.node.daemon_care import DaemonCare
 from tranche.node.deciding import slow_decision, take_turn
@@ -178,6 +179,7 @@ class Host:
             look=self._inspection.in_order,
             open_plan=self._open_plan,
             carry_out=lambda plan_id, allocation_id: self._carry_out(plan_id, allocation_id, no_progress, None),
+            refuse_fenced=lambda allocation: refuse_fenced_parts(self.daemons, self.ledger, allocation),
             given_back=self.given_back,
             boundary=self._boundary,
         )
@@ -195,7 +197,7 @@ class Host:
         """
         if thorough or self._inspection.something_to_clear():
             with self._deciding(seconds):
-                return self._inspection.in_order()
+                return self._inspection.in_order(seconds)
         return self._inspection.as_it_is()
 
     def observe(self) -> NodeState:
@@ -266,7 +268,7 @@ class Host:
         GPUs, after `seconds`.
         """
         with self._deciding(seconds):
-            view = self._inspection.in_order()
+            view = self._inspection.in_order(seconds)
             plan = with_daemons(decide(view), (), view)
             if plan.empty:
                 return plan
@@ -347,7 +349,7 @@ class Host:
         from tranche.planning.allocate import Waiting
 
         with self._deciding(seconds):
-            view = self._inspection.in_order()
+            view = self._inspection.in_order(seconds)
             queue = self.waiters()
             decision = decide(view, queue)
             if isinstance(decision, Waiting):
@@ -366,6 +368,7 @@ class Host:
                 held.lock.release(remove=True)
                 raise
         try:
+            refuse_fenced_parts(self.daemons, self.ledger, held.allocation, decision.plan, seconds)
             held = replace(held, group=self._limited.limit(held.allocation, view.node.driver_version))
         except BaseException as error:
             with self.ledger.write() as db:
@@ -442,6 +445,8 @@ class Host:
             self._boundary()
         if plan_id:
             self._carry_out(plan_id, allocation.id, no_progress, None)
+        refuse_fenced_parts(self.daemons, self.ledger, allocation, plan)
+        if plan_id:
             with self.ledger.write() as db:
                 register.activate_allocation(db, allocation.id)
 

@@ -80,14 +80,15 @@ class Inspection:
         """The machine, with whatever is out of order."""
         return self._gather()[0]
 
-    def in_order(self) -> NodeView:
-        """The machine, after everything was put in order; the decision lock is held."""
+    def in_order(self, seconds: float | None = None) -> NodeView:
+        """The machine, after everything was put in order; the decision lock is held. Daemons are asked for `seconds` at most."""
         self._recovery.run()
         view, working = self._gather()
         if self._adoption_due():
             self._adopt_shares(view)
             view, working = self._gather()
-        if self._care.look_after(view, working, self._session, whole=self._driver.scope is Scope.ALL):
+        whole = self._driver.scope is Scope.ALL
+        if self._care.look_after(view, working, self._session, whole=whole, seconds=seconds):
             view, working = self._gather()
         return self._recovery.forget_gone_instances(view, working)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tranche.core.errors import MpsFailed, StateMoved, VerificationFailed
+from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, VerificationFailed
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
 from tranche.hardware.driver import Driver
+from tranche.node.mps_health import MpsHealth
 from tranche.node.mps_records import DaemonRecord, DaemonRecords, record_of
 from tranche.node.mps_view import node_with_daemons, with_daemons_of
 from tranche.node.session import Places, boot_id, process_lives
@@ -20,7 +21,6 @@ from tranche.node.session import Places, boot_id, process_lives
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
 
-_DRAIN_SECONDS = 30.0
 _SERVER_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
@@ -30,6 +30,7 @@ class MpsDaemons:
 
     def __init__(self, places: Places, environment: Mapping[str, str] = os.environ) -> None:
         self.records = DaemonRecords(places.mps)
+        self.health = MpsHealth(self.records, self.process)
         self._environment = environment
 
     def process(self, device_uuid: str) -> MpsProcess:
@@ -48,29 +49,6 @@ class MpsDaemons:
         """The GPU with its daemons."""
         return with_daemons_of(gpu, self.records.look())
 
-    def look_after(self, records: Sequence[DaemonRecord]) -> tuple[DaemonRecord, ...]:
-        """Ask these daemons how their servers are, and write down what has changed; the records that have."""
-        changed = []
-        for record in records:
-            if record.wedged or not record.ready or record.state is DaemonState.LOST:
-                continue
-            fault = self._fault(record)
-            if fault != record.fault:
-                changed.append(record._replace(fault=fault))
-                self.records.write(changed[-1])
-        return tuple(changed)
-
-    def _fault(self, record: DaemonRecord) -> str:
-        from tranche.hardware.mps_answers import ServerStatus
-
-        control = self.process(record.device_uuid).control
-        try:
-            if any(control.server_status(server) is ServerStatus.FAULT for server in control.servers()):
-                return "its server is in state FAULT"
-        except MpsFailed as error:
-            return error.message
-        return ""
-
     # What is done
 
     def start(
@@ -82,10 +60,10 @@ class MpsDaemons:
         driver: Driver,
         sleep: Callable[[float], None],
     ) -> None:
-        """Have a daemon serve the device, with a limit of so many bytes that was read back; MpsFailed otherwise.
+        """Have a daemon serve the device, with a limit of so many bytes that was read back, and a server that lets clients in.
 
-        What an earlier daemon left behind is cleared first. StateMoved, and nothing is ended, when the daemon is no longer as the
-        GPU showed it.
+        MpsFailed otherwise; GpuBusy when the daemon that serves already lets nobody in. What an earlier daemon left
+        behind is cleared first. StateMoved, and nothing is ended, when the daemon is no longer as the GPU showed it.
         """
         process = self.process(device_uuid)
         process.check_path()
@@ -104,7 +82,8 @@ class MpsDaemons:
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
-            record = record._replace(ready=False, fault="", suspect=False, wedged=False, damaged=False, limit=0)
+            record = record._replace(ready=False, fault="", told="", suspect=False, wedged=False, damaged=False)
+            record = record._replace(limit=0)
             self.records.write(record)
             process.stop(sleep=sleep)
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
@@ -115,13 +94,13 @@ class MpsDaemons:
         process.admit_containers()
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
-        if slot is None and not process.control.servers():
-            # Until a server has the GPU, the compute mode lets in one program that passes the daemon by.
-            process.control.start_server(daemon.uid)
-            _await_server(process, gpu, sleep)
+        if not serving:
+            _refuse_silent(process, device_uuid, slot, daemon.uid, sleep)
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
-        record = record._replace(every_user=daemon.every_user)
-        self.records.write(record._replace(ready=True, limit=limit))
+        record = record._replace(every_user=daemon.every_user, ready=True, limit=limit)
+        self.records.write(record)
+        if serving and (why := self.health.refusal(record)):
+            raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")
 
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
         """End the daemon of the device with its servers, and put the compute mode back.
@@ -153,30 +132,6 @@ class MpsDaemons:
     def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
         return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
 
-    def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:
-        """The clients of a device's daemon, each with its server, by their pids; None when the daemon does not answer."""
-        control = self.process(device_uuid).control
-        try:
-            return tuple((server, client) for server in control.servers() for client in control.clients(server))
-        except MpsFailed:
-            return None
-
-    def fence(self, record: DaemonRecord, why: str) -> None:
-        """Let nobody more in for as long as the daemon lives. Of one that has died, or is not known, that is true already."""
-        if record.state not in (DaemonState.LOST, DaemonState.DAMAGED):
-            self.records.write(record._replace(fault=why, wedged=True))
-
-    def terminate(self, record: DaemonRecord, server: int, client: int) -> bool:
-        """End the contexts of a client, so that its process can be killed; a server that does not is wedged, and fenced."""
-        done = self.process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
-        if done:
-            return True
-        clients = self.clients(record.device_uuid)
-        if clients is not None and client not in (pid for _, pid in clients):
-            return True
-        self.fence(record, f"its server did not let go of client {client}")
-        return False
-
 
 def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
     """Set the compute mode of before, unless somebody has set another since; VerificationFailed when the GPU does not show it."""
@@ -193,9 +148,27 @@ def _refuse_living(record: DaemonRecord) -> None:
         raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
 
 
-def _await_server(process: MpsProcess, gpu: GpuState, sleep: Callable[[float], None]) -> None:
+def _refuse_silent(
+    process: MpsProcess, device_uuid: str, slot: InstanceKey | None, uid: int, sleep: Callable[[float], None]
+) -> None:
+    """Have a server started and let a client join it; MpsFailed when it does not let that in, and nobody else is let in then.
+
+    Until a server has the GPU, the compute mode lets in one program that passes the daemon by.
+    """
+    attempt = process.join(device_uuid, seconds=_SERVER_SECONDS)
+    why = f"answers no client in {_SERVER_SECONDS:g} s" if attempt.silent else ""
+    if attempt.refused:
+        why = f"refuses clients with {attempt.refused}"
+    if why:
+        raise MpsFailed(f"the MPS server of {device_uuid} {why}", hint=f"see its log in {process.logs}")
+    if slot is None and attempt.error is None:
+        process.control.start_server(uid)
+        _await_server(process, device_uuid, sleep)
+
+
+def _await_server(process: MpsProcess, device_uuid: str, sleep: Callable[[float], None]) -> None:
     deadline = time.monotonic() + _SERVER_SECONDS
     while not process.control.servers():
         if time.monotonic() >= deadline:
-            raise MpsFailed(f"{gpu.label}: the MPS daemon starts no server", hint=f"see its log in {process.logs}")
+            raise MpsFailed(f"the MPS daemon of {device_uuid} starts no server", hint=f"see its log in {process.logs}")
         sleep(_PAUSE_SECONDS)

@@ -21,7 +21,7 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
-from tranche.node.session import boot_id, process_lives
+from tranche.node.session import boot_id, children_pids, process_lives, process_stopped
 
 _SUFFIX = ".json"
 _NAME_DIGITS = 12
@@ -32,9 +32,9 @@ class DaemonRecord(NamedTuple):
 
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
     clock ticks since that boot) name the daemon's process once it is ready, `uid` its user, whose programs alone it serves unless
-    it serves `every_user`. `fault` says why nobody more is let in; `wedged` that the reason lasts until the daemon ends.
-    `suspect` says that a client was killed, which may have wedged it. `damaged`: the record cannot be read, and no more than the
-    device is known.
+    it serves `every_user`. `fault` says why nobody more is let in; `wedged` that the reason lasts until the daemon ends; `told`
+    the reason that an event gave last. `suspect` says that a client was killed, which may have wedged it. `damaged`: the record
+    cannot be read, and no more than the device is known.
     """
 
     gpu_uuid: str
@@ -54,6 +54,7 @@ class DaemonRecord(NamedTuple):
     wedged: bool = False
     damaged: bool = False
     every_user: bool = False
+    told: str = ""
 
     @property
     def slot(self) -> InstanceKey | None:
@@ -81,12 +82,32 @@ class DaemonRecord(NamedTuple):
             return DaemonState.STARTING
         if self.boot != boot_id() or not process_lives(self.pid, self.started):
             return DaemonState.LOST
-        return DaemonState.FAULT if self.fault else DaemonState.READY
+        return DaemonState.FAULT if self.why else DaemonState.READY
+
+    @property
+    def why(self) -> str:
+        """Why a daemon that lives lets nobody in, in words; "" where nothing is known."""
+        return self.fault or self.halted
+
+    @property
+    def halted(self) -> str:
+        """That the daemon or a server of it is stopped, in words: whoever comes would wait until it is continued."""
+        if process_stopped(self.pid):
+            return f"its process {self.pid} is stopped"
+        server = next(filter(process_stopped, children_pids(self.pid)), 0)
+        return f"its server, process {server}, is stopped" if server else ""
+
+    @property
+    def untold(self) -> bool:
+        """Whether no event gave the present reason yet, or none said that it has gone."""
+        return self.state in (DaemonState.READY, DaemonState.FAULT) and self.why != self.told
 
     @property
     def seen(self) -> MpsDaemon:
         """The daemon as a view of the machine shows it."""
-        return MpsDaemon(self.slot, self.device_uuid, self.state, self.limit, self.every_user or not self.ready)
+        state, every_user = self.state, self.every_user or not self.ready
+        why = self.why if state is DaemonState.FAULT else ""
+        return MpsDaemon(self.slot, self.device_uuid, state, self.limit, every_user, why)
 
 
 def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: ComputeMode | None) -> DaemonRecord:

@@ -142,6 +142,14 @@ def process_stopped(pid: int) -> bool:
         return False
 
 
+def children_pids(pid: int) -> tuple[int, ...]:
+    """The children of a process, without a look at all others; none where the kernel does not list them."""
+    try:
+        return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except (OSError, ValueError):
+        return ()
+
+
 def process_command(pid: int, proc: Path = Path("/proc")) -> str:
     """The process's command line; "" when it cannot be read."""
     try:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
+from tranche.core.fences import fenced
 from tranche.core.grid import Occupant
 from tranche.core.sharing import Sharing
-from tranche.core.state import DaemonState, GpuState, InstanceKey, MpsDaemon
+from tranche.core.state import GpuState, MpsDaemon
 from tranche.planning.plan import Plan
 from tranche.planning.steps import StartMps, Step, StopMps, TakesGpu, TakesInstance
 
@@ -51,18 +52,6 @@ def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
 
 def _mode(gpu: GpuState) -> str:
     return f"to be {gpu.pending_mode}" if gpu.mode_pending else str(gpu.mode)
-
-
-def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:
-    """Why nobody more may share that device by MPS while others do, in words; "" when they may."""
-    daemon = gpu.daemon_of(slot)
-    if daemon is not None and daemon.state is DaemonState.FAULT:
-        return "a fault ended its MPS server, which serves nobody until all who share it have ended"
-    if daemon is not None and daemon.state is DaemonState.LOST:
-        return "its MPS daemon has died, and nobody is let in until all who share it have ended"
-    if daemon is not None and daemon.state is DaemonState.DAMAGED:
-        return "what is known of its MPS daemon cannot be read, and nobody is let in until all who share it have ended"
-    return ""
 
 
 def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step]:

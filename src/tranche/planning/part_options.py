@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from tranche.core.allocation import Part, Slice, WholeGpu
 from tranche.core.devices import memory_of
+from tranche.core.fences import fenced
 from tranche.core.quantity import format_memory
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.candidates import plain_profiles
-from tranche.planning.daemons import fenced
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import (
     Effort,

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Phase, Slice, WholeGpu, overlap
 from tranche.core.errors import DoesNotFit, GpuBusy, HardwareError, NoRoom, SharingUnavailable, TrancheError
+from tranche.core.fences import fenced
 from tranche.core.grid import Occupant, placements
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning import effect
-from tranche.planning.daemons import fenced, with_daemons
+from tranche.planning.daemons import with_daemons
 from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.gpu_users import holder_text
 from tranche.planning.obstacle import Obstacle, Reason, obstacle

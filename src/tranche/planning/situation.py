@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from tranche.core.board import GpuInstanceProfile
+from tranche.core.fences import fenced
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Occupant
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
-from tranche.planning.daemons import fenced
 from tranche.planning.options import gpu_blocked, reusable
 from tranche.planning.tenancy import Tenancy, occupant
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tranche.core.errors import UsageError
+from tranche.core.fences import fenced
 from tranche.core.sharing import Sharing
 from tranche.hardware.mps_answers import limit_text
 from tranche.hardware.mps_control import PIPES
@@ -19,7 +20,6 @@ from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import PluginDevice
 from tranche.node.adoption import MEMORY_LIMIT
-from tranche.planning.daemons import fenced
 
 _SHARED_MEMORY = "/dev/shm"
 

@@ -1,0 +1,123 @@
+"""Whether an MPS daemon lets anybody in: by the kernel's word, by its own, and by how a client fares that is sent ahead.
+
+A daemon that does not is fenced: its record says why, and nobody is let in before that has gone. Some reasons go by themselves,
+such as a server that was stopped and goes on; a server that is wedged goes with its daemon, when nobody shares the device.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tranche.core.errors import MpsFailed, WaitTimeout
+from tranche.core.state import DaemonState
+from tranche.node.mps_records import DaemonRecord, DaemonRecords
+
+if TYPE_CHECKING:
+    from tranche.hardware.mps_control import MpsControl
+    from tranche.hardware.mps_process import MpsProcess
+
+LOOK_SECONDS = 5.0
+"""For so long a decision waits for what daemons say of their servers, which takes them milliseconds."""
+JOIN_SECONDS = 10.0
+"""A client waits so long for a server that runs, which takes milliseconds as well; then the server counts as wedged."""
+_DRAIN_SECONDS = 30.0
+_UNTIL = "; a new one starts when all who share the device have ended"
+
+
+class MpsHealth:
+    """Asks the daemons of the records; `process` is the daemon of a device, by the device's UUID."""
+
+    def __init__(self, records: DaemonRecords, process: Callable[[str], MpsProcess]) -> None:
+        self._records = records
+        self._process = process
+
+    def look(self, records: Sequence[DaemonRecord], seconds: float = LOOK_SECONDS) -> None:
+        """Ask all of these daemons at once how their servers are, and write down what has changed."""
+        asked = [each for each in records if _worth_asking(each)]
+        if len(asked) <= 1:
+            said = [self._fault(each, seconds) for each in asked]
+        else:
+            from concurrent.futures import ThreadPoolExecutor  # most machines share no device, or one
+
+            with ThreadPoolExecutor(len(asked), thread_name_prefix="mps") as pool:
+                said = list(pool.map(lambda record: self._fault(record, seconds), asked))
+        for record, fault in zip(asked, said, strict=True):
+            if fault != record.fault:
+                self._records.write(record._replace(fault=fault))
+
+    def _fault(self, record: DaemonRecord, seconds: float) -> str:
+        from tranche.hardware.mps_answers import ServerStatus
+
+        control = self._process(record.device_uuid).control
+        deadline = time.monotonic() + seconds
+
+        def status(server: int) -> ServerStatus:
+            return control.server_status(server, seconds=max(0.1, deadline - time.monotonic()))
+
+        try:
+            if any(status(server) is ServerStatus.FAULT for server in control.servers(seconds=seconds)):
+                return "a fault of one program ended all that share it, and its server is in state FAULT until they are gone"
+        except MpsFailed:
+            return "" if record.halted else "it does not say how its server is"
+        return ""
+
+    def refusal(self, record: DaemonRecord, seconds: float | None = None) -> str:
+        """Why the daemon lets nobody in now, in words; "" when it does. The client that finds out is of this user.
+
+        A server that is silent or out of reach is fenced until its daemon ends. WaitTimeout when `seconds` are too few to tell.
+        """
+        if record.why or not (record.every_user or record.uid == os.geteuid()):
+            return record.why
+        patience = JOIN_SECONDS if seconds is None else min(seconds, JOIN_SECONDS)
+        attempt = self._process(record.device_uuid).join(record.device_uuid, seconds=patience)
+        if attempt.silent:
+            if halted := record.halted:
+                return halted
+            if patience < JOIN_SECONDS:
+                raise WaitTimeout(f"the MPS server of {record.device_uuid} answered no client in {patience:g} s")
+            return self.fence(record, f"its server answered no client in {patience:g} s")
+        if not attempt.refused:
+            return ""
+        why = f"its server refused a client with {attempt.refused}"
+        return self.fence(record, why) if attempt.out_of_reach else why
+
+    def fence(self, record: DaemonRecord, why: str) -> str:
+        """Let nobody more in for as long as the daemon lives; the reason as it is written down.
+
+        Of a daemon that has died, or is not known, that is true already; and another may serve the device by now.
+        """
+        why += _UNTIL
+        now = self._records.find(record.gpu_uuid, record.slot)
+        same = now is not None and (now.pid, now.started) == (record.pid, record.started)
+        if now is not None and same and now.state not in (DaemonState.LOST, DaemonState.DAMAGED):
+            self._records.write(now._replace(fault=why, wedged=True))
+        return why
+
+    def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:
+        """The clients of a device's daemon, each with its server, by their pids; None when the daemon does not answer."""
+        control: MpsControl = self._process(device_uuid).control
+        try:
+            return tuple((server, client) for server in control.servers() for client in control.clients(server))
+        except MpsFailed:
+            return None
+
+    def terminate(self, record: DaemonRecord, server: int, client: int) -> str:
+        """End the contexts of a client, so that its process can be killed; "" when that is done, else why it is not.
+
+        A server that does not within its time is wedged, and fenced.
+        """
+        done = self._process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
+        if done:
+            return ""
+        clients = self.clients(record.device_uuid)
+        if clients is not None and client not in (pid for _, pid in clients):
+            return ""
+        return record.halted or self.fence(record, f"its server did not let go of client {client}")
+
+
+def _worth_asking(record: DaemonRecord) -> bool:
+    """Whether the daemon may answer, and its answer may change something."""
+    return record.ready and not record.wedged and record.state is not DaemonState.LOST and not record.halted

@@ -1,0 +1,211 @@
+"""Before anybody is let in by MPS a client is sent ahead: a server that hangs, is stopped or does not start lets nobody in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.local.test_parts import admit, part_of
+from tests.node.machines import Node, change
+from tests.node.processes import isolated
+from tests.node.test_mps_daemons import GIB, cut, nothing_left, only, place_of, share, short, start, t4
+from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
+from tranche.core.events import DaemonFault, EventKind
+from tranche.core.fences import fenced
+from tranche.core.keeper import PodKeeper
+from tranche.core.request import GpuMemory, Request
+from tranche.core.sharing import Sharing
+from tranche.core.state import DaemonState
+from tranche.node import mps_health
+from tranche.node.host import Host
+from tranche.node.session import process_stopped
+from tranche.planning.allocate import Granted
+from tranche.planning.plan import Plan
+from tranche.planning.steps import StartMps
+
+__all__ = ["cut", "short", "t4"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that hangs does so for ever; to see that takes no ten seconds."""
+    monkeypatch.setattr(mps_health, "JOIN_SECONDS", 1.0)
+
+
+def faults(host: Host) -> list[str]:
+    """What events said of daemons that let nobody in, and of those that let them in again."""
+    return [event.data.fault for event in host.events() if isinstance(event.data, DaemonFault)]
+
+
+def ask_for_part(host: Host, memory: int = 3 * GIB, seconds: float | None = None) -> None:
+    """Ask for a part where somebody has one already; the place in the queue is given up whatever happens."""
+    part = part_of(host, memory)
+    ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
+    try:
+        host.start(ticket, lambda view, queue: Granted((part,), Plan("p"), part.mechanism, "a part"), seconds=seconds)
+    finally:
+        host.leave(ticket)
+
+
+def held(host: Host) -> list[str]:
+    return [each.id for each in host.view().allocations]
+
+
+# A server that hangs says that it is well
+
+
+@isolated
+@pytest.mark.parametrize("memory", [3 * GIB, 5 * GIB])
+def test_nobody_is_let_in_to_a_server_that_hangs_and_it_is_replaced_when_it_is_empty(t4: Node, memory: int) -> None:
+    with t4.host() as host:
+        first = admit(host, part_of(host))
+        t4.machine.inject_error("mpsServerHangs", 999)
+        with pytest.raises(GpuBusy, match="answered no client"):
+            ask_for_part(host, memory)
+        assert held(host) == [first.allocation.id]
+        assert "answered no client" in fenced(only(host), None)
+        assert only(host).daemons[0].state is DaemonState.FAULT
+        assert len(faults(host)) == 1
+        with pytest.raises(GpuBusy, match="answered no client"):
+            ask_for_part(host, memory)
+        host.release(first.allocation.id, why="it ended")
+        host.view()
+        nothing_left(t4, host)
+        ask_for_part(host, memory)
+        assert len(held(host)) == 1
+        assert len(faults(host)) == 1
+
+
+@isolated
+def test_an_idle_server_that_hangs_is_replaced_at_once(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (before,) = host.daemons.records.all()
+        t4.machine.inject_error("mpsServerHangs", 999)
+        with pytest.raises(GpuBusy):
+            ask_for_part(host)
+        ask_for_part(host)
+        (now,) = host.daemons.records.all()
+        assert now.pid != before.pid
+
+
+@isolated
+def test_too_little_time_to_tell_is_no_fence(t4: Node) -> None:
+    with t4.host() as host:
+        first = admit(host, part_of(host))
+        t4.machine.inject_error("mpsServerHangs", 999)
+        with pytest.raises(WaitTimeout, match=r"answered no client in 0\.5 s"):
+            ask_for_part(host, seconds=0.5)
+        assert held(host) == [first.allocation.id]
+        assert fenced(only(host), None) == ""
+
+
+@isolated
+def test_a_pod_is_not_let_in_either_and_leaves_nothing(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        t4.machine.inject_error("mpsServerHangs", 999)
+        part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
+        keeper = PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))
+        pod = Allocation("pod", Request(GpuMemory(part.memory)), (part,), Phase.ACTIVE, 1.0, keeper=keeper)
+        for _ in range(2):
+            with pytest.raises(GpuBusy, match="answered no client"):
+                host.hand_over(pod)
+            assert held(host) == ["held"]
+
+
+# One that is stopped is seen at once, and only for as long
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while not process_stopped(pid):
+        time.sleep(0.01)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    stop(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@isolated
+@pytest.mark.parametrize("who", ["server", "daemon"])
+def test_one_that_is_stopped_lets_nobody_in_until_it_goes_on(t4: Node, who: str) -> None:
+    with t4.host() as host:
+        first = admit(host, part_of(host))
+        (record,) = host.daemons.records.all()
+        (server,) = host.daemons.process(record.device_uuid).servers()
+        with stopped(server.pid if who == "server" else record.pid):
+            assert "is stopped" in fenced(host.observe_gpu(record.gpu_uuid), None)
+            with pytest.raises(GpuBusy, match="is stopped"):
+                ask_for_part(host)
+            assert held(host) == [first.allocation.id]
+            assert ["is stopped" in each for each in faults(host)] == [True]
+        ask_for_part(host)
+        assert [bool(each) for each in faults(host)] == [True, False]
+
+
+@isolated
+@pytest.mark.parametrize("who", ["server", "daemon"])
+def test_an_idle_one_that_is_stopped_is_replaced(t4: Node, who: str) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        (server,) = host.daemons.process(record.device_uuid).servers()
+        stop(server.pid if who == "server" else record.pid)
+        host.view()
+        nothing_left(t4, host)
+
+
+# One that does not start is undone
+
+
+@isolated
+@pytest.mark.parametrize("calls", [1, 999])
+def test_a_server_that_does_not_start_is_met_by_nobody(t4: Node, calls: int) -> None:
+    with t4.host() as host:
+        t4.machine.inject_error("mpsServerStart", 999, calls=calls)
+        with pytest.raises(MpsFailed, match="805"):
+            ask_for_part(host)
+        assert held(host) == []
+        nothing_left(t4, host)
+        assert [event for event in host.events() if event.kind is EventKind.UNDONE]
+        t4.machine.clear_injections()
+        ask_for_part(host)
+        assert len(held(host)) == 1
+
+
+@isolated
+def test_a_server_that_does_not_start_in_a_slice_is_met_by_nobody(cut: Node) -> None:
+    with cut.host() as host:
+        gpu = only(host)
+        cut.machine.inject_error("mpsServerStart", 999, calls=999)
+        with pytest.raises(MpsFailed, match="805"):
+            change(host, StartMps(gpu.uuid, place_of(gpu), 4 * GIB))
+        nothing_left(cut, host)
+
+
+@isolated
+def test_a_server_that_died_and_does_not_start_again_lets_nobody_in(t4: Node) -> None:
+    with t4.host() as host:
+        first = admit(host, part_of(host))
+        (record,) = host.daemons.records.all()
+        (server,) = host.daemons.process(record.device_uuid).servers()
+        t4.machine.inject_error("mpsServerStart", 999, calls=999)
+        os.kill(server.pid, signal.SIGKILL)
+        while server.lives:
+            time.sleep(0.01)
+        with pytest.raises(GpuBusy, match="refused a client"):
+            ask_for_part(host)
+        assert held(host) == [first.allocation.id]
