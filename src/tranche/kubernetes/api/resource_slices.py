@@ -1,0 +1,137 @@
+"""The ResourceSlices in which one node's driver says what it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.informer import Backoff, Informer
+from tranche.kubernetes.api.selection import Selection
+
+_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSlice:
+    """A `resource.k8s.io/v1` ResourceSlice of one node.
+
+    `count` is how many slices of that `generation` the `pool` has. `devices` and `counters` are as the API has them; a slice has
+    one of the two. `owner_node` is name and uid of the node with which it goes. `version` comes from the API server.
+    """
+
+    name: str
+    driver: str
+    pool: str
+    node: str
+    generation: int
+    count: int
+    devices: tuple[Json, ...] = ()
+    counters: tuple[Json, ...] = ()
+    owner_node: tuple[str, str] | None = None
+    version: str = ""
+
+
+class SliceApi(Protocol):
+    """The slices of one node and driver. Errors are those of `KubeApi`."""
+
+    async def create(self, made: NodeSlice) -> NodeSlice | None:
+        """Make it; None when there is one of that name."""
+        ...
+
+    async def replace(self, made: NodeSlice) -> NodeSlice | None:
+        """Write it in the place of its own `version`; None when that is not the latest any more, or it is gone."""
+        ...
+
+    async def delete(self, made: NodeSlice) -> None:
+        """Remove it, whatever it is now. There may be none."""
+        ...
+
+    def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
+        """The slices now, then after each change."""
+        ...
+
+
+class SliceClient:
+    """`SliceApi` on a real API server. `random` gives numbers from 0 to 1."""
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        node: str,
+        driver: str,
+        *,
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._connection = connection
+        self._node = node
+        self._driver = driver
+        self._random = random
+        self._sleep = sleep
+
+    async def create(self, made: NodeSlice) -> NodeSlice | None:
+        """Make it; None when another one has its name."""
+        answer = await self._connection.ask(f"make ResourceSlice {made.name}", "POST", _PATH, encode_slice(made))
+        return None if answer.status == 409 else decode_slice(answer.accepted())
+
+    async def replace(self, made: NodeSlice) -> NodeSlice | None:
+        """Write it; None when another one has written it meanwhile, or it is gone."""
+        path = f"{_PATH}/{made.name}"
+        answer = await self._connection.ask(f"write ResourceSlice {made.name}", "PUT", path, encode_slice(made))
+        return None if answer.status in (404, 409) else decode_slice(answer.accepted())
+
+    async def delete(self, made: NodeSlice) -> None:
+        """Remove it."""
+        answer = await self._connection.ask(f"remove ResourceSlice {made.name}", "DELETE", f"{_PATH}/{made.name}")
+        if answer.status != 404:
+            answer.accepted()
+
+    async def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
+        """Follow them."""
+        selector = {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
+        source = Selection(self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice)
+        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
+        async with aclosing(informer.snapshots()) as snapshots:
+            async for slices in snapshots:
+                yield tuple(slices.values())
+
+
+def encode_slice(made: NodeSlice) -> Json:
+    """The `resource.k8s.io/v1` object."""
+    meta: dict[str, object] = {"name": made.name}
+    if made.owner_node is not None:
+        name, uid = made.owner_node
+        meta["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid, "controller": True}]
+    if made.version:
+        meta["resourceVersion"] = made.version
+    pool = {"name": made.pool, "generation": made.generation, "resourceSliceCount": made.count}
+    spec: dict[str, object] = {"driver": made.driver, "nodeName": made.node, "pool": pool}
+    if made.counters:
+        spec["sharedCounters"] = list(made.counters)
+    else:
+        spec["devices"] = list(made.devices)
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
+
+
+def decode_slice(raw: Json) -> NodeSlice:
+    """A `resource.k8s.io/v1.ResourceSlice`."""
+    meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
+    pool = spec.get("pool") or {}
+    owner = next((each for each in meta.get("ownerReferences") or () if each.get("kind") == "Node"), None)
+    return NodeSlice(
+        name=meta.get("name", ""),
+        driver=spec.get("driver") or "",
+        pool=pool.get("name") or "",
+        node=spec.get("nodeName") or "",
+        generation=pool.get("generation") or 0,
+        count=pool.get("resourceSliceCount") or 0,
+        devices=tuple(spec.get("devices") or ()),
+        counters=tuple(spec.get("sharedCounters") or ()),
+        owner_node=(owner.get("name", ""), owner.get("uid", "")) if owner else None,
+        version=meta.get("resourceVersion") or "",
+    )

@@ -1,0 +1,162 @@
+"""What a node's pool shall show: the content of its ResourceSlices, from what the node is and what it showed before. Pure.
+
+What is allocated stays as it was shown, whatever becomes of its GPU: the scheduler would give away again what it does not find.
+So a device that a claim has is shown on as before, and so is everything of a GPU that the driver has lost, or of which claims
+still have something; only taints change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tranche.core.allocation import Grant, NodeView, Part, overlap
+from tranche.core.keeper import ClaimKeeper
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
+from tranche.kubernetes.dra.devices import NodeDevice, counter_sets
+from tranche.kubernetes.dra.encoding import encode_counters, encode_device, tainted
+from tranche.kubernetes.dra.groups import grouped
+from tranche.kubernetes.dra.order import in_order
+
+MOST_DEVICES = 64
+"""In one ResourceSlice whose devices have taints or counters; the API's limit."""
+
+MOST_COUNTER_SETS = 8
+"""In one ResourceSlice; the API's limit."""
+
+_COUNTERS = "0-counters"
+Reasons = Mapping[str, Sequence[TaintKey]]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceContent:
+    """A ResourceSlice by name: `devices` or else `counters`, as the API has them."""
+
+    name: str
+    devices: tuple[Json, ...] = ()
+    counters: tuple[Json, ...] = ()
+
+
+class _Entry(NamedTuple):
+    """A device in the group `title`, on the GPU of that number in names."""
+
+    title: str
+    number: int
+    device: Json
+
+
+def pool_contents(
+    node_name: str, devices: Sequence[NodeDevice], view: NodeView, reasons: Reasons, shown: Sequence[SliceContent]
+) -> tuple[SliceContent, ...]:
+    """The slices of the pool, by name. `reasons` speak against devices, by device name; `shown` is what the pool shows now."""
+    before = {str(each["name"]): each for content in shown for each in content.devices}
+    free = {each.name for each in devices if not reasons.get(each.name) and not _is_taken(each, view)}
+    held = _held_by_claims(view)
+    entries = []
+    for group, members in grouped(devices).items():
+        for each in in_order(members, view):
+            found = encode_device(each, reasons.get(each.name, ()))
+            if (each.offered, each.sharing is not None) in held and each.name in before:
+                found = tainted(before[each.name], reasons.get(each.name, ()))
+            entries.append(_Entry(group.title, each.number, found))
+    entries += _remembered(node_name, devices, view, shown)
+    sets: dict[str, Json] = {
+        name: {"name": name, "counters": encode_counters(each)} for name, each in counter_sets(view.node).items()
+    }
+    needed = {str(used["counterSet"]) for each in entries for used in each.device.get("consumesCounters") or ()}
+    sets |= {str(each["name"]): each for content in shown for each in content.counters if each["name"] not in sets}
+    kept = [sets[name] for name in sorted(needed & sets.keys())]
+    counters = (
+        SliceContent(_name(node_name, _COUNTERS, number), counters=tuple(kept[start : start + MOST_COUNTER_SETS]))
+        for number, start in enumerate(range(0, len(kept), MOST_COUNTER_SETS))
+    )
+    return (*counters, *_with_devices(node_name, entries, shown, free))
+
+
+def _with_devices(
+    node_name: str, entries: Sequence[_Entry], shown: Sequence[SliceContent], free: Collection[str]
+) -> Iterator[SliceContent]:
+    by_name = {content.name: content for content in shown}
+    for title in sorted({each.title for each in entries}):
+        members = [each for each in entries if each.title == title]
+        for number, chunk in enumerate(_chunks(members)):
+            name = _name(node_name, title, number)
+            content = SliceContent(name, devices=tuple(each.device for each in chunk))
+            yield _least_moved(content, by_name.get(name), free)
+
+
+def _chunks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    """In as many parts as the API wants, each with all of a GPU's, so that no reordering moves a device from part to part."""
+    parts: list[set[int]] = []
+    room = 0
+    for number in sorted({each.number for each in entries}):
+        count = sum(each.number == number for each in entries)
+        if count > room:
+            parts.append(set())
+            room = MOST_DEVICES
+        parts[-1].add(number)
+        room -= count
+    return [[each for each in entries if each.number in part] for part in parts]
+
+
+def _least_moved(wanted: SliceContent, shown: SliceContent | None, free: Collection[str]) -> SliceContent:
+    """The wanted content in the order that is shown, where only devices that nobody can have now would change places."""
+    if shown is None:
+        return wanted
+    by_name = {str(each["name"]): each for each in wanted.devices}
+    names = [str(each["name"]) for each in shown.devices]
+    if set(names) != set(by_name) or len(names) != len(by_name):
+        return wanted
+    if [name for name in names if name in free] != [name for name in by_name if name in free]:
+        return wanted
+    return SliceContent(wanted.name, devices=tuple(by_name[name] for name in names))
+
+
+def _remembered(
+    node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
+) -> Iterator[_Entry]:
+    """What is shown of GPUs that the driver does not show any more, as long as it may come back or is held."""
+    present = {each.gpu_uuid for each in devices}
+    names = {each.name for each in devices}
+    lost = {gpu.uuid for gpu in view.node if gpu.lost}
+    held = {grant.gpu_uuid for grant in _claim_grants(view)}
+    nameless = any(not uuid.startswith("GPU-") for uuid in lost)
+    for content in shown:
+        title = content.name.removeprefix(_name(node_name, "", -1)).rpartition("-")[0]
+        for each in content.devices:
+            uuid = _attribute(each, AttributeName.UUID, "string")
+            if uuid in present or each["name"] in names:
+                continue
+            if nameless or uuid in lost or uuid in held:
+                number = _attribute(each, AttributeName.MINOR, "int")
+                yield _Entry(title, number if isinstance(number, int) else 0, tainted(each, (TaintKey.LOST,)))
+
+
+def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
+    """What claims have: a device, and whether they have a part of it."""
+    return {(each.device, True) if isinstance(each, Part) else (each, False) for each in _claim_grants(view)}
+
+
+def _is_taken(device: NodeDevice, view: NodeView) -> bool:
+    """Whether somebody has something that the device needs, so that nobody can be given it whatever its place in the list."""
+    return any(
+        overlap(device.offered, each)
+        for each in view.grants_on(device.gpu_uuid)
+        if not (device.sharing is not None and isinstance(each, Part) and each.device == device.offered)
+    )
+
+
+def _claim_grants(view: NodeView) -> list[Grant]:
+    held = (each for each in view.allocations if isinstance(each.keeper, ClaimKeeper))
+    return [grant for each in held for grant in each.grants]
+
+
+def _attribute(device: Json, name: AttributeName, kind: str) -> Any:
+    return ((device.get("attributes") or {}).get(name) or {}).get(kind)
+
+
+def _name(node_name: str, title: str, number: int) -> str:
+    """A slice's name; the beginning of all of them without a title."""
+    return f"{node_name}-tranche-{title}-{number}" if title else f"{node_name}-tranche-"

@@ -1,0 +1,106 @@
+"""Why a device of the node cannot be had now, as taints. Pure.
+
+A device never leaves the pool for such a reason: the scheduler counts on it for whoever has it. Nor is a device tainted for what
+claims have of it: the scheduler knows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, overlap
+from tranche.core.gpu_use import GpuUse
+from tranche.core.grid import Occupant
+from tranche.core.keeper import ClaimKeeper
+from tranche.core.state import GpuInstance
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.vocabulary import TaintKey
+from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.planning.options import gpu_blocked
+from tranche.planning.tenancy import Tenancy, tenancy
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What speaks against devices beside the view: the node's mode, and GPUs that reported an error that programs do not survive.
+
+    `elsewhere` are GPUs that the device plugin gives away.
+    """
+
+    mode: NodeMode
+    faulty: Collection[str] = frozenset()
+    elsewhere: Collection[str] = frozenset()
+
+
+def reasons_against(
+    devices: Collection[NodeDevice], view: NodeView, known: Circumstances
+) -> dict[str, tuple[TaintKey, ...]]:
+    """Why each device cannot be had, by its name; nothing where it can."""
+    tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
+    held = _held_without_claim(view)
+    found = {}
+    for each in devices:
+        here = tenancies[each.gpu_uuid]
+        found[each.name] = tuple(sorted(_reasons(each, here, held.get(each.gpu_uuid, ()), view, known)))
+    return found
+
+
+def _reasons(
+    device: NodeDevice, here: Tenancy, held: Collection[Grant], view: NodeView, known: Circumstances
+) -> set[TaintKey]:
+    uuid = device.gpu_uuid
+    found = set()
+    if here.gpu.lost:
+        found.add(TaintKey.LOST)
+    if uuid in known.faulty:
+        found.add(TaintKey.FAULTY)
+    if uuid in known.elsewhere or not _offered(device, known.mode, view.use_of(uuid)):
+        found.add(TaintKey.MODE)
+    blocked = not here.gpu.lost and not here.allocations and gpu_blocked(here) is not None
+    if blocked or uuid in view.changing or any(_excludes(device, each) for each in held):
+        found.add(TaintKey.HELD)
+    if any(_in_the_way(device, each) for each in here.in_use):
+        found.add(TaintKey.HELD)
+    if any(_in_the_way(device, each) for each in here.idle_foreign):
+        found.add(TaintKey.FOREIGN)
+    return found
+
+
+def _offered(device: NodeDevice, mode: NodeMode, use: GpuUse) -> bool:
+    if not mode.by_claims:
+        return False
+    if device.sharing is not None:
+        return (
+            mode.offers_parts and use in (GpuUse.AUTO, GpuUse.SHARED) and not (use is GpuUse.SHARED and device.profile)
+        )
+    if device.profile is not None:
+        return mode.offers_slices and use in (GpuUse.AUTO, GpuUse.MIG)
+    return True
+
+
+def _held_without_claim(view: NodeView) -> dict[str, list[Grant]]:
+    found: dict[str, list[Grant]] = {}
+    for allocation in view.allocations:
+        if not isinstance(allocation.keeper, ClaimKeeper):
+            for grant in allocation.grants:
+                found.setdefault(grant.gpu_uuid, []).append(grant)
+    return found
+
+
+def _excludes(device: NodeDevice, grant: Grant) -> bool:
+    """Whether the device cannot be had beside a grant that the scheduler does not know of."""
+    offered, slot = device.offered, grant.slot
+    if overlap(offered, grant):
+        return True
+    if isinstance(offered, WholeGpu) or slot is None:
+        return False
+    here, there = Occupant(offered.profile, offered.placement), Occupant(slot.profile, slot.placement)
+    return here.conflicts(there)
+
+
+def _in_the_way(device: NodeDevice, instance: GpuInstance) -> bool:
+    if not isinstance(device.offered, Slice):
+        return True
+    here = Occupant(device.offered.profile, device.offered.placement)
+    return here.conflicts(Occupant(instance.profile, instance.placement))

@@ -1,0 +1,134 @@
+"""Why devices cannot be had now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.strategies import gpu_on, instance_of, uncuttable_gpu, view_of
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.board import board_by_key
+from tranche.core.gpu_use import GpuUse
+from tranche.core.grid import Placement
+from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
+from tranche.core.profile import parse_profile
+from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.vocabulary import TaintKey
+from tranche.kubernetes.dra.devices import devices_of
+from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+
+MEANS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+CLAIM = ClaimKeeper("ns", "claim", "uid")
+POD = PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run")
+MIXED = Circumstances(NodeMode.MIXED)
+
+
+def a100(**more: object) -> GpuState:
+    board = board_by_key("A100-40GB")
+    assert board is not None
+    return replace(gpu_on(board), **more)  # type: ignore[arg-type]
+
+
+def seen(gpu: GpuState, *held: tuple[Keeper, Slice | WholeGpu | Part]) -> NodeView:
+    made = [
+        Allocation(f"a-{number}", Request(WholeGpus(1)), (grant,), Phase.ACTIVE, 0.0, keeper=keeper)
+        for number, (keeper, grant) in enumerate(held)
+    ]
+    return replace(view_of(gpu, allocations=made), node=NodeState((gpu,), sharing=MEANS))
+
+
+def tainted(view: NodeView, known: Circumstances = MIXED) -> dict[str, tuple[TaintKey, ...]]:
+    return {name: why for name, why in reasons_against(devices_of(view.node), view, known).items() if why}
+
+
+def slice_at(profile: str, start: int, size: int, gpu: GpuState) -> Slice:
+    return Slice(gpu.uuid, parse_profile(profile), Placement(start, size))
+
+
+def test_what_claims_have_is_not_tainted() -> None:
+    gpu = a100()
+    assert tainted(seen(gpu, (CLAIM, slice_at("1g.5gb", 3, 1, gpu)))) == {}
+    assert tainted(seen(uncuttable_gpu(), (CLAIM, WholeGpu(uncuttable_gpu().uuid)))) == {}
+
+
+@pytest.mark.parametrize("keeper", [POD, ProcessKeeper(1, 1)], ids=["pod", "process"])
+def test_what_others_have_takes_its_room_from_claims(keeper: Keeper) -> None:
+    gpu = a100()
+    found = tainted(seen(gpu, (keeper, slice_at("1g.5gb", 3, 1, gpu))))
+    assert set(found.values()) == {(TaintKey.HELD,)}
+    assert {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-3", "gpu-0-1g-5gb-3-shared", "gpu-0-3g-20gb-0"} <= found.keys()
+    assert not {"gpu-0-1g-5gb-2", "gpu-0-1g-5gb-me-4", "gpu-0-3g-20gb-4"} & found.keys()
+
+
+def test_media_extensions_that_others_have_are_heeded() -> None:
+    gpu = a100()
+    found = tainted(seen(gpu, (POD, slice_at("1g.5gb+me", 3, 1, gpu))))
+    assert "gpu-0-1g-5gb-me-6" in found
+    assert "gpu-0-1g-5gb-6" not in found
+
+
+def test_a_part_that_others_have_keeps_claims_off_the_device() -> None:
+    """How much is left of it is not what the scheduler counts."""
+    gpu = uncuttable_gpu()
+    found = tainted(seen(gpu, (POD, Part(WholeGpu(gpu.uuid), 1 << 30, Sharing.MPS))))
+    assert found == {"gpu-0-shared": (TaintKey.HELD,), "gpu-0": (TaintKey.HELD,)}
+
+
+def test_a_process_that_nobody_accounts_for_keeps_claims_off() -> None:
+    gpu = replace(uncuttable_gpu(), processes=(GpuProcess(1, "python"),))
+    assert set(tainted(seen(gpu)).values()) == {(TaintKey.HELD,)}
+    assert tainted(seen(gpu, (CLAIM, WholeGpu(gpu.uuid)))) == {}
+
+
+def test_an_instance_that_tranche_did_not_make_takes_its_room() -> None:
+    gpu = a100()
+    profile = gpu.profile(parse_profile("2g.10gb"))
+    assert profile is not None
+    gpu = replace(gpu, instances=(instance_of(profile, Placement(0, 2)),))
+    found = tainted(seen(gpu))
+    assert found["gpu-0-1g-5gb-0"] == found["gpu-0"] == found["gpu-0-2g-10gb-0"] == (TaintKey.FOREIGN,)
+    assert "gpu-0-1g-5gb-2" not in found
+    ours = replace(seen(gpu), owned=frozenset({InstanceKey(gpu.uuid, profile.name, Placement(0, 2))}))
+    assert tainted(ours) == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "free"),
+    [
+        (NodeMode.STATIC, set()),
+        (NodeMode.OFF, set()),
+        (NodeMode.DYNAMIC, {"gpu-0", "gpu-0-1g-5gb-0"}),
+        (NodeMode.SHARED, {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared"}),
+        (NodeMode.MIXED, {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared", "gpu-0-1g-5gb-0"}),
+    ],
+)
+def test_the_nodes_mode_says_which_kinds_are_offered(mode: NodeMode, free: set[str]) -> None:
+    found = tainted(seen(a100()), Circumstances(mode))
+    some = {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared", "gpu-0-1g-5gb-0"}
+    assert some - found.keys() == free
+    assert set(found.values()) <= {(TaintKey.MODE,)}
+
+
+@pytest.mark.parametrize(
+    ("use", "free"),
+    [
+        (GpuUse.OFF, {"gpu-0"}),
+        (GpuUse.MIG, {"gpu-0", "gpu-0-1g-5gb-0"}),
+        (GpuUse.SHARED, {"gpu-0", "gpu-0-shared"}),
+    ],
+)
+def test_the_administrators_word_on_the_gpu_says_so_as_well(use: GpuUse, free: set[str]) -> None:
+    view = seen(a100())
+    found = tainted(replace(view, uses={view.node.gpus[0].uuid: use}))
+    some = {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared", "gpu-0-1g-5gb-0"}
+    assert some - found.keys() == free
+
+
+def test_a_faulty_gpu_and_one_of_the_device_plugin_are_not_offered() -> None:
+    gpu = uncuttable_gpu()
+    known = Circumstances(NodeMode.MIXED, faulty={gpu.uuid}, elsewhere={gpu.uuid})
+    assert set(tainted(seen(gpu), known).values()) == {(TaintKey.FAULTY, TaintKey.MODE)}
