@@ -163,6 +163,8 @@ class ControlPlane:
             "kubelet-client-key": pki.key("apiserver-kubelet"),
             "kubelet-preferred-address-types": "InternalIP",
             "endpoint-reconciler-type": "none",
+            # Without a kube-proxy, a webhook's Service leads nowhere: the API server asks its pods themselves.
+            "enable-aggregator-routing": "true",
             # A test that kills the API server starts it again at once.
             "shutdown-delay-duration": "0s",
         }

@@ -23,7 +23,7 @@ def problems(chart: Path = CHART, versions: Sequence[str] = VERSIONS) -> list[st
         for version in versions:
             old = {"admissionPolicy": {"enabled": False}} if version in _WITHOUT_ADMISSION_POLICY else {}
             if version in _WITHOUT_CLAIMS:
-                old["dra"] = {"enabled": False}
+                old |= {"dra": {"enabled": False}, "controller": {"enabled": False}}
             try:
                 objects = render(old, files=(file,), kubernetes=version, chart=chart)
             except ReleaseError as error:

@@ -26,6 +26,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
     "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
     "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
+    "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
     "delete": ("tranche.cli.jobs.delete", "Delete jobs of a cluster, with their claims"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
     "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),

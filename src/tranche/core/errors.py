@@ -41,7 +41,8 @@
     │   ├── KubeletUnavailable       45
     │   ├── CdiUnavailable           46
     │   ├── ClaimsUnavailable        47
-    │   └── JobFailed                48
+    │   ├── JobFailed                48
+    │   └── TlsUnavailable           49
     ├── drift                    50 to 59
     │   ├── LayoutMismatch           50
     │   ├── StateMoved               51
@@ -337,6 +338,13 @@ class JobFailed(TrancheError):
 
     reason = "JobFailed"
     exit_code = 48
+
+
+class TlsUnavailable(TrancheError):
+    """The controller cannot make the certificate that it serves with."""
+
+    reason = "TlsUnavailable"
+    exit_code = 49
 
 
 class LayoutMismatch(TrancheError):

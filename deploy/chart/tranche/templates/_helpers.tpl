@@ -235,3 +235,21 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- define "tranche.profileName" -}}
 {{- . | replace "-" "-no-" | replace "+" "-" | replace "." "-" | replace "," "-" -}}
 {{- end }}
+
+{{/* The name of the controller's objects. */}}
+{{- define "tranche.controller" -}}
+{{- printf "%s-controller" (include "tranche.fullname" . | trunc 52 | trimSuffix "-") -}}
+{{- end }}
+
+{{/* The labels of the controller's pods that never change. */}}
+{{- define "tranche.controllerSelector" -}}
+app.kubernetes.io/name: {{ include "tranche.controller" . }}
+{{- end }}
+
+{{- define "tranche.controllerLabels" -}}
+{{ include "tranche.controllerSelector" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}

@@ -114,7 +114,7 @@ class ApiConnection:
             method,
             path,
             params=query,
-            content=None if body is None else json.dumps(body),
+            content=None if body is None else json.dumps(body, separators=(",", ":")),
             headers={} if body is None else {"Content-Type": content_type},
             extensions=self._extensions,
         )

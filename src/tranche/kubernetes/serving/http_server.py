@@ -1,9 +1,10 @@
-"""As much HTTP as answers GET and HEAD on one port."""
+"""As much HTTP as answers GET and HEAD on one port, and questions by POST where there are any."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,12 +28,25 @@ class HttpAnswer:
 class HttpServer:
     """Asks `answer` for a path, without its query, and the request's headers, with lower-case names.
 
-    A request and its answer together may take five seconds; then the connection is closed. Of more than 64 connections the
-    oldest is closed, so that nobody who opens many takes the agent's memory, nor its place from the one who asks next.
+    Asks `question`, if there is one, for a path and the body of a POST, of at most `longest` bytes. A request and its answer
+    together may take five seconds, or `seconds`; then the connection is closed. Of more than `most` connections the oldest is
+    closed, so that nobody who opens many takes the process's memory, nor its place from the one who asks next.
     """
 
-    def __init__(self, answer: Callable[[str, Mapping[str, str]], Awaitable[HttpAnswer]]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[str, Mapping[str, str]], Awaitable[HttpAnswer]],
+        question: Callable[[str, bytes], Awaitable[HttpAnswer]] | None = None,
+        *,
+        longest: int = 0,
+        most: int = _MOST_CONNECTIONS,
+        seconds: float = _REQUEST_SECONDS,
+    ) -> None:
         self._answer = answer
+        self._question = question
+        self._longest = longest
+        self._most = most
+        self._seconds = seconds
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}
 
@@ -43,13 +57,21 @@ class HttpServer:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    async def start(self, host: str, port: int, *, option: str) -> None:
-        """Begin to listen, on every address when `host` is ""; port 0 takes a free one.
+    async def start(self, host: str, port: int, *, option: str, tls: ssl.SSLContext | None = None) -> None:
+        """Begin to listen, on every address when `host` is ""; port 0 takes a free one. With `tls`, HTTPS alone.
 
         UsageError when it cannot be had; `option` is the option that chooses another.
         """
+        seconds = None if tls is None else self._seconds
         try:
-            self._server = await asyncio.start_server(self._serve, sock=_listener(host, port), limit=_LONGEST_REQUEST)
+            self._server = await asyncio.start_server(
+                self._serve,
+                sock=_listener(host, port),
+                limit=_LONGEST_REQUEST,
+                ssl=tls,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}", hint=f"choose another with {option}"
@@ -61,19 +83,26 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= _MOST_CONNECTIONS:
+        if len(self._open) >= self._most:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
         self._open[writer] = None
         try:
-            async with asyncio.timeout(_REQUEST_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 head = await reader.readuntil(b"\r\n\r\n")
                 first, *lines = head.decode("latin-1").split("\r\n")
                 method, path, *_ = first.split(" ", 2)
                 answer = HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
+                headers = _headers(lines)
                 if method in ("GET", "HEAD"):
-                    answer = await self._answer(path.partition("?")[0], _headers(lines))
+                    answer = await self._answer(path.partition("?")[0], headers)
+                elif method == "POST" and self._question is not None:
+                    size = int(headers.get("content-length", "0"))
+                    if 0 <= size <= self._longest:
+                        answer = await self._question(path.partition("?")[0], await reader.readexactly(size))
+                    else:
+                        answer = HttpAnswer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"{}")
                 content = b"" if method == "HEAD" else answer.content
                 writer.write(
                     f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.content_type}\r\n"

@@ -1,0 +1,115 @@
+"""`tranche controller`: what a Kubernetes cluster has once."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import timedelta
+
+import click
+
+from tranche.cli.duration import Duration
+from tranche.cli.extras import extra_missing
+from tranche.cli.settings import TrancheCommand
+
+
+@click.command("controller", cls=TrancheCommand)
+@click.option("--kubeconfig", metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod.")
+@click.option(
+    "--namespace", metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where the controller's Service is."
+)
+@click.option(
+    "--service",
+    metavar="NAME",
+    default="tranche-agent-controller",
+    show_default=True,
+    help="The Service by which the API server finds the webhook.",
+)
+@click.option(
+    "--webhook-configuration",
+    metavar="NAME",
+    default="tranche-agent-controller",
+    show_default=True,
+    help="The MutatingWebhookConfiguration in which the certificate is kept trusted.",
+)
+@click.option(
+    "--replica", metavar="NAME", envvar="POD_NAME", help="This one's name among others; else the host's name."
+)
+@click.option(
+    "--webhook-host", metavar="ADDRESS", default="", help="The address to answer the API server on; else every one."
+)
+@click.option(
+    "--webhook-port", type=click.IntRange(0, 65535), default=9443, show_default=True, help="Its port; 0: any."
+)
+@click.option(
+    "--health-host",
+    metavar="ADDRESS",
+    envvar="POD_IP",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to serve /healthz and /readyz on.",
+)
+@click.option(
+    "--health-port", type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
+)
+@click.option(
+    "--certificate-lifetime",
+    type=Duration(least=10.0),
+    metavar="TIME",
+    default="7d",
+    show_default=True,
+    help="How long a certificate is valid; the next one serves after half of it.",
+)
+@click.option(
+    "--take-over-scheduler",
+    metavar="NAME",
+    multiple=True,
+    help="A scheduler whose pods get the cluster's own when they are given a claim, such as kai-scheduler; repeatable.",
+)
+@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True)
+@click.option("--verbose", "-v", is_flag=True, help="Log what is done in detail.")
+def command(
+    kubeconfig: str | None,
+    namespace: str,
+    service: str,
+    webhook_configuration: str,
+    replica: str | None,
+    webhook_host: str,
+    webhook_port: int,
+    health_host: str,
+    health_port: int,
+    certificate_lifetime: float,
+    take_over_scheduler: tuple[str, ...],
+    log_format: str,
+    verbose: bool,
+) -> None:
+    """Serve a Kubernetes cluster until SIGTERM: turn the annotations of pods into claims.
+
+    A Deployment in production, of two replicas that need nothing of each other. It answers the API server, which asks about new
+    pods in the namespaces that opt in, makes its own certificate and keeps it trusted. Logs go to stderr, as JSON lines unless a
+    person reads them.
+    """
+    try:
+        from tranche.kubernetes.controller.process import ControllerOptions, run_controller
+        from tranche.kubernetes.serving import logs
+    except ModuleNotFoundError as error:
+        raise extra_missing("'tranche controller'", "kubernetes", error) from error
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    logs.set_up(sys.stderr, as_json=as_json, verbose=verbose)
+    os.umask(0o077)
+    run_controller(
+        ControllerOptions(
+            kubeconfig=kubeconfig,
+            namespace=namespace,
+            service=service,
+            configuration=webhook_configuration,
+            replica=replica or platform.node().lower(),
+            webhook_host=webhook_host,
+            webhook_port=webhook_port,
+            health_host=health_host,
+            health_port=health_port,
+            lifetime=timedelta(seconds=certificate_lifetime),
+            take_over=take_over_scheduler,
+        )
+    )

@@ -1,0 +1,108 @@
+"""A pod's annotations as a request: Tranche's own words, and those of Run:ai and KAI, whose manifests need no change. Pure.
+
+`tranche.dev/NAME` is the option `--NAME` of `tranche submit`. `gpu-memory` (in MiB), `gpu-fraction` and
+`gpu-fraction-num-devices` mean what they mean to KAI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tranche.core.errors import UsageError
+from tranche.core.request import Request, parse_request
+from tranche.core.spelling import did_you_mean
+
+DOMAIN = "tranche.dev/"
+CONTAINER = f"{DOMAIN}container"
+"""The container that gets the share."""
+
+_DEMANDS = ("gpus", "gpu", "gpu-memory", "mig-profile")
+_CONDITIONS = ("count", "compute", "gpu-memory-limit", "isolation", "gpu-model")
+_OPTIONS: Mapping[str, str] = {
+    **{f"{DOMAIN}{name}": name for name in (*_DEMANDS, *_CONDITIONS)},
+    "gpu-memory": "gpu-memory",
+    "gpu-fraction": "gpu",
+    "gpu-fraction-num-devices": "count",
+}
+_CONTAINERS = (CONTAINER, "gpu-fraction-container-name")
+_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+
+FOREIGN_ANNOTATIONS = tuple(name for name in (*_OPTIONS, *_CONTAINERS) if not name.startswith(DOMAIN))
+"""The words of Run:ai and KAI."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodDemand:
+    """What a pod asks for by annotations. `container` is the one that gets it, "" where none is named."""
+
+    request: Request
+    container: str = ""
+
+
+def pod_demand(annotations: Mapping[str, str]) -> PodDemand | None:
+    """What the annotations ask for; None when they ask for nothing.
+
+    Raises:
+        UsageError: they ask for two things, for none but with conditions, or for what is no request; the words are theirs.
+    """
+    _refuse_unknown(annotations)
+    given = {name: _OPTIONS[name] for name in _OPTIONS if name in annotations}
+    containers = [name for name in _CONTAINERS if name in annotations]
+    demands = [name for name, option in given.items() if option in _DEMANDS]
+    if not given and not containers:
+        return None
+    if not demands:
+        raise UsageError(
+            f"the annotation {next(iter((*given, *containers)))} goes with a share, and no annotation asks for one",
+            hint=f"add {DOMAIN}gpu-memory: 4Gi, {DOMAIN}gpu: '0.5', {DOMAIN}mig-profile: 1g.5gb or {DOMAIN}gpus: '1'",
+        )
+    if len(demands) > 1:
+        raise UsageError(
+            f"the annotations {_joined(demands)} ask for {len(demands)} things", hint="leave one of them in"
+        )
+    names: dict[str, str] = {}
+    for name, option in given.items():
+        if option in names:
+            raise UsageError(f"the annotations {names[option]} and {name} say the same", hint="leave one of them in")
+        names[option] = name
+    try:
+        request = parse_request(**{option.replace("-", "_"): annotations[name] for option, name in names.items()})
+    except UsageError as error:
+        raise UsageError(_in_their_words(error.message, names), hint=_in_their_words(error.hint, names)) from error
+    return PodDemand(request, _container(annotations, containers))
+
+
+def _container(annotations: Mapping[str, str], given: list[str]) -> str:
+    named = {annotations[name].strip() for name in given}
+    if len(named) > 1:
+        raise UsageError(f"the annotations {_joined(given)} name two containers", hint="leave one of them in")
+    name = next(iter(named), "")
+    if given and not name:
+        raise UsageError(f"the annotation {given[0]} names no container", hint="leave it out for the first container")
+    return name
+
+
+def _refuse_unknown(annotations: Mapping[str, str]) -> None:
+    known = [*_OPTIONS, *_CONTAINERS]
+    for name in annotations:
+        if name.startswith(DOMAIN) and name not in known:
+            raise UsageError(
+                f"'{name}' is no annotation of Tranche's",
+                hint=did_you_mean(name, known) or f"pods have {_joined([each for each in known if DOMAIN in each])}",
+            )
+
+
+def _in_their_words(text: str, names: Mapping[str, str]) -> str:
+    """Options become the annotations that stand for them, and a request's text keeps its form."""
+
+    def annotation(match: re.Match[str]) -> str:
+        option = match[1]
+        return names.get(option, f"{DOMAIN}{option}") if option in (*_DEMANDS, *_CONDITIONS) else match[0]
+
+    return _OPTION.sub(annotation, text)
+
+
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,1 @@
+"""`tranche controller`: what a cluster has once, beside the agents of its nodes: the admission webhook for pods."""

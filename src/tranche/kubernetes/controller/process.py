@@ -1,0 +1,121 @@
+"""The controller as a process: wires its parts, serves until a signal, and lets the API server find another replica meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http import HTTPStatus
+
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.component import Component
+from tranche.kubernetes.controller.card_watch import CardWatch
+from tranche.kubernetes.controller.identity import WebhookIdentity
+from tranche.kubernetes.controller.sweeper import Sweeper
+from tranche.kubernetes.controller.template_store import TemplateStore
+from tranche.kubernetes.controller.webhook import PodWebhook
+from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
+from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.supervisor import Supervisor
+
+LEAVE_SECONDS = 5.0
+"""For so long after SIGTERM the webhook answers: the API server goes on asking this replica until it has heard that it leaves."""
+_LONGEST_REVIEW = 8 * 1024**2
+_MOST_REVIEWS = 512
+_REVIEW_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerOptions:
+    """How one replica is set up.
+
+    `namespace` "" means the one that the way to the API server names. `service` is the Service in it by which the API server
+    finds the webhook, and `configuration` the MutatingWebhookConfiguration. `replica` is this one's name among others.
+    """
+
+    kubeconfig: str | None
+    namespace: str
+    service: str
+    configuration: str
+    replica: str
+    webhook_host: str
+    webhook_port: int
+    health_host: str
+    health_port: int
+    lifetime: timedelta
+    take_over: Sequence[str] = ()
+    leave_seconds: float = LEAVE_SECONDS
+
+
+def run_controller(options: ControllerOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    KubeconfigInvalid when no API server is known, UsageError when a port is taken, TlsUnavailable when no certificate can be
+    made.
+    """
+    asyncio.run(_serve(options, environ))
+
+
+async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    server = find_api_server(options.kubeconfig, environ)
+    connection = ApiConnection(server)
+    now = partial(datetime.now, UTC)
+    store = TemplateStore(connection, now=now, clock=time.monotonic)
+    cards = CardWatch(connection, random=random.random)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    identity = WebhookIdentity(
+        ConfigurationClient(connection, options.configuration, random=random.random),
+        tls,
+        options.replica,
+        _hosts(options.service, options.namespace or server.namespace),
+        options.lifetime,
+        now=now,
+    )
+    components: list[Component] = [identity, cards, Sweeper(store, random=random.random)]
+    supervisor = Supervisor(components, clock=time.monotonic)
+    webhook = PodWebhook(store, cards, take_over=options.take_over)
+    pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
+    health = HealthServer(supervisor.readiness)
+    await identity.prepare()
+    await pages.start(options.webhook_host, options.webhook_port, option="--webhook-port", tls=tls)
+    await health.start(options.health_host, options.health_port)
+    _log.info(
+        "serving",
+        extra={"api_server": server.url, "webhook_port": pages.port, "health_port": health.port},
+    )
+    running = asyncio.create_task(supervisor.run())
+    try:
+        await stopped.wait()
+        _log.info("ending")
+        health.stop()
+        await asyncio.sleep(options.leave_seconds)
+    finally:
+        pages.stop()
+        running.cancel()
+        await asyncio.wait({running})
+        await connection.close()
+
+
+async def _no_page(path: str, headers: Mapping[str, str]) -> HttpAnswer:
+    return HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
+
+
+def _hosts(service: str, namespace: str) -> tuple[str, ...]:
+    """The names under which the API server asks a Service."""
+    return (f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local")

@@ -1,0 +1,87 @@
+"""The cluster's object that says which pods the API server asks the webhook about, and whose certificate it trusts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.informer import Backoff, Informer
+from tranche.kubernetes.api.selection import Selection, named
+
+_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfiguration:
+    """A `MutatingWebhookConfiguration` as the API server has it."""
+
+    raw: Json
+
+    @property
+    def bundle(self) -> str:
+        """The certificates that are trusted, as PEM; those of its first webhook, as all have the same."""
+        for each in self.raw.get("webhooks") or ():
+            try:
+                return base64.b64decode((each.get("clientConfig") or {}).get("caBundle") or "").decode(
+                    "ascii", "replace"
+                )
+            except (binascii.Error, ValueError):
+                return ""
+        return ""
+
+    def with_bundle(self, bundle: str) -> Json:
+        """The object with other trusted certificates."""
+        encoded = base64.b64encode(bundle.encode()).decode()
+        webhooks = [
+            {**each, "clientConfig": {**(each.get("clientConfig") or {}), "caBundle": encoded}}
+            for each in self.raw.get("webhooks") or ()
+        ]
+        return {**self.raw, "webhooks": webhooks}
+
+
+class ConfigurationClient:
+    """The one configuration of a name. `random` gives numbers from 0 to 1. Errors are those of `KubeApi`."""
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        name: str,
+        *,
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name = name
+        self._connection = connection
+        self._random = random
+        self._sleep = sleep
+
+    async def get(self) -> WebhookConfiguration | None:
+        """It now; None when there is none."""
+        answer = await self._connection.ask(
+            f"read the webhook configuration {self.name}", "GET", f"{_PATH}/{self.name}"
+        )
+        return None if answer.status == 404 else WebhookConfiguration(answer.accepted())
+
+    async def trust(self, found: WebhookConfiguration, bundle: str) -> bool:
+        """Write other trusted certificates; False when somebody else has written it since it was read."""
+        what = f"write the webhook configuration {self.name}"
+        answer = await self._connection.ask(what, "PUT", f"{_PATH}/{self.name}", found.with_bundle(bundle))
+        if answer.status not in (404, 409):
+            answer.accepted()
+        return answer.status not in (404, 409)
+
+    async def watch(self) -> AsyncGenerator[WebhookConfiguration | None, None]:
+        """It now, then after each change; None while there is none."""
+        source = Selection(
+            self._connection, f"webhook configuration {self.name}", _PATH, named(self.name), WebhookConfiguration
+        )
+        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
+        async with aclosing(informer.snapshots()) as snapshots:
+            async for found in snapshots:
+                yield next(iter(found.values()), None)
