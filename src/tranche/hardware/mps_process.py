@@ -157,12 +157,12 @@ class MpsProcess:
             output.seek(0)
             return done.returncode, " ".join(output.read().decode(errors="replace").split())
 
-    def admit_containers(self) -> None:
+    def admit(self, *, everybody: bool) -> None:
         """Let programs of all users come to the sockets by the folder itself, as it is mounted into their containers.
 
-        Only where no other user of the machine comes to it by its path; the folder stays closed else.
+        Only where no other user of the machine comes to it by its path; the folder stays closed else. `everybody`: in any case.
         """
-        if any(not above.stat().st_mode & stat.S_IXOTH for above in self.pipes.absolute().parents):
+        if everybody or any(not above.stat().st_mode & stat.S_IXOTH for above in self.pipes.absolute().parents):
             self.pipes.chmod(0o755)
 
     def stop(self, *, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -91,11 +91,12 @@ class MpsDaemons:
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
         if daemon is None:
             raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
-        process.admit_containers()
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
         if not serving:
             _refuse_silent(process, device_uuid, slot, daemon.uid, sleep)
+        # Who does not reach his daemon goes on without it: on an uncut GPU the compute mode refuses him, in a slice nobody.
+        process.admit(everybody=slot is not None)
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
         record = record._replace(every_user=daemon.every_user, ready=True, limit=limit)
         self.records.write(record)
