@@ -34,6 +34,10 @@ def values_of(cluster: Path, options: Sequence[str]) -> dict[str, Any]:
             values["shareByMps"] = True
         elif name == "--vgpu":
             values |= {"shareByMps": True, "virtualGPUs": int(value)}
+        elif name == "--vgpu-thread-percentage":
+            values["virtualGPUThreadPercentage"] = int(value)
+        elif name == "--vgpu-memory-limit":
+            values["virtualGPUMemoryLimit"] = value == "true"
         elif name in _VALUES:
             _put(values, _VALUES[name], value)
         else:

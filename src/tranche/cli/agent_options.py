@@ -188,6 +188,8 @@ def _option(setting: Setting) -> click.Option:
         return click.Option(names, is_flag=False, flag_value="true", metavar="BOOL", help=text)
     if setting.kind is ValueKind.NUMBER:
         return click.Option(names, is_flag=False, flag_value="10", metavar="N", help=text)
+    if setting.kind is ValueKind.PERCENT:
+        return click.Option(names, metavar="PERCENT", help=text)
     metavar = "|".join(setting.choices) if setting.choices else "TEXT"
     return click.Option(names, metavar=metavar, help=text)
 

@@ -141,8 +141,9 @@ class Part:
     """A part of a device that several allocations hold at once, by one mechanism for all of them.
 
     `memory` in bytes. `compute` is the ceiling in percent, None when none was asked for. `limit`, in bytes, is how far it may
-    grow while nobody else needs the memory; None when it may not. `unlimited` says that its limits were in force and are lost, as
-    when the daemon that kept them has died, or that more than `memory` was seen to be used.
+    grow while nobody else needs the memory; None when it may not. MPS takes nothing back that has grown. `unlimited` says that
+    its limits were in force and are lost, as when the daemon that kept them has died, or that more than `memory` was seen to be
+    used.
     """
 
     device: WholeGpu | Slice
@@ -172,11 +173,16 @@ class Part:
         return str(self.sharing)
 
     @property
+    def kept(self) -> bool:
+        """Whether the mechanism keeps its holder to `memory`, so that what others were given is there for them."""
+        return not self.unlimited and (self.sharing is not Sharing.MPS or self.limit is None)
+
+    @property
     def walls(self) -> Walls:
         """What the mechanism keeps; memory and compute without a wall once its limits are lost."""
         ceiling = self.compute is not None and not self.unlimited
         return Walls(
-            MemoryWall.NONE if self.unlimited else _MEMORY_WALLS[self.sharing],
+            _MEMORY_WALLS[self.sharing] if self.kept else MemoryWall.NONE,
             ComputeWall.CEILING if ceiling else ComputeWall.TURNS,
             FaultWall.SHARED if self.sharing is Sharing.MPS else FaultWall.OWN,
             BandwidthWall.SHARED,

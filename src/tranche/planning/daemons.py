@@ -67,7 +67,7 @@ def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[St
         if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
             slot = grant.slot
             occupant = None if slot is None else Occupant(slot.profile, slot.placement)
-            step = StartMps(grant.gpu_uuid, occupant, grant.memory)
+            step = StartMps(grant.gpu_uuid, occupant, grant.limit or grant.memory)
             if not step.in_effect(gpus[grant.gpu_uuid]):
                 yield step
 

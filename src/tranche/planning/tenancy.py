@@ -33,7 +33,7 @@ class Account(NamedTuple):
             self.compute + (part.compute or 0),
             self.holders + 1,
             self.settled or phase is Phase.ACTIVE,
-            self.broken or part.unlimited or part.sharing is not self.sharing,
+            self.broken or not part.kept or part.sharing is not self.sharing,
         )
 
 

@@ -21,6 +21,7 @@ from tranche.core.evidence import ADMISSION_SECONDS
 from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState
+from tranche.core.walls import MemoryWall
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.local.queue import Queue
@@ -191,6 +192,28 @@ def test_virtual_gpus_and_whole_ones_are_never_given_of_one_gpu(short: Path) -> 
         assert taken * MIB <= part.memory == 3 * (gpu_of(rig, 1).usable_memory // 10)
 
     run(short, scenario, flags={**whole_gpus(short), "--vgpu": "10"})
+
+
+def test_virtual_gpus_without_limits_take_all_and_ceilings_add_up(short: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (1, 1), VGPU: (10, 10)})
+        uuid = gpu_of(rig).uuid
+        answer = await rig.kubelet.allocate(VGPU, f"{uuid}::0", f"{uuid}::1")
+        assert answer.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+        assert not {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "TRANCHE_GPU_MEMORY_LIMIT"} & set(answer.envs)
+        many = await rig.kubelet.allocate(VGPU, *(f"{uuid}::{number}" for number in range(2, 8)))
+        assert many.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
+        memory = gpu_of(rig).usable_memory
+        taken = await asyncio.to_thread(taken_by, rig, answer)
+        assert 0.9 * memory < taken * MIB <= memory
+        first, _ = rig.host.view().allocations
+        (part,) = first.grants
+        assert isinstance(part, Part)
+        assert part.walls.memory is MemoryWall.NONE
+        assert part.memory == 2 * (memory // 10), "what is booked"
+
+    options = {"--vgpu": "10", "--vgpu-thread-percentage": "20", "--vgpu-memory-limit": "false"}
+    run(short, scenario, "A100-40GB", flags={**whole_gpus(short), **options})
 
 
 def test_on_a_driver_without_limits_nothing_is_offered_in_parts_and_an_event_says_why(short: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import ALL_1G, BALANCED, cut, node, t4, whole
+from tranche.core.allocation import Part
 from tranche.core.errors import PluginConfigInvalid
+from tranche.core.request import Isolation
 from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
 from tranche.core.state import NodeState
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.sharing_config import MOST_REPLICAS, read_sharing
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, replicated
-from tranche.kubernetes.observation.resources import advertise
+from tranche.kubernetes.observation.resources import PluginDevice, advertise
 
 TEN = "{name: nvidia.com/gpu, replicas: 10}"
 
@@ -217,6 +220,42 @@ def test_virtual_gpus_are_offered_beside_what_they_are_of() -> None:
 def test_a_number_of_virtual_gpus_that_cannot_be_is_refused(count: str) -> None:
     with pytest.raises(PluginConfigInvalid, match=f"--vgpu: '{count}' is no number of virtual GPUs: from 2 to 60"):
         read_config(flags={"--vgpu": count})
+
+
+def test_virtual_gpus_have_a_ceiling_and_memory_without_limit_only_when_somebody_says_so() -> None:
+    def first(**flags: str) -> PluginDevice:
+        named = {f"--vgpu-{name.replace('_', '-')}": each for name, each in flags.items()}
+        config = read_config(flags={"--vgpu": "10", **named})
+        advertised = replicated(advertise(TESLAS, config.mig_strategy), config.sharing, WITH_MPS)
+        (virtual,) = (each for each in advertised.resources if each.name == "k8s.amazonaws.com/vgpu")
+        return virtual.devices[0]
+
+    def part(device: PluginDevice) -> Part:
+        grant = device.grant
+        assert isinstance(grant, Part)
+        return grant
+
+    usual, free = first(), first(memory_limit="false")
+    assert (usual.threads, part(usual).limit, part(usual).kept) == (None, None, True)
+    assert first(thread_percentage="10") == replace(usual, threads=10)
+    assert part(free) == replace(part(usual), limit=TESLAS.gpus[0].usable_memory)
+    assert (part(free).isolation, part(free).kept) == (Isolation.NONE, False)
+    by_variable = read_config(flags={"--vgpu": "10"}, environment={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"})
+    assert by_variable.sharing.virtual_threads == 20
+
+
+@pytest.mark.parametrize("percent", ["0", "101", "-1", "ten", ""])
+def test_a_percentage_of_threads_that_cannot_be_is_refused(percent: str) -> None:
+    with pytest.raises(
+        PluginConfigInvalid, match=f"--vgpu-thread-percentage: '{percent}' is no percentage: from 1 to 100"
+    ):
+        read_config(flags={"--vgpu": "10", "--vgpu-thread-percentage": percent})
+
+
+@pytest.mark.parametrize("flag", [{"--vgpu-thread-percentage": "10"}, {"--vgpu-memory-limit": "false"}])
+def test_what_is_said_of_virtual_gpus_is_refused_without_any(flag: dict[str, str]) -> None:
+    with pytest.raises(PluginConfigInvalid, match="about virtual GPUs, and there are none"):
+        read_config(flags=flag)
 
 
 def test_virtual_gpus_and_a_sharing_block_exclude_one_another() -> None:

@@ -168,7 +168,10 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- with .Values.virtualGPUs }}
 - --vgpu={{ . }}
 {{- end }}
-{{- range $flag, $value := dict "pass-device-specs" .Values.passDeviceSpecs "gdrcopy-enabled" .Values.gdrcopyEnabled "gds-enabled" .Values.gdsEnabled "mofed-enabled" .Values.mofedEnabled }}
+{{- with .Values.virtualGPUThreadPercentage }}
+- --vgpu-thread-percentage={{ . }}
+{{- end }}
+{{- range $flag, $value := dict "vgpu-memory-limit" .Values.virtualGPUMemoryLimit "pass-device-specs" .Values.passDeviceSpecs "gdrcopy-enabled" .Values.gdrcopyEnabled "gds-enabled" .Values.gdsEnabled "mofed-enabled" .Values.mofedEnabled }}
 {{- if kindIs "bool" $value }}
 - --{{ $flag }}={{ $value }}
 {{- end }}

@@ -72,6 +72,8 @@ class PluginConfig:
     enabled_health_checks: str = ""
     sharing: ReplicaRules = NOT_SHARED
     virtual_gpus: int = 0
+    virtual_threads: int | None = None
+    virtual_limited: bool = True
 
     @property
     def cdi_enabled(self) -> bool:
@@ -128,7 +130,18 @@ def _checked(config: PluginConfig) -> PluginConfig:
         raise _invalid("device-id-strategy index is not supported with CDI: CDI devices are named by UUID")
     if config.virtual_gpus and config.sharing.resources:
         raise _invalid("vgpu and sharing say of the same devices how they are shared: choose one of them")
-    return replace(config, sharing=replace(config.sharing, virtual=config.virtual_gpus))
+    if not config.virtual_gpus and (config.virtual_threads is not None or not config.virtual_limited):
+        raise _invalid(
+            "vgpu-thread-percentage and vgpu-memory-limit are about virtual GPUs, and there are none",
+            hint="say how many: --vgpu=10",
+        )
+    sharing = replace(
+        config.sharing,
+        virtual=config.virtual_gpus,
+        virtual_threads=config.virtual_threads,
+        virtual_limited=config.virtual_limited,
+    )
+    return replace(config, sharing=sharing)
 
 
 def _document(file: object) -> Mapping[str, Any]:
@@ -208,6 +221,11 @@ def _parse(setting: Setting, value: object, where: str) -> object:
         if not text.isdecimal() or not (int(text) == 0 or 2 <= int(text) <= sharing_config.MOST_CLIENTS):
             most = sharing_config.MOST_CLIENTS
             raise _invalid(f"{where}: '{text}' is no number of virtual GPUs: from 2 to {most}, the most clients of MPS")
+        return int(text)
+    if setting.kind is ValueKind.PERCENT:
+        text = _text(value)
+        if not text.isdecimal() or not 1 <= int(text) <= 100:
+            raise _invalid(f"{where}: '{text}' is no percentage: from 1 to 100")
         return int(text)
     if not isinstance(value, str):
         raise _invalid(f"{where} must be a text")

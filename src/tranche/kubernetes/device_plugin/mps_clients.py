@@ -6,10 +6,11 @@ with it. A container meets one daemon, so all its replicas are of one device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tranche.core.allocation import Part
 from tranche.core.errors import UsageError
 from tranche.core.fences import fenced
 from tranche.core.sharing import Sharing
@@ -17,7 +18,7 @@ from tranche.hardware.mps_answers import limit_text
 from tranche.hardware.mps_control import PIPES
 from tranche.hardware.nodes import Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
-from tranche.kubernetes.observation.replicas import ReplicaRules
+from tranche.kubernetes.observation.replicas import ReplicaRules, held_with
 from tranche.kubernetes.observation.resources import PluginDevice
 from tranche.node.adoption import MEMORY_LIMIT
 
@@ -56,14 +57,15 @@ def with_mps(
         return answer
     (uuid,) = {device.uuid for device in clients}
     folder = f"/mps/{resource}/pipe"
-    share = len(clients) * (clients[0].memory // clients[0].replicas)
-    # A daemon shows its clients the one device that it serves, and calls it 0.
-    environment: Mapping[str, str] = {
-        **answer.environment,
-        PIPES: folder,
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(share)}",
-        MEMORY_LIMIT: str(share),
-    }
+    (part,) = held_with(clients).grants
+    assert isinstance(part, Part)
+    environment: dict[str, str] = {**answer.environment, PIPES: folder}
+    if part.kept:
+        # A daemon shows its clients the one device that it serves, and calls it 0.
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit_text(part.memory)}"
+        environment[MEMORY_LIMIT] = str(part.memory)
+    if (threads := clients[0].threads) is not None:
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(100, threads * len(clients)))
     shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
     mounts = (*answer.mounts, Mount(str(pipes(uuid)), folder, read_only=False), shared)
     return replace(answer, environment=environment, mounts=mounts)

@@ -19,6 +19,7 @@ class ValueKind(Enum):
     CHOICE = "choice"
     LIST = "list"
     NUMBER = "number"
+    PERCENT = "percent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,22 @@ SETTINGS = (
         (),
         ValueKind.NUMBER,
         "Offer each GPU and slice also as so many virtual GPUs (k8s.amazonaws.com/vgpu), by MPS; --vgpu alone: 10.",
+    ),
+    Setting(
+        "virtual_threads",
+        "--vgpu-thread-percentage",
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",),
+        (),
+        ValueKind.PERCENT,
+        "Let each virtual GPU have no more than so many percent of its device's multiprocessors.",
+    ),
+    Setting(
+        "virtual_limited",
+        "--vgpu-memory-limit",
+        ("TRANCHE_VGPU_MEMORY_LIMIT",),
+        (),
+        ValueKind.BOOLEAN,
+        "Limit the memory of each virtual GPU to its share; true by default.",
     ),
     _setting(
         "disabled_health_checks",

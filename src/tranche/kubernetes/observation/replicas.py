@@ -42,12 +42,15 @@ class SharedResource:
 class ReplicaRules:
     """How a node's devices are shared. With `one_per_request` no container may ask for more than one replica.
 
-    `virtual` is how many virtual GPUs each device is offered as, beside its own resource; 0 for none.
+    `virtual` is how many virtual GPUs each device is offered as, beside its own resource; 0 for none. Each has a ceiling of
+    `virtual_threads` percent of the device's compute, None for none, and its memory is limited unless that was switched off.
     """
 
     resources: tuple[SharedResource, ...] = ()
     one_per_request: bool = False
     virtual: int = 0
+    virtual_threads: int | None = None
+    virtual_limited: bool = True
 
     @property
     def by_mps(self) -> bool:
@@ -82,12 +85,12 @@ def replicated(
     offered: dict[str, list[PluginDevice]] = {}
     unshared: dict[str, None] = {}
 
-    def share(device: PluginDevice, rule: SharedResource) -> None:
+    def share(device: PluginDevice, rule: SharedResource, threads: int | None = None, limited: bool = True) -> None:
         replicas = offered.setdefault(rule.offered_as, [])
         if why := _why_not_shared(device, rule, means, uses.get(device.gpu.uuid, GpuUse.AUTO)):
             unshared[why] = None
             return
-        shared = replace(device, replicas=rule.replicas, sharing=rule.sharing)
+        shared = replace(device, replicas=rule.replicas, sharing=rule.sharing, threads=threads, limited=limited)
         replicas += (replace(shared, replica=number) for number in range(rule.replicas))
 
     for resource in advertised.resources:
@@ -99,7 +102,8 @@ def replicated(
             else:
                 share(device, rule)
             if rules.virtual:
-                share(device, _virtual(resource.name, rules.virtual))
+                virtual = _virtual(resource.name, rules.virtual)
+                share(device, virtual, rules.virtual_threads, rules.virtual_limited)
     resources = tuple(Resource(name, tuple(devices)) for name, devices in offered.items())
     return replace(advertised, resources=resources, unshared=tuple(unshared))
 

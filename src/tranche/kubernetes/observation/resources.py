@@ -41,7 +41,8 @@ class PluginDevice:
     """What one unit of a resource stands for: a whole GPU, or one slice of it (then both `instance` and `piece` are given).
 
     Of a device that several share it is one of `replicas`, with the number `replica`, by the mechanism `sharing`; the number is
-    None for a device that is not shared.
+    None for a device that is not shared. `threads` is its ceiling of multiprocessors in percent, None without one;
+    `limited` whether its memory is limited, by a mechanism that can.
     """
 
     gpu: GpuState
@@ -50,6 +51,8 @@ class PluginDevice:
     replica: int | None = None
     replicas: int = 1
     sharing: Sharing = Sharing.TIME_SLICING
+    threads: int | None = None
+    limited: bool = True
 
     @property
     def uuid(self) -> str:
@@ -73,7 +76,9 @@ class PluginDevice:
         device = self._device
         if self.replica is None or isinstance(device, ComputeSlice):
             return device
-        return Part(device, max(self.memory // self.replicas, 1), self.sharing)
+        share = max(self.memory // self.replicas, 1)
+        # Ceilings of several may add up to more than the device: its compute is not booked.
+        return Part(device, share, self.sharing, limit=None if self.limited else self.memory)
 
     @property
     def _device(self) -> WholeGpu | Slice | ComputeSlice:
