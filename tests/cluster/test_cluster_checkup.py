@@ -98,6 +98,10 @@ def test_a_cluster_without_an_agent_is_told_how_to_get_one(cluster: Cluster, adm
     findings = doctor(admin, 1)
     assert texts(findings, "agents", "fail") == ["no DaemonSet of the cluster runs `tranche agent`"]
     assert texts(findings, "api-server", "pass")
+    (claims,) = texts(findings, "claims", "pass")
+    assert "by claims, which the scheduler serves" in claims
+    assert "the API server keeps what the driver publishes" in claims
+    assert cluster.api.get("/apis/resource.k8s.io/v1/resourceslices")["items"] == []
 
 
 def test_what_is_wrong_is_found_where_it_is(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tranche.kubernetes.claims.tier import Probe
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
@@ -257,6 +258,9 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "with a binding", "admissionPolicy",
     ),
     "no policies": (lambda facts: replace(facts, policies=None), "policies", Status.WARN, "has no Validating", "1.30"),
+    "no claims": (
+        lambda facts: replace(facts, claims=Probe(served=False)), "claims", Status.WARN, "not by claims", "Kubernetes 1.36",
+    ),
     "turns": (
         agents_with(turns=(NodeTurn("a", "failed"), NodeTurn("b", "waiting"))), "turns", Status.FAIL,
         "failed in its turn to change its layout; 1 other nodes wait", "annotate lease tranche-layout.a",

@@ -11,6 +11,7 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.claims.tier import PROBE_PATH, ClaimFeature, Probe, probe_slice
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.rights import REVIEWS
 from tranche.kubernetes.support.survey import survey
@@ -103,7 +104,35 @@ def test_it_finds_agents_neighbours_policies_and_what_agents_say() -> None:
 def test_it_only_reads() -> None:
     _, requests = surveyed()
     assert {seen.method for seen in requests} == {"GET", "POST"}
-    assert {seen.path for seen in requests if seen.method == "POST"} == {REVIEWS}
+    assert {seen.path for seen in requests if seen.method == "POST"} == {REVIEWS, PROBE_PATH}
+    (tried,) = [seen for seen in requests if seen.path == PROBE_PATH]
+    assert tried.query["dryRun"] == "All"
+
+
+@pytest.mark.parametrize(
+    ("answer", "probe"),
+    [
+        ((404, {"message": "the server could not find the requested resource"}), Probe(served=False)),
+        ((403, {"message": "may not"}), Probe(why="cannot try a resource slice: may not")),
+        ((422, {"message": "invalid"}), Probe(why="cannot try a resource slice: invalid")),
+        ((201, probe_slice()), Probe(kept=frozenset(ClaimFeature))),
+        ((201, {"spec": {"devices": [{"name": "probe"}]}}), Probe(kept=frozenset())),
+    ],
+)
+def test_what_the_api_server_drops_of_a_resource_slice_is_seen(
+    answer: tuple[int, dict[str, Any]], probe: Probe
+) -> None:
+    async def tried() -> ClusterFacts:
+        async with api_server() as server:
+            cluster(server)
+            server.refusals["POST", PROBE_PATH] = answer
+            connection = ApiConnection(ApiServer(server.url))
+            try:
+                return await survey(connection)
+            finally:
+                await connection.close()
+
+    assert asyncio.run(tried()).claims == probe
 
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_seen() -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from tranche.kubernetes.support.checks.access import check_access
 from tranche.kubernetes.support.checks.agents import check_agents
+from tranche.kubernetes.support.checks.claims import check_claims
 from tranche.kubernetes.support.checks.layouts import check_layouts
 from tranche.kubernetes.support.checks.neighbours import check_neighbours
 from tranche.kubernetes.support.checks.nodes import check_nodes
@@ -26,6 +27,7 @@ def _all(facts: ClusterFacts, now: datetime, own_version: str) -> Iterator[Clust
     yield ClusterFinding("api-server", Status.PASS, f"the API server answers, Kubernetes {facts.server_version}")
     for what, why in facts.unread.items():
         yield ClusterFinding("not-read", Status.WARN, f"not looked at: {what}", f"your account may not: {why}")
+    yield from check_claims(facts)
     yield from check_agents(facts, own_version)
     yield from check_nodes(facts)
     yield from check_layouts(facts, now)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from tranche.kubernetes.claims.tier import Probe
+
 
 @dataclass(frozen=True, slots=True)
 class ConditionFacts:
@@ -148,3 +150,5 @@ class ClusterFacts:
     policies: frozenset[str] | None = frozenset()
     bindings: frozenset[str] | None = frozenset()
     unread: Mapping[str, str] = field(default_factory=dict)
+    claims: Probe | None = None
+    """What the API server made of a resource slice as a dry run; None when nobody tried."""

@@ -1,4 +1,4 @@
-"""Looks at a cluster once, with the caller's rights; nothing is changed."""
+"""Looks at a cluster once, with the caller's rights; nothing is changed: what is tried is tried as a dry run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesRejected, KubernetesUnavailable
+from tranche.core.errors import (
+    KubernetesForbidden,
+    KubernetesNotFound,
+    KubernetesRejected,
+    KubernetesUnavailable,
+    TrancheError,
+)
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.tier import PROBE_PATH, PROBE_QUERY, Probe, kept_features, probe_slice
 from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
 from tranche.kubernetes.support.decoding import decode_daemon_set, decode_node, decode_pod
 from tranche.kubernetes.support.facts import (
@@ -55,7 +62,19 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
         policies=await _names(reader, "admission policies", _POLICIES),
         bindings=await _names(reader, "bindings of admission policies", _BINDINGS),
         unread=dict(reader.unread),
+        claims=await _probe(connection),
     )
+
+
+async def _probe(connection: ApiConnection) -> Probe:
+    """What the API server keeps of a resource slice. A dry run stores nothing."""
+    answer = await connection.ask("try a resource slice", "POST", PROBE_PATH, probe_slice(), query=PROBE_QUERY)
+    if answer.status == 404:
+        return Probe(served=False)
+    try:
+        return Probe(kept=kept_features(answer.accepted()))
+    except TrancheError as error:
+        return Probe(why=error.message)
 
 
 async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts) -> Agents:

@@ -1,0 +1,143 @@
+"""How a cluster can give shares by demand: by claims, where its API server and scheduler have what the driver needs. Pure.
+
+What an API server does not support it drops without a word. So it is asked to take a ResourceSlice, as a dry run, and what comes
+back says what it has: versions alone do not, since gates can be switched off, and on before their time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
+
+PROBE_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+PROBE_QUERY: Mapping[str, str] = {"dryRun": "All", "fieldValidation": "Ignore"}
+
+_VERSION = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
+_WITHOUT_DEFECT = (1, 36, 2)
+"""From here on the scheduler subtracts shares from a GPU's counters also in later cycles (kubernetes issue 139034)."""
+_ON_BY_DEFAULT = (1, 36, 0)
+_OLDEST_WITH_GATES = (1, 27, 0)
+
+
+class Tier(StrEnum):
+    """CLAIMS: the scheduler gives shares by itself. GUARDED: it may give a share that is not there, which the agent then refuses.
+    GATES: pods can wait at scheduling gates until a share was chosen for them. NONE: neither.
+    """
+
+    CLAIMS = "claims"
+    GUARDED = "guarded-claims"
+    GATES = "scheduling-gates"
+    NONE = "none"
+
+
+class ClaimFeature(StrEnum):
+    """What the driver's resource slices need, by the feature gate that brings it."""
+
+    COUNTERS = "DRAPartitionableDevices"
+    SHARES = "DRAConsumableCapacity"
+    TAINTS = "DRADeviceTaints"
+
+
+NEEDED = frozenset((ClaimFeature.COUNTERS, ClaimFeature.SHARES))
+"""Without taints, what cannot be had now is offered all the same, and refused by the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What came of the dry run. `kept` is what the API server did not drop; None when it could not be tried, and `why` says why.
+
+    `served` is False where the API server knows no resource slices of version v1.
+    """
+
+    served: bool = True
+    kept: frozenset[ClaimFeature] | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSupport:
+    """A cluster's tier, why it is that, and what would better it."""
+
+    tier: Tier
+    why: str
+    remedy: str = ""
+
+
+def probe_slice() -> dict[str, Any]:
+    """A resource slice that uses everything that is asked about, of a pool that nobody has."""
+    policy = {"default": "1Mi", "validRange": {"min": "1Mi", "max": "1Gi", "step": "1Mi"}}
+    device = {
+        "name": "probe",
+        "allowMultipleAllocations": True,
+        "capacity": {"memory": {"value": "1Gi", "requestPolicy": policy}},
+        "consumesCounters": [{"counterSet": "probe", "counters": {"memory-slice-0": {"value": "1"}}}],
+        "taints": [{"key": TaintKey.HELD.value, "effect": "NoSchedule"}],
+    }
+    pool = {"name": "tranche-probe", "generation": 1, "resourceSliceCount": 1}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "tranche-probe"},
+        "spec": {"driver": DRIVER, "allNodes": True, "pool": pool, "devices": [device]},
+    }
+
+
+def kept_features(answered: Mapping[str, Any]) -> frozenset[ClaimFeature]:
+    """What of the probe is left in the API server's answer."""
+    devices: Sequence[Mapping[str, Any]] = (answered.get("spec") or {}).get("devices") or [{}]
+    device = devices[0]
+    memory = (device.get("capacity") or {}).get("memory") or {}
+    kept = {
+        ClaimFeature.COUNTERS: bool(device.get("consumesCounters")),
+        ClaimFeature.SHARES: bool(device.get("allowMultipleAllocations") and memory.get("requestPolicy")),
+        ClaimFeature.TAINTS: bool(device.get("taints")),
+    }
+    return frozenset(feature for feature, there in kept.items() if there)
+
+
+def claim_support(version: str, probe: Probe) -> ClaimSupport:
+    """The tier of a cluster whose API server says that version (`v1.36.3`) of itself."""
+    number = _number(version)
+    if not probe.served:
+        return _without_claims(number, f"Kubernetes {version} serves no resource.k8s.io/v1", "Kubernetes 1.36 has it")
+    kept, said = probe.kept, "the API server keeps what the driver publishes"
+    if kept is None:
+        if number is None or number < _ON_BY_DEFAULT:
+            why = f"it cannot be tried what Kubernetes {version} supports: {probe.why}"
+            return _without_claims(number, why, "try with an account that may create ResourceSlices")
+        kept, said = frozenset(ClaimFeature), f"by its version; it cannot be tried: {probe.why}"
+    missing = sorted(NEEDED - kept)
+    if missing:
+        gates = ", ".join(missing)
+        why = f"the API server drops a part of what the driver publishes: {gates} {'is' if len(missing) == 1 else 'are'} off"
+        return _without_claims(number, why, f"switch on the feature gates {gates}, or use Kubernetes 1.36")
+    if number is None or number < _WITHOUT_DEFECT:
+        return ClaimSupport(
+            Tier.GUARDED,
+            f"Kubernetes {version}: {said}, but this scheduler may give a slice of a GPU that is shared, "
+            "and the agent then refuses the pod's start",
+            "Kubernetes 1.36.2 and newer do not",
+        )
+    if ClaimFeature.TAINTS not in kept:
+        return ClaimSupport(
+            Tier.GUARDED,
+            f"Kubernetes {version}: {said} but taints, so pods may be given what cannot be had, "
+            "and the agent then refuses their start",
+            f"switch on the feature gate {ClaimFeature.TAINTS}",
+        )
+    return ClaimSupport(Tier.CLAIMS, f"Kubernetes {version}: {said}")
+
+
+def _without_claims(number: tuple[int, int, int] | None, why: str, remedy: str) -> ClaimSupport:
+    old = number is not None and number < _OLDEST_WITH_GATES
+    return ClaimSupport(Tier.NONE if old else Tier.GATES, why, remedy)
+
+
+def _number(version: str) -> tuple[int, int, int] | None:
+    match = _VERSION.match(version)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3] or 0))
