@@ -219,11 +219,13 @@ def _names_an_object(path: str) -> bool:
 def _matches(seen: Seen, path: str, content: Json) -> bool:
     kind = seen.path.rsplit("/", 1)[1]
     parent, name = path.rsplit("/", 1)
-    selector = dict([seen.query["fieldSelector"].split("=")]) if "fieldSelector" in seen.query else {}
+    selector = dict(each.split("=") for each in seen.query.get("fieldSelector", "").split(",") if each)
+    spec = {f"spec.{key}": value for key, value in content.get("spec", {}).items()}
     return (
         parent.endswith(f"/{kind}")
         and parent.startswith(seen.path.removesuffix(kind))
         and selector.get("metadata.name", name) == name
+        and all(spec.get(key) == value for key, value in selector.items() if key in ("spec.driver",))
         and ("labelSelector" not in seen.query or _labelled(content, seen.query["labelSelector"]))
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _SYS = Path("/sys")
+_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", re.ASCII)
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
@@ -29,6 +31,21 @@ def read_host_facts(pci_bus_ids: Iterable[str], *, sys: Path = _SYS) -> HostFact
         if found := _text(sys / "bus" / "pci" / "devices" / f"{domain[-4:]}:{rest}".lower() / "class"):
             classes[bus_id] = found
     return HostFacts(_text(sys / "class" / "dmi" / "id" / "product_name"), classes)
+
+
+def read_pcie_roots(pci_bus_ids: Mapping[str, str], *, sys: Path = _SYS) -> Mapping[str, str]:
+    """The PCIe root that each device hangs on, as the kernel names it: `pci0000:10`; what cannot be read is left out.
+
+    `pci_bus_ids` and the answer are by whatever names the devices. What shares a root is near: a GPU and a network card, say.
+    """
+    found = {}
+    for name, bus_id in pci_bus_ids.items():
+        domain, _, rest = bus_id.partition(":")
+        place = sys / "bus" / "pci" / "devices" / f"{domain[-4:]}:{rest}".lower()
+        root = next((part for part in place.resolve().parts if _ROOT.fullmatch(part)), "")
+        if root:
+            found[name] = root
+    return found
 
 
 def has_nvidia_gpu(*, sys: Path = _SYS) -> bool | None:

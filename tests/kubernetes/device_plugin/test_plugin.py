@@ -29,10 +29,10 @@ from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
-from tranche.kubernetes.device_plugin.health import QUIET_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, DevicePlugin, Machine
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.serving.supervisor import Supervisor

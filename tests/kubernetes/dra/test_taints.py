@@ -128,7 +128,16 @@ def test_the_administrators_word_on_the_gpu_says_so_as_well(use: GpuUse, free: s
     assert some - found.keys() == free
 
 
-def test_a_faulty_gpu_and_one_of_the_device_plugin_are_not_offered() -> None:
+def test_a_faulty_gpu_is_not_offered() -> None:
     gpu = uncuttable_gpu()
-    known = Circumstances(NodeMode.MIXED, faulty={gpu.uuid}, elsewhere={gpu.uuid})
-    assert set(tainted(seen(gpu), known).values()) == {(TaintKey.FAULTY, TaintKey.MODE)}
+    known = Circumstances(NodeMode.MIXED, faulty={WholeGpu(gpu.uuid)})
+    assert set(tainted(seen(gpu), known).values()) == {(TaintKey.FAULTY,)}
+    assert tainted(seen(gpu), Circumstances(NodeMode.MIXED, faulty={WholeGpu("GPU-other")})) == {}
+
+
+def test_a_faulty_instance_takes_what_overlaps_it() -> None:
+    gpu = a100()
+    known = Circumstances(NodeMode.MIXED, faulty={slice_at("2g.10gb", 0, 2, gpu)})
+    found = tainted(seen(gpu), known)
+    assert {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-1", "gpu-0-3g-20gb-0"} <= found.keys()
+    assert "gpu-0-1g-5gb-2" not in found

@@ -11,9 +11,9 @@ from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.api.objects import ConfigMap, KubeApi, KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
-from tranche.kubernetes.device_plugin.health import xid_policy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.health import xid_policy
 from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.node.yaml_reader import NotYaml, load_yaml

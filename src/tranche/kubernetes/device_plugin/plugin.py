@@ -25,13 +25,13 @@ from tranche.kubernetes.device_plugin.announcements import Announcement, Announc
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.device_plugin.health import Ward, recall_lost, xid_policy
 from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, with_mps
 from tranche.kubernetes.device_plugin.offers import offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.health import Ward, recall_lost, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.replicas import held_with, replicated

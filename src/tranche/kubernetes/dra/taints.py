@@ -23,14 +23,10 @@ from tranche.planning.tenancy import Tenancy, tenancy
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What speaks against devices beside the view: the node's mode, and GPUs that reported an error that programs do not survive.
-
-    `elsewhere` are GPUs that the device plugin gives away.
-    """
+    """What speaks against devices beside the view: the node's mode, and what reported an error that programs do not survive."""
 
     mode: NodeMode
-    faulty: Collection[str] = frozenset()
-    elsewhere: Collection[str] = frozenset()
+    faulty: Collection[WholeGpu | Slice] = frozenset()
 
 
 def reasons_against(
@@ -53,9 +49,9 @@ def _reasons(
     found = set()
     if here.gpu.lost:
         found.add(TaintKey.LOST)
-    if uuid in known.faulty:
+    if any(overlap(device.offered, each) for each in known.faulty):
         found.add(TaintKey.FAULTY)
-    if uuid in known.elsewhere or not _offered(device, known.mode, view.use_of(uuid)):
+    if not _offered(device, known.mode, view.use_of(uuid)):
         found.add(TaintKey.MODE)
     blocked = not here.gpu.lost and not here.allocations and gpu_blocked(here) is not None
     if blocked or uuid in view.changing or any(_excludes(device, each) for each in held):

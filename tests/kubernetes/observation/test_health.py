@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, whole
 from tranche.core.errors import PluginConfigInvalid
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
-from tranche.kubernetes.device_plugin.health import (
+from tranche.kubernetes.observation.health import (
     IGNORED_XIDS,
     QUIET_SECONDS,
     Ward,

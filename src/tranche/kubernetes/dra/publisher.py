@@ -1,0 +1,214 @@
+"""The agent's part that keeps the node's ResourceSlices true, whoever else deletes or edits them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+
+from tranche.core.allocation import NodeView, Slice, WholeGpu
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import ClaimKeeper
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
+from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.dra.pool import SliceContent, pool_contents
+from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
+from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.health import Ward, XidPolicy
+from tranche.kubernetes.services import NodeServices
+
+PAUSE_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_ECHO_SECONDS = 5.0
+_RECOVERY_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class SlicePublisher:
+    """A component: shows claims what the node has.
+
+    What changes within `pause` seconds after a write is written together. `pcie_roots` gives the PCIe root of each GPU by UUID,
+    and `needs_recovery` says whether the driver wants a GPU reset; both block. `policy` says which errors make a GPU sick; a sick
+    one is asked about every `recovery_seconds`. `clock` is monotonic, in seconds.
+    """
+
+    name = "dra-slices"
+
+    def __init__(
+        self,
+        services: NodeServices,
+        slices: SliceApi,
+        *,
+        pcie_roots: Callable[[NodeView], Mapping[str, str]],
+        needs_recovery: Callable[[str], bool],
+        policy: Callable[[], XidPolicy],
+        clock: Callable[[], float],
+        pause: float = PAUSE_SECONDS,
+        recovery_seconds: float = _RECOVERY_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._services = services
+        self._slices = slices
+        self._pcie_roots = pcie_roots
+        self._needs_recovery = needs_recovery
+        self._policy = policy
+        self._clock = clock
+        self._pause = pause
+        self._recovery_seconds = recovery_seconds
+        self._sleep = sleep
+        self._known: Live[tuple[NodeSlice, ...]] = Live()
+        self._generation = 0
+        self._ward = Ward()
+        self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
+        self._wake = asyncio.Event()
+        self._trouble = "nothing was shown to claims yet"
+
+    def ready(self) -> Readiness:
+        """Ready when the pool showed the truth at the last look."""
+        return Readiness(not self._trouble, self._trouble)
+
+    async def run(self) -> None:
+        """Keep the slices until cancelled. They stay then: the kubelet removes them when no agent comes back."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._listen(self._services.node.changes()))
+            group.create_task(self._listen(self._services.inventory.latest.changes()))
+            group.create_task(self._listen(self._known.changes()))
+            group.create_task(self._note_errors())
+            group.create_task(self._keep())
+
+    async def _follow(self) -> None:
+        async with aclosing(self._slices.watch()) as snapshots:
+            async for slices in snapshots:
+                self._generation = max([self._generation, *(each.generation for each in slices)])
+                self._known.publish(slices)
+
+    async def _listen(self, news: AsyncIterator[object]) -> None:
+        async for _ in news:
+            self._wake.set()
+
+    async def _note_errors(self) -> None:
+        with self._services.gpu_events.listen() as reports:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._recovery_seconds if self._ward.sick else None):
+                        event = await reports.get()
+                        node = self._services.inventory.latest.value.view.node
+                        self._ward = self._ward.admit(event, self._policy(), node, self._clock())
+                        self._wake.set()
+                        continue
+                await self._discharge()
+
+    async def _discharge(self) -> None:
+        quiet = self._ward.quiet(self._clock())
+        well = {uuid for uuid in quiet if not await asyncio.to_thread(self._needs_recovery, uuid)}
+        if well:
+            self._ward = self._ward.discharge(well, self._clock())
+            self._wake.set()
+
+    async def _keep(self) -> None:
+        await self._services.node.first()
+        await self._services.inventory.latest.first()
+        await self._known.first()
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            self._wake.clear()
+            try:
+                wrote = await self._look()
+            except TrancheError as error:
+                if str(error) != self._trouble:
+                    _log.warning("ResourceSlices not written", extra={"reason": error.reason, "error": str(error)})
+                self._trouble = str(error)
+                await self._sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                continue
+            self._trouble, pause = "", _FIRST_PAUSE_SECONDS
+            if wrote:
+                await self._sleep(self._pause)
+            await self._wake.wait()
+
+    async def _look(self) -> bool:
+        """Write what is not as it shall be; whether anything was."""
+        node = self._services.node.value
+        if node is None or not node.uid:
+            return False
+        view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_of(node)
+        held = _held_by_claims(view)
+        devices = tuple(each for each in await self._devices(view) if mode.by_claims or each.gpu_uuid in held)
+        against = reasons_against(devices, view, Circumstances(mode, _faulty(self._ward, view)))
+        shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
+        contents = pool_contents(node.name, devices, view, against, shown)
+        writes = slice_writes(contents, known, Owner(node.name, node.uid), self._generation)
+        if writes.count:
+            await self._write(writes)
+            _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
+        return writes.count > 0
+
+    async def _devices(self, view: NodeView) -> tuple[NodeDevice, ...]:
+        gpus = tuple(sorted(gpu.uuid for gpu in view.node if not gpu.lost))
+        if gpus != self._roots[0]:
+            self._roots = (gpus, await asyncio.to_thread(self._pcie_roots, view))
+        return devices_of(view.node, self._roots[1])
+
+    async def _write(self, writes: SliceWrites) -> None:
+        """Whoever writes at the same time wins: what then is not as it shall be is seen, and written at the next look."""
+        self._generation = max(self._generation, writes.generation)
+        written: list[NodeSlice] = []
+        try:
+            for each in (*writes.create, *writes.replace):
+                make = self._slices.replace if each.version else self._slices.create
+                answer = await make(each)
+                if answer is not None:
+                    written.append(answer)
+            for each in writes.remove:
+                await self._slices.delete(each)
+        finally:
+            await self._echo(written)
+
+    async def _echo(self, written: list[NodeSlice]) -> None:
+        """Wait until the watch shows what was written, so that it is not written twice; but somebody may have deleted it."""
+
+        def seen() -> bool:
+            shown = {each.name: each.version for each in self._known.value}
+            return all(_not_older(shown.get(each.name, ""), each.version) for each in written)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ECHO_SECONDS):
+                async for _ in self._known.changes():
+                    if seen():
+                        return
+
+
+def mode_of(node: KubeNode) -> NodeMode:
+    """The node's mode; OFF for a word that is none, since nothing may be given away by guessing."""
+    return node_mode(node.labels) or NodeMode.OFF
+
+
+def _faulty(ward: Ward, view: NodeView) -> frozenset[WholeGpu | Slice]:
+    """What is sick: GPUs, and instances where the driver named one that is there."""
+    found: set[WholeGpu | Slice] = set()
+    for sick in ward.sick:
+        gpu = next((each for each in view.node if each.uuid == sick.gpu_uuid), None)
+        instances = () if gpu is None else gpu.instances
+        instance = next((each for each in instances if each.id == sick.gpu_instance_id), None)
+        whole = WholeGpu(sick.gpu_uuid)
+        found.add(whole if instance is None else Slice(sick.gpu_uuid, instance.profile, instance.placement))
+    return frozenset(found)
+
+
+def _held_by_claims(view: NodeView) -> frozenset[str]:
+    """The GPUs of which claims have something, by UUID."""
+    held = (each for each in view.allocations if isinstance(each.keeper, ClaimKeeper))
+    return frozenset(grant.gpu_uuid for each in held for grant in each.grants)
+
+
+def _not_older(shown: str, written: str) -> bool:
+    """Whether a version of an object is one, or a later one."""
+    return shown == written or (shown.isdecimal() and written.isdecimal() and int(shown) >= int(written))

@@ -1,0 +1,241 @@
+"""The node's ResourceSlices on an API server that others write to as well, from a simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.mig_manager.mig_node import NODE, ManagedNode, on_node
+from tests.kubernetes.waiting import until
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.resource_slices import SliceClient
+from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, TaintKey
+from tranche.kubernetes.dra.publisher import SlicePublisher
+from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
+
+
+@dataclass
+class PublishingNode:
+    """A node whose agent publishes; `wants_reset` is what the driver says of its GPUs."""
+
+    node: ManagedNode
+    publisher: SlicePublisher
+    wants_reset: bool = False
+
+    @property
+    def slices(self) -> dict[str, dict[str, Any]]:
+        found = {path: each for path, each in self.node.server.objects.items() if path.startswith(SLICES)}
+        return {path.removeprefix(SLICES): each for path, each in sorted(found.items())}
+
+    @property
+    def devices(self) -> dict[str, dict[str, Any]]:
+        return {d["name"]: d for each in self.slices.values() for d in each["spec"].get("devices", [])}
+
+    @property
+    def generations(self) -> set[int]:
+        return {each["spec"]["pool"]["generation"] for each in self.slices.values()}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every slice of one generation is there."""
+        counts = {each["spec"]["pool"]["resourceSliceCount"] for each in self.slices.values()}
+        return len(self.generations) == 1 and counts == {len(self.slices)}
+
+    def writes(self) -> list[tuple[str, str]]:
+        return [
+            (seen.method, seen.path.removeprefix(SLICES.rstrip("/")).lstrip("/"))
+            for seen in self.node.server.requests
+            if "resourceslices" in seen.path and seen.method != "GET"
+        ]
+
+    def set_mode(self, mode: str) -> None:
+        self.node.set_labels({MODE_LABEL: mode})
+
+    def taints(self, name: str) -> set[str]:
+        return {each["key"] for each in self.devices[name].get("taints", [])}
+
+    async def settled(self, at_least: int = 1) -> None:
+        await until(lambda: self.publisher.ready().ready and len(self.slices) >= at_least and self.whole)
+
+
+@asynccontextmanager
+async def publishing(node: ManagedNode) -> AsyncIterator[PublishingNode]:
+    connection = ApiConnection(ApiServer(node.server.url))
+    client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
+    publisher = SlicePublisher(
+        node.services,
+        client,
+        pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
+        needs_recovery=lambda _: found.wants_reset,
+        policy=XidPolicy,
+        clock=lambda: node.now,
+        pause=0.001,
+        recovery_seconds=0.01,
+        sleep=lambda _: asyncio.sleep(0.001),
+    )
+    found = PublishingNode(node, publisher)
+    tasks = [asyncio.create_task(publisher.run()), asyncio.create_task(node.services.gpu_events.run())]
+    try:
+        yield found
+    finally:
+        ended = tasks[0].done()
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError, TrancheError):  # of a GPU that is lost the driver has no events
+                await task
+        await connection.close()
+        assert not ended, "the publisher ended by itself"
+
+
+def test_a_dynamic_node_shows_its_devices_in_a_pool_that_is_whole(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            assert next(iter(published.slices)) == "n1-tranche-0-counters-0"
+            assert {"gpu-0", "gpu-1", "gpu-0-1g-5gb-0", "gpu-1-7g-40gb-0"} <= published.devices.keys()
+            assert published.devices["gpu-0"]["attributes"]["resource.kubernetes.io/pcieRoot"] == {
+                "string": "pci0000:10"
+            }
+            for each in published.slices.values():
+                assert (each["spec"]["driver"], each["spec"]["nodeName"]) == (DRIVER, "n1")
+                (owner,) = each["metadata"]["ownerReferences"]
+                assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "n1", "u1")
+
+    on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_a_static_node_shows_nothing_and_modes_change_live(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            await until(lambda: published.publisher.ready().ready)
+            assert published.slices == {}
+            published.set_mode("dynamic")
+            await published.settled()
+            assert published.taints("gpu-0-1g-5gb-0") == set()
+            published.set_mode("off")
+            await until(lambda: published.slices == {})
+            published.set_mode("no-mode-at-all")
+            await until(lambda: published.publisher.ready().ready)
+            assert published.slices == {}
+            published.set_mode("shared")
+            await published.settled()
+            assert published.taints("gpu-0-1g-5gb-0") == {TaintKey.MODE}
+            assert published.taints("gpu-0") == set()
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_what_somebody_deletes_or_edits_is_put_right(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            first = published.slices
+            names = list(first)
+            node.server.delete(SLICES + names[1])
+            await until(lambda: len(published.slices) == len(first))
+            await published.settled()
+            assert published.generations == {1}
+            edited = {**first[names[2]], "spec": {**first[names[2]]["spec"], "devices": []}}
+            node.server.put(SLICES + names[2], edited)
+            await until(lambda: bool(published.slices[names[2]]["spec"]["devices"]))
+            assert {name: each["spec"] for name, each in published.slices.items()} == {
+                name: each["spec"] for name, each in first.items()
+            }
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_a_kubelet_that_wipes_all_is_answered_with_a_newer_generation(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            before = published.slices
+            for name in before:
+                node.server.delete(SLICES + name)
+            await until(lambda: published.slices.keys() == before.keys() and published.whole)
+            assert min(published.generations) > 1
+            assert {name: each["spec"].get("devices") for name, each in published.slices.items()} == {
+                name: each["spec"].get("devices") for name, each in before.items()
+            }
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_a_lost_gpu_is_tainted_also_by_an_agent_that_never_saw_it_and_recovers(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            before = published.devices
+            node.machine.machine.inject_lost(1)
+            await until(lambda: published.taints("gpu-1") == {TaintKey.LOST})
+            assert published.devices.keys() == before.keys()
+        async with publishing(node) as published:
+            await until(lambda: published.publisher.ready().ready)
+            assert published.devices.keys() == before.keys()
+            assert published.taints("gpu-1-1g-5gb-0") == {TaintKey.LOST}
+            assert published.taints("gpu-0-1g-5gb-0") == set()
+            node.machine.machine.inject_lost(1, lost=False)
+            await until(lambda: published.devices == before)
+            await published.settled()
+
+    on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_a_faulty_gpu_is_tainted_until_it_was_quiet_and_needs_no_reset(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            await until(lambda: node.services.gpu_events.ready().ready)
+            node.machine.machine.inject_xid(0, 79)
+            await until(lambda: published.taints("gpu-0") == {TaintKey.FAULTY})
+            assert published.taints("gpu-1") == set()
+            published.wants_reset = True
+            node.now += QUIET_SECONDS + 1
+            for _ in range(20):
+                await node.inventory.refresh()
+            assert published.taints("gpu-0") == {TaintKey.FAULTY}
+            published.wants_reset = False
+            await until(lambda: published.taints("gpu-0") == set())
+
+    on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_an_api_server_that_refuses_is_asked_again(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.server.refusals[("POST", "resourceslices")] = (500, {"message": "no room"})
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await until(lambda: "no room" in published.publisher.ready().why)
+            node.server.refusals.clear()
+            await published.settled()
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            count = len(published.writes())
+            for number in range(20):
+                node.annotate({"number": str(number)})
+                await node.inventory.refresh()
+            assert len(published.writes()) == count == len(published.slices)
+            assert NODE in node.server.objects
+
+    on_node(tmp_path, test, "A100-40GB")
