@@ -45,7 +45,7 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 policies = st.sampled_from(list(POLICIES.values()))
 wishes = st.builds(
     lambda sharings, memory, compute, inside: PartWish(
-        tuple(PartWay(each, memory, None) for each in Sharing if each in sharings), compute, 3, inside
+        tuple(PartWay(each, memory) for each in Sharing if each in sharings), compute, 3, inside
     ),
     st.sets(st.sampled_from(Sharing), min_size=1),
     st.integers(1, 20).map(lambda gib: gib * GIB),

@@ -62,10 +62,9 @@ class MemoryGroups:
         try:
             make_group(group.folder)
             for part in parts:
-                hard = part.limit or part.memory
-                limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=hard)
+                limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=part.memory)
                 limited.append(part.gpu_uuid)
-                verify_limit(part.gpu_uuid, group.folder, soft=part.memory, hard=hard)
+                verify_limit(part.gpu_uuid, group.folder, soft=part.memory, hard=part.memory)
         except TrancheError as error:
             error.gpu_uuid = parts[min(len(limited), len(parts) - 1)].gpu_uuid
             begun = group._replace(gpu_uuids=tuple(limited))

@@ -46,7 +46,7 @@ def excess(allocation: Allocation, part: Part, gpu: GpuState, proc: Path = _PROC
 
 
 def _watched(grant: Grant) -> bool:
-    return isinstance(grant, Part) and grant.sharing is not Sharing.TIME_SLICING and not grant.unlimited
+    return isinstance(grant, Part) and grant.sharing is not Sharing.TIME_SLICING and grant.kept
 
 
 def _as_used(allocation: Allocation, gpus: Mapping[str, GpuState], proc: Path) -> Allocation:

@@ -165,4 +165,4 @@ def _clients(gpu: GpuState, device: WholeGpu | Slice, wish: PartWish) -> int:
 
 
 def _part(device: WholeGpu | Slice, way: PartWay, wish: PartWish) -> Part:
-    return Part(device, way.memory, way.sharing, wish.compute, way.limit)
+    return Part(device, way.memory, way.sharing, wish.compute)

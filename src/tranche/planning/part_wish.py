@@ -15,11 +15,10 @@ from tranche.planning.share_costs import CONTEXT_MEMORY, FEWEST_CLIENTS, capacit
 
 @dataclass(frozen=True, slots=True)
 class PartWay:
-    """A mechanism, and the part that serves the request by it: `memory` in bytes, and how far it may grow, or None."""
+    """A mechanism, and the part that serves the request by it: `memory` in bytes."""
 
     sharing: Sharing
     memory: int
-    limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,9 @@ def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> PartWish | No
 def accepted(request: Request) -> tuple[Sharing, ...]:
     """The mechanisms that the request accepts, strongest first, whatever this machine offers.
 
-    None lets memory grow beyond what was asked for: the driver takes back what was lent only from clients of MPS, and Tranche
-    limits groups without it. A program that takes several shares cannot have them by MPS: it can use one daemon, and each device
-    has one of its own.
+    None lets memory grow beyond what was asked for. The driver takes back what was lent only from clients of MPS, all that such a
+    client has, and Tranche limits groups without MPS. A lower limit takes nothing back: programs keep what they have. A program
+    that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own.
     """
     if request.isolation is Isolation.HARD or request.limit is not None:
         return ()
@@ -75,16 +74,14 @@ def accepted(request: Request) -> tuple[Sharing, ...]:
 def _way(request: Request, gpu: GpuState, sharing: Sharing) -> PartWay | None:
     """None when the GPU is too small for it."""
     room = capacity(sharing, gpu.usable_memory)
-    limit: int | None = None
     match request.demand:
         case GpuMemory(amount):
             memory = _whole_mebibytes(amount + CONTEXT_MEMORY[sharing])
-            limit = None if request.limit is None else _whole_mebibytes(request.limit + CONTEXT_MEMORY[sharing])
         case GpuShare(share):
             memory = int(share * room) // MIB * MIB
         case _:
             return None
-    return PartWay(sharing, memory, limit) if 0 < memory <= (limit or memory) <= room else None
+    return PartWay(sharing, memory) if 0 < memory <= room else None
 
 
 def _whole_mebibytes(amount: int) -> int:

@@ -192,7 +192,7 @@ def _part_steps(view: NodeView, found: Tenancy, part: Part) -> tuple[Step, ...] 
         return obstacle(gpu, Reason.GPU_BUSY, f"{_named(device)} {text}", allocation_ids=ids)
     if isinstance(steps, Obstacle):
         return steps
-    way = PartWay(part.sharing, part.memory, part.limit)
+    way = PartWay(part.sharing, part.memory)
     wish = PartWish((way,), part.compute, view.node.sharing.mps_clients or FEWEST_CLIENTS, inside=True)
     left = room_left(found, device, account, way, wish)
     return left if isinstance(left, Obstacle) else steps
