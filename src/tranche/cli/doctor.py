@@ -33,10 +33,14 @@ from tranche.node.checkup import (
     check_permission,
     check_reset_command,
     check_state_folder,
+    check_strays,
     failed,
 )
 from tranche.node.host import Host
 from tranche.node.limit_trials import LimitTrials
+from tranche.node.memory_groups import MemoryGroups
+from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_strays import find_strays
 from tranche.node.session import Places
 
 
@@ -93,6 +97,8 @@ def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:
         if places is not None:
             node = LimitTrials(places).on_node(node, may_try=driver.scope is Scope.ALL, remember=False)
         found = [*check_node(node)]
+        if places is not None:
+            found += _strays(places)
         if places is not None and os.path.exists(places.ledger):
             found += _leftovers(driver, node, places)
         found.append(check_reset_command(driver.reset_command, node))
@@ -110,6 +116,15 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
         return [failed("leftovers", error)]
     finally:
         host.close()
+
+
+def _strays(places: Places) -> list[Finding]:
+    owner = places.ledger.stat().st_uid if places.ledger.exists() else os.geteuid()
+    try:
+        daemons = [each.device_uuid for each in find_strays(MpsDaemons(places), owner)]
+        return [*check_strays(daemons, MemoryGroups(places).strays())]
+    except TrancheError as error:
+        return [failed("mps", error)]
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -11,7 +11,7 @@ def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:
     if daemon is not None and daemon.state is DaemonState.FAULT:
         return f"its MPS daemon lets nobody in: {daemon.fault}"
     if daemon is not None and daemon.state is DaemonState.LOST:
-        return "its MPS daemon has died, and nobody is let in until all who share it have ended"
+        return "its MPS daemon has died, or nobody finds it any more, and nobody is let in until all who share it have ended"
     if daemon is not None and daemon.state is DaemonState.DAMAGED:
         return "what is known of its MPS daemon cannot be read, and nobody is let in until all who share it have ended"
     return ""

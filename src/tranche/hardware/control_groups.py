@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.core.errors import HardwareError
 
 _SELF = Path("/proc/self")
 _PROCESSES = "cgroup.procs"
+_MARK = "trusted.tranche.register"
+
+
+class _Mount(NamedTuple):
+    """A mount of the hierarchy: the group that is its root there, and the folder."""
+
+    root: str
+    folder: Path
 
 
 def own_group(proc: Path = _SELF) -> Path | None:
@@ -21,14 +30,8 @@ def own_group(proc: Path = _SELF) -> Path | None:
     except OSError:
         return None
     path = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), None)
-    if path is None:
-        return None
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if after.split()[:1] == ["cgroup2"] and _below(path, fields[3]):
-            return Path(fields[4]) / os.path.relpath(path, fields[3])
-    return None
+    found = None if path is None else _mount(mounts, path)
+    return None if found is None or path is None else found.folder / os.path.relpath(path, found.root)
 
 
 def make_group(folder: Path) -> None:
@@ -37,6 +40,21 @@ def make_group(folder: Path) -> None:
         folder.mkdir()
     except OSError as error:
         raise HardwareError(f"cannot make the control group {folder}: {error.strerror}") from error
+
+
+def mark_group(folder: Path, owner: str) -> None:
+    """Mark a group as that owner's, as far as the kernel lets this process: only root reads the mark, and makes it."""
+    with suppress(OSError):
+        os.setxattr(folder, _MARK, os.fsencode(owner))
+
+
+def marked_groups(owner: str, proc: Path = _SELF) -> Iterator[Path]:
+    """The groups with that owner's mark, as far as they are in sight."""
+    top = _top(proc)
+    for folder, _, _ in os.walk(top) if top is not None else ():
+        with suppress(OSError):  # not marked, or gone meanwhile
+            if os.fsdecode(os.getxattr(folder, _MARK)) == owner:
+                yield Path(folder)
 
 
 def group_namespace(proc: Path = _SELF) -> str:
@@ -104,6 +122,25 @@ def _enter(folder: Path) -> None:
         (folder / _PROCESSES).write_text("0")
     except OSError as error:
         raise HardwareError(f"cannot enter the control group {folder}: {error.strerror}") from error
+
+
+def _top(proc: Path) -> Path | None:
+    """The folder in which the hierarchy of version 2 is mounted; None where none is in sight."""
+    try:
+        found = _mount((proc / "mountinfo").read_text().splitlines(), None)
+    except OSError:
+        return None
+    return None if found is None else found.folder
+
+
+def _mount(mounts: Sequence[str], path: str | None) -> _Mount | None:
+    """The first mount of the hierarchy in which that group is in sight, or any."""
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if after.split()[:1] == ["cgroup2"] and (path is None or _below(path, fields[3])):
+            return _Mount(fields[3], Path(fields[4]))
+    return None
 
 
 def _below(path: str, root: str) -> bool:

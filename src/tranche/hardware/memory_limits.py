@@ -37,6 +37,16 @@ def verify_limit(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
         )
 
 
+def has_limit(gpu_uuid: str, group: Path) -> bool:
+    """Whether the driver shows a limit of the group. Where it shows none, or does not answer, there is none to be lifted."""
+    limits = pynvml.c_nvmlGetMemoryLimits_v1_t(str(group).encode())
+    try:
+        pynvml.nvmlDeviceGetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid), limits)
+    except pynvml.NVMLError:
+        return False
+    return (limits.softLimit, limits.hardLimit) != (0, _NO_LIMIT)
+
+
 def lift_limit(gpu_uuid: str, group: Path) -> None:
     """Take the limits of a group away; that must be before the group goes, or its soft limit stays with the groups above.
 

@@ -27,6 +27,7 @@ from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsCont
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
 _SOCKET_PATH_BYTES: Final = 107
 """What the kernel takes as the name of a socket (sun_path), without its closing zero."""
+_SOCKET: Final = "control"
 _LONGEST_NAME: Final = "control_privileged"
 _PID_FILE: Final = f"{PROGRAM}.pid"
 _AS_DAEMON: Final = "-d"
@@ -81,6 +82,11 @@ class MpsProcess:
     def logs(self) -> Path:
         """The folder of the logs of daemon and servers."""
         return self.pipes.with_name(f"{self.pipes.name}.log")
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the daemon's socket is where its clients look for it."""
+        return stat.S_ISSOCK(_mode_of(self.pipes / _SOCKET))
 
     @property
     def control(self) -> MpsControl:
@@ -223,6 +229,35 @@ class MpsProcess:
             return pipes in (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             return False
+
+
+def served_folders(root: Path, uid: int, proc: Path = _PROC) -> Mapping[str, str]:
+    """The folders right below `root` that living daemons of root's or of user `uid` have their sockets in, or had.
+
+    By their names, each with the device that it serves. A server whose daemon has died counts too.
+    """
+    found: dict[str, str] = {}
+    for entry in os.scandir(proc):
+        # A process may end meanwhile, or be somebody else's.
+        with suppress(OSError):
+            if not entry.name.isdigit() or entry.stat().st_uid not in (0, uid):
+                continue
+            name, *options = os.fsdecode(Path(entry.path, "cmdline").read_bytes()).split("\0")
+            if Path(name).name != SERVER_PROGRAM and (Path(name).name != PROGRAM or _AS_DAEMON not in options):
+                continue
+            pairs = (os.fsdecode(each).partition("=") for each in Path(entry.path, "environ").read_bytes().split(b"\0"))
+            environment = {variable: value for variable, _, value in pairs}
+            pipes = Path(environment.get(PIPES, "/"))
+            if pipes.parent.resolve() == root.resolve():
+                found[pipes.name] = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return found
+
+
+def _mode_of(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +21,7 @@ from tranche.core.fences import fenced
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
-from tranche.core.state import GpuState, NodeState
+from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.node import chronicle, records
 from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
@@ -171,6 +171,17 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
                 yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
 
 
+def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
+    """What a lost state folder left: MPS daemons, by the UUIDs of their devices, and groups with limits of memory."""
+    hint = "the next command that decides takes it over, and ends it when nobody needs it: tranche ps"
+    for device_uuid in daemons:
+        text = f"an MPS daemon of device {device_uuid} runs, and nothing is known of it: the state folder was lost"
+        yield Finding("mps", Status.WARN, text, hint)
+    for group in groups:
+        text = f"the control group {group} limits memory, and nothing is known of it: the state folder was lost"
+        yield Finding("groups", Status.WARN, text, hint)
+
+
 def check_daemons(node: NodeState) -> Iterator[Finding]:
     """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons."""
     for gpu in node:
@@ -179,6 +190,10 @@ def check_daemons(node: NodeState) -> Iterator[Finding]:
             if why := fenced(gpu, daemon.slot):
                 hint = "end those who share the device: a new daemon starts then; see: tranche ps"
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
+        if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
+            text = "compute mode EXCLUSIVE_PROCESS, and no MPS daemon of Tranche's: one program at a time gets the GPU"
+            hint = "if nobody chose it, put it back with: nvidia-smi -i N -c DEFAULT"
+            yield Finding("mps", Status.WARN, text, hint, gpu.index)
 
 
 def _check_gpu(gpu: GpuState) -> Iterator[Finding]:

@@ -17,7 +17,9 @@ from tranche.node.daemon_care import DaemonCare
 from tranche.node.holders import Holders
 from tranche.node.ledger import Ledger
 from tranche.node.limit_trials import LimitTrials
+from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_strays import take_over
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
@@ -97,8 +99,13 @@ class Inspection:
             return register.chore_due(db, ADOPT_SHARES)
 
     def _adopt_shares(self, view: NodeView) -> None:
-        """Write down what commands and pods that run have and this ledger, which is new, does not know."""
-        owner = os.stat(self._places.ledger).st_uid
+        """Write down what commands and pods that run have and this ledger, which is new, does not know.
+
+        Also the daemons and control groups that they need, or that others left.
+        """
+        owner, whole = os.stat(self._places.ledger).st_uid, self._driver.scope is Scope.ALL
+        take_over(self._daemons, view.node, owner, whole=whole)
+        MemoryGroups(self._places).find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._clock()
         found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now)
         found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
@@ -106,7 +113,7 @@ class Inspection:
             known = {each.id for each in register.allocations(db)}
             memory = shared_memory((grant for each in found for grant in each.grants), view.node)
             self._holders.adopt(db, [each for each in found if each.id not in known], memory)
-            if self._driver.scope is Scope.ALL:
+            if whole:
                 register.chore_done(db, ADOPT_SHARES)
 
     def _gather(self) -> tuple[NodeView, frozenset[str]]:

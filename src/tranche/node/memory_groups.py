@@ -11,12 +11,14 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.sharing import Sharing
 from tranche.node.session import Places, boot_id
+
+_NAME: Final = "tranche-"
 
 
 class MemoryGroup(NamedTuple):
@@ -37,6 +39,7 @@ class MemoryGroups:
     """The groups of the shares of one machine."""
 
     def __init__(self, places: Places) -> None:
+        self._register = places.state_dir
         self._notes = places.memory_groups
 
     def make(self, allocation: Allocation) -> MemoryGroup | None:
@@ -44,7 +47,7 @@ class MemoryGroups:
         parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MEMORY_LIMITS]
         if not parts:
             return None
-        from tranche.hardware.control_groups import group_namespace, make_group, own_group
+        from tranche.hardware.control_groups import group_namespace, make_group, mark_group, own_group
         from tranche.hardware.memory_limits import limit_memory, verify_limit
 
         parent = own_group()
@@ -52,7 +55,7 @@ class MemoryGroups:
             raise HardwareError("there is no control group of version 2 to limit the memory of")
         group = MemoryGroup(
             allocation.id,
-            parent / f"tranche-{allocation.id}",
+            parent / f"{_NAME}{allocation.id}",
             tuple(part.gpu_uuid for part in parts),
             group_namespace(),
             boot_id(),
@@ -61,6 +64,7 @@ class MemoryGroups:
         limited: list[str] = []
         try:
             make_group(group.folder)
+            mark_group(group.folder, str(self._register.resolve()))
             for part in parts:
                 limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=part.memory)
                 limited.append(part.gpu_uuid)
@@ -72,6 +76,23 @@ class MemoryGroups:
             self.drop(begun)
             raise
         return group
+
+    def strays(self) -> tuple[Path, ...]:
+        """The groups that were made for shares of this register, and have no note: it was lost with the state folder."""
+        from tranche.hardware.control_groups import marked_groups
+
+        found = marked_groups(str(self._register.resolve()))
+        return tuple(each for each in found if not (self._notes / each.name.removeprefix(_NAME)).exists())
+
+    def find_again(self, gpu_uuids: Collection[str]) -> None:
+        """Note the groups anew whose notes were lost, each with those of the GPUs on which it has limits."""
+        from tranche.hardware.control_groups import group_namespace
+        from tranche.hardware.memory_limits import has_limit
+
+        for folder in self.strays():
+            limited = tuple(each for each in gpu_uuids if has_limit(each, folder))
+            name = folder.name.removeprefix(_NAME)
+            self._note(MemoryGroup(name, folder, limited, group_namespace(), boot_id()))
 
     def left(self, living: Collection[str]) -> tuple[MemoryGroup, ...]:
         """The groups of allocations that are not among the living."""

@@ -24,7 +24,7 @@ LOOK_SECONDS = 5.0
 JOIN_SECONDS = 10.0
 """A client waits so long for a server that runs, which takes milliseconds as well; then the server counts as wedged."""
 _DRAIN_SECONDS = 30.0
-_UNTIL = "; a new one starts when all who share the device have ended"
+UNTIL = "; a new one starts when all who share the device have ended"
 
 
 class MpsHealth:
@@ -89,7 +89,7 @@ class MpsHealth:
 
         Of a daemon that has died, or is not known, that is true already; and another may serve the device by now.
         """
-        why += _UNTIL
+        why += UNTIL
         now = self._records.find(record.gpu_uuid, record.slot)
         same = now is not None and (now.pid, now.started) == (record.pid, record.started)
         if now is not None and same and now.state not in (DaemonState.LOST, DaemonState.DAMAGED):

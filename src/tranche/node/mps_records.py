@@ -220,6 +220,11 @@ class DaemonRecords:
         """Forget a daemon of which nothing is left."""
         self._path(record.device_uuid).unlink(missing_ok=True)
 
+    def write_damaged(self, name: str) -> None:
+        """Note a daemon of which no more is known than the name of its folder."""
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        (self.folder / name).with_suffix(_SUFFIX).write_text("{}")
+
     def remove_damaged(self, name: str) -> None:
         """Forget a daemon of which nothing is left and never more was known than the name of its record."""
         (self.folder / name).with_suffix(_SUFFIX).unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""MPS daemons of which nothing is written down any more: their records went with a state folder that was lost.
+
+Such a daemon serves on, and its GPU stays in compute mode EXCLUSIVE_PROCESS. Whoever makes the new ledger finds it by the folder
+of its sockets, which it carries in its environment, and takes it over. It lets nobody in, and ends when nobody shares its device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tranche.core.devices import shareable_devices
+from tranche.core.state import ComputeMode, InstanceKey, NodeState
+from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_health import UNTIL
+from tranche.node.mps_records import DaemonRecord, name_of, record_of
+from tranche.node.session import boot_id
+
+_LOST = "its record was lost with the state folder"
+
+
+class Stray(NamedTuple):
+    """A daemon, or a server that one left, by the name of its folder and the UUID of its device."""
+
+    name: str
+    device_uuid: str
+
+
+def find_strays(daemons: MpsDaemons, uid: int) -> tuple[Stray, ...]:
+    """The daemons of root's and of user `uid` whose sockets are, or were, in the state folder, and that have no record."""
+    from tranche.hardware.mps_process import served_folders  # slow to import, and a ledger is seldom new
+
+    found = served_folders(daemons.records.folder, uid)
+    if not found:
+        return ()
+    known = daemons.records.look()
+    names = {name_of(record.device_uuid) for record in known.records} | known.damaged
+    return tuple(Stray(name, device) for name, device in sorted(found.items()) if name not in names)
+
+
+def take_over(daemons: MpsDaemons, node: NodeState, uid: int, *, whole: bool) -> None:
+    """Write down the strays. Of one whose device is not there, in the view of a `whole` machine, only its name is known."""
+    homes = {uuid: (gpu.uuid, slot) for gpu in node for uuid, slot in shareable_devices(gpu).items()}
+    for stray in find_strays(daemons, uid):
+        home = homes.get(stray.device_uuid)
+        if home is not None and name_of(stray.device_uuid) == stray.name:
+            daemons.records.write(_record(daemons, *home, stray.device_uuid))
+        elif whole:
+            daemons.records.write_damaged(stray.name)
+
+
+def _record(daemons: MpsDaemons, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
+    """The record of a daemon that lives: fenced where its sockets are there, else lost, since nobody comes to it any more.
+
+    Which compute mode the GPU had is not known: it gets the driver's own.
+    """
+    record = record_of(gpu_uuid, slot, device_uuid, ComputeMode.DEFAULT if slot is None else None)
+    record = record._replace(ready=True, wedged=True, fault=_LOST + UNTIL)
+    process = daemons.process(device_uuid)
+    found = process.find()
+    if found is None or not process.reachable:
+        return record
+    return record._replace(
+        pid=found.pid, started=found.started, uid=found.uid, every_user=found.every_user, boot=boot_id()
+    )

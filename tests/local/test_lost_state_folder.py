@@ -1,0 +1,157 @@
+"""A state folder that is lost while devices are shared: daemons, compute modes and control groups are found again, and go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.local.test_fractions import folder, holders, later, tenant
+from tests.local.test_fractions import t4 as shared_t4
+from tests.local.test_memory_limits import groups, of_shares
+from tests.local.test_memory_limits import t4 as limited_t4
+from tests.machines import TestMachine, wait_until
+from tests.node.test_mps_daemons import end
+from tranche.hardware.mps_process import MpsProcess
+from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_records import DaemonRecord, DaemonRecords
+from tranche.node.session import Places, process_lives
+
+__all__ = ["folder", "groups", "limited_t4", "shared_t4"]  # fixtures
+
+JOB = "context(); tell(0); wait()"
+
+
+def records(machine: TestMachine) -> tuple[DaemonRecord, ...]:
+    return DaemonRecords(Places(machine.state_dir).mps).all()
+
+
+@contextmanager
+def ended_with(record: DaemonRecord, machine: TestMachine) -> Iterator[None]:
+    """Whatever the test finds, nothing of the daemon is left after it."""
+    process = MpsDaemons(Places(machine.state_dir), machine.environment).process(record.device_uuid)
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+def lose(machine: TestMachine) -> None:
+    shutil.rmtree(machine.state_dir)
+
+
+def compute_mode(machine: TestMachine) -> str:
+    return machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip()
+
+
+@pytest.mark.parametrize("what", ["everything", "records"])
+def test_a_daemon_is_found_again_and_ends_with_the_last_who_shares(shared_t4: TestMachine, what: str) -> None:
+    first = tenant(shared_t4, "--gpu-memory", "3G", code=JOB)
+    assert first.told() == 0
+    (before,) = records(shared_t4)
+    with ended_with(before, shared_t4):
+        if what == "everything":
+            lose(shared_t4)
+        else:
+            for path in (*shared_t4.state_dir.glob("ledger.db*"), *shared_t4.state_dir.glob("mps/*.json")):
+                path.unlink()
+        assert before.device_uuid in shared_t4.tranche("doctor").stdout
+        (holder,) = holders(shared_t4)
+        # Nobody finds the way to a daemon without sockets: a process that the command starts now would have no limit.
+        assert holder["grants"][0]["isolation"] == ("none" if what == "everything" else "soft")
+        refused = shared_t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
+        assert "nobody" in refused.stderr
+        assert process_lives(before.pid, before.started)
+        first.go_on()
+        first.ended()
+        wait_until(lambda: holders(shared_t4) == [])
+        shared_t4.tranche("gpus")
+        assert compute_mode(shared_t4) == "Default"
+        assert records(shared_t4) == ()
+        assert not process_lives(before.pid, before.started)
+        assert "was lost" not in shared_t4.tranche("doctor").stdout
+        assert tenant(shared_t4, "--gpu-memory", "3G", code=JOB).told() == 0
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_idle_daemon_and_a_server_without_one_end_at_once(shared_t4: TestMachine, alive: bool) -> None:
+    shared_t4.tranche("run", "--gpu-memory", "3G", "--", "true")
+    (before,) = records(shared_t4)
+    with ended_with(before, shared_t4):
+        process = MpsDaemons(Places(shared_t4.state_dir)).process(before.device_uuid)
+        (server,) = process.servers()
+        if not alive:
+            os.kill(server.pid, signal.SIGSTOP)  # it would end with its daemon
+            end(before.pid)
+        lose(shared_t4)
+        shared_t4.tranche("run", "--gpu-memory", "3G", "--", "true")
+        assert not server.lives
+        assert len(records(shared_t4)) == 1
+        later(shared_t4)
+        shared_t4.tranche("gpus")
+        assert compute_mode(shared_t4) == "Default"
+
+
+def test_a_daemon_of_a_device_that_is_not_there_ends_too(shared_t4: TestMachine) -> None:
+    pipes = Places(shared_t4.state_dir).mps / "abc"
+    process = MpsProcess(pipes, shared_t4.environment)
+    daemon = process.start("MIG-not-there")
+    try:
+        shared_t4.tranche("run", "--gpu", "1", "--", "true")
+        assert not daemon.lives
+        assert not pipes.exists()
+        assert DaemonRecords(Places(shared_t4.state_dir).mps).look().damaged == frozenset()
+    finally:
+        process.stop()
+
+
+def test_a_compute_mode_that_nobody_explains_is_named(shared_t4: TestMachine) -> None:
+    shared_t4.tranche("ps")
+    shared_t4.smi("-c", "EXCLUSIVE_PROCESS")
+    assert "EXCLUSIVE_PROCESS" in shared_t4.tranche("doctor").stdout
+
+
+def test_limits_of_a_lost_folder_are_found_and_lifted_with_the_share(limited_t4: TestMachine, groups: Path) -> None:
+    first = tenant(limited_t4, "--gpu-memory", "3G", code=JOB)
+    assert first.told() == 0
+    (holder,) = holders(limited_t4)
+    group = groups / f"tranche-{holder['id']}"
+    assert group.exists()
+    lose(limited_t4)
+    assert group.name in limited_t4.tranche("doctor").stdout
+    assert [each["id"] for each in holders(limited_t4)] == [holder["id"]]
+    assert of_shares(limited_t4) == [holder["id"]]
+    # Its own command cannot clear up any more.
+    first.process.kill()
+    first.process.wait()
+    os.kill(holder["pid"], signal.SIGKILL)
+    wait_until(lambda: holders(limited_t4) == [])
+    limited_t4.tranche("gpus")
+    assert not group.exists()
+    assert of_shares(limited_t4) == []
+
+
+def test_limits_whose_share_ended_while_the_folder_was_lost_are_lifted_too(
+    limited_t4: TestMachine, groups: Path
+) -> None:
+    first = tenant(limited_t4, "--gpu-memory", "3G", code=JOB)
+    assert first.told() == 0
+    (holder,) = holders(limited_t4)
+    group, other = groups / f"tranche-{holder['id']}", groups / "tranche-aaaa0001"
+    other.mkdir()
+    try:
+        lose(limited_t4)
+        first.process.kill()
+        first.process.wait()
+        os.kill(holder["pid"], signal.SIGKILL)
+        wait_until(lambda: "populated 0" in (group / "cgroup.events").read_text())
+        limited_t4.tranche("run", "--gpu-memory", "3G", "--", "true")
+        assert not group.exists()
+        assert other.exists(), "it may be another register's"
+    finally:
+        other.rmdir()
