@@ -16,7 +16,7 @@ from cluster.workloads import deployment, log
 
 PROGRAM = Path(__file__).with_name("tenant_program.py")
 _RATE = re.compile(r"(\d+) GFLOPS")
-_MEMORY = re.compile(r"(\d+) MiB")
+_GIVEN = re.compile(r"(\d+) MiB, (\d+) multiprocessors")
 
 
 def tenants(name: str, namespace: str, replicas: int, resource: str, *, amount: int = 1) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def rates(cluster: Cluster, namespace: str, pod: str) -> list[int]:
     return [int(found) for found in _RATE.findall(log(cluster, namespace, pod))]
 
 
-def memory(cluster: Cluster, namespace: str, pod: str) -> int | None:
-    """How many MiB a tenant was let have; None before it has said so."""
-    found = _MEMORY.search(log(cluster, namespace, pod))
-    return int(found[1]) if found else None
+def given(cluster: Cluster, namespace: str, pod: str) -> tuple[int, int] | None:
+    """How many MiB and multiprocessors a tenant was let have; None before it has said so."""
+    found = _GIVEN.search(log(cluster, namespace, pod))
+    return (int(found[1]), int(found[2])) if found else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from contextlib import suppress
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,9 @@ from cluster.agents import agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import labels
-from cluster.tenants import memory, rates, tenants
+from cluster.tenants import given, rates, tenants
 from cluster.waiting import wait_for
-from cluster.workloads import deployment, log, phases, pods_in
+from cluster.workloads import deployment, log, phase, phases, pod, pods_in
 
 from tests.cluster import test_device_plugin as plugin
 
@@ -129,6 +132,12 @@ def programs(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
     return found
 
 
+def shares(cluster: Cluster, namespace: str) -> set[tuple[int, int]]:
+    """The MiB and the multiprocessors that tenants were let have."""
+    found = {given(cluster, namespace, name) for name in programs(cluster, namespace)}
+    return {each for each in found if each is not None}
+
+
 def daemons(node: Node) -> dict[int, str]:
     """The MPS daemons and servers that serve the node's GPUs, by pid, each with its control groups."""
     found = {}
@@ -152,18 +161,14 @@ def wait_until_all_compute(cluster: Cluster, namespace: str) -> None:
 def test_pods_compute_on_within_their_limits_while_the_agents_pod_is_replaced(
     cluster: Cluster, g4dn: Node, namespace: str
 ) -> None:
-    def limits() -> set[int | None]:
-        return {memory(cluster, namespace, name) for name in programs(cluster, namespace)}
-
     try:
         with agent_on(cluster, g4dn, "--refresh-seconds=0.3", "--vgpu=10") as agent:
             wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
             cluster.apply(tenants("busy", namespace, 3, VGPU))
             wait_for("3 pods run", lambda: phases(cluster, namespace) == {"Running": 3}, timeout=120)
             wait_until_all_compute(cluster, namespace)
-            (limit,) = limits()
-            assert limit is not None
-            assert 1100 < limit <= 1491
+            (share,) = shares(cluster, namespace)
+            assert 1100 < share[0] <= 1491
             before, serving = programs(cluster, namespace), daemons(g4dn)
             assert len(serving) == 2, "the daemon and its server"
             assert all("tranche-mps" in groups and "kubepods" not in groups for groups in serving.values())
@@ -182,14 +187,14 @@ def test_pods_compute_on_within_their_limits_while_the_agents_pod_is_replaced(
             cluster.kubectl("scale", "deployment", "busy", "--replicas=4", f"--namespace={namespace}")
             wait_for("4 pods run", lambda: phases(cluster, namespace) == {"Running": 4}, timeout=120)
             wait_until_all_compute(cluster, namespace)
-            assert limits() == {limit}, "the limits are in force for newcomers, too"
+            assert shares(cluster, namespace) == {share}, "the limits are in force for newcomers, too"
 
             other = tenants("other-user", namespace, 1, VGPU)
             other["spec"]["template"]["spec"]["securityContext"] = {"runAsUser": 1000}
             cluster.apply(other)
             wait_for("5 pods run", lambda: phases(cluster, namespace) == {"Running": 5}, timeout=120)
             wait_until_all_compute(cluster, namespace)
-            assert limits() == {limit}
+            assert shares(cluster, namespace) == {share}
             cluster.kubectl("delete", "deployment", "busy", "other-user", f"--namespace={namespace}")
             wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=120)
             wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
@@ -198,3 +203,108 @@ def test_pods_compute_on_within_their_limits_while_the_agents_pod_is_replaced(
             wait_for("the compute mode is as before", lambda: g4dn.run(*mode) == "Default\n")
     finally:
         g4dn.renew_machine()
+
+
+def computed(node: Node) -> list[float]:
+    """Seconds of the whole GPU that each client of MPS has had, in the order in which the driver lists them."""
+    return [each.compute_seconds for each in node.machine.clients() if each.mps_server is not None]
+
+
+def test_ten_tenants_compute_evenly_and_newcomers_have_what_was_set_meanwhile(
+    cluster: Cluster, g4dn: Node, namespace: str
+) -> None:
+    usual = ("--refresh-seconds=0.3", "--vgpu=10")
+
+    def scale(replicas: int) -> None:
+        cluster.kubectl("scale", "deployment", "busy", f"--replicas={replicas}", f"--namespace={namespace}")
+        wait_for("they run", lambda: phases(cluster, namespace) == {"Running": replicas}, timeout=120)
+        wait_until_all_compute(cluster, namespace)
+
+    try:
+        with agent_on(cluster, g4dn, *usual) as agent:
+            wait_for_counts(cluster, g4dn, vgpu=10, gpu=1)
+            cluster.apply(tenants("busy", namespace, 10, VGPU))
+            wait_for("10 pods run", lambda: phases(cluster, namespace) == {"Running": 10}, timeout=180)
+            wait_until_all_compute(cluster, namespace)
+            ((memory, multiprocessors),) = shares(cluster, namespace)
+            assert multiprocessors == 40
+            before = computed(g4dn)
+            assert len(before) == 10
+            wait_for("each has computed", lambda: min(map(sub, computed(g4dn), before)) > 3)
+            had = list(map(sub, computed(g4dn), before))
+            assert min(had) > 0.95 * max(had), had
+
+            scale(3)
+            before_change = programs(cluster, namespace)
+            agent = agent.with_options(*usual, "--vgpu-thread-percentage=20")
+            agent.wait_until_ready()
+            scale(4)
+            assert {number for _, number in shares(cluster, namespace)} == {40, 8}, "a fifth of 40"
+            agent = agent.with_options(*usual, "--vgpu-memory-limit=false")
+            agent.wait_until_ready()
+            scale(5)
+            most, number = max(shares(cluster, namespace))
+            assert most > 5 * memory
+            assert number == 40
+            assert before_change.items() <= programs(cluster, namespace).items(), "who ran runs on"
+            told = g4dn.run("tranche", "ps", "-o", "json")
+            walls = Counter(
+                grant["walls"]["memory"] for each in json.loads(told)["allocations"] for grant in each["grants"]
+            )
+            assert walls == {"process": 4, "none": 1}
+    finally:
+        g4dn.renew_machine()
+
+
+def test_several_virtual_gpus_of_a_pod_are_of_one_card_with_their_memory_together(
+    cluster: Cluster, p4d: Node, namespace: str
+) -> None:
+    four = (
+        "nvidia-smi -L | wc -l; nvidia-smi -L; echo $TRANCHE_GPU_MEMORY_LIMIT; "
+        "trap exit TERM; while :; do sleep 1; done"
+    )
+
+    def held() -> dict[str, set[int]]:
+        """The memory of the pods' parts, by GPU."""
+        found: dict[str, set[int]] = {}
+        for each in json.loads(p4d.run("tranche", "ps", "-o", "json"))["allocations"]:
+            (grant,) = each["grants"]
+            found.setdefault(grant["gpuUUID"], set()).add(grant["memoryBytes"])
+        return found
+
+    try:
+        with agent_on(cluster, p4d, "--refresh-seconds=0.3", "--vgpu=10") as agent:
+            wait_for_counts(cluster, p4d, vgpu=80, gpu=8)
+            cluster.apply(deployment("four", namespace, 15, node=p4d.name, script=four, limits={VGPU: 4}))
+            wait_for("15 pods run", lambda: phases(cluster, namespace) == {"Running": 15}, timeout=180)
+            told = [what_it_says(cluster, namespace, each["metadata"]["name"]) for each in pods_in(cluster, namespace)]
+            assert {number for number, *_ in told} == {"1"}, "one card each"
+            assert set(Counter(card for _, card, _ in told).values()) == {1, 2}
+            (limit,) = {int(limit) for *_, limit in told}
+            before = held()
+            assert set().union(*before.values()) == {limit}
+            assert limit == 4 * (limit // 4)
+
+            agent.end()
+            agent.restarted().wait_until_ready()
+            wait_for_counts(cluster, p4d, vgpu=80, gpu=0)
+            assert held() == before
+            cluster.kubectl("scale", "deployment", "four", "--replicas=16", f"--namespace={namespace}")
+            wait_for("16 pods run", lambda: phases(cluster, namespace) == {"Running": 16}, timeout=120)
+            greedy = pod("greedy", namespace, node=p4d.name, limits={VGPU: 3})
+            cluster.apply(greedy)
+            wait_for("no card has room for three", lambda: phase(cluster, namespace, "greedy") == "Failed")
+            assert set().union(*held().values()) == {limit}
+    finally:
+        p4d.renew_machine()
+
+
+def what_it_says(cluster: Cluster, namespace: str, name: str) -> list[str]:
+    """The three lines of a pod that looks at its GPUs."""
+
+    def lines() -> list[str] | None:
+        found = log(cluster, namespace, name).splitlines()
+        return found if len(found) == 3 else None
+
+    found: list[str] = wait_for(f"{name} has looked", lines)
+    return found
