@@ -57,6 +57,14 @@ class Waiting:
 Decision = Granted | Waiting
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How a machine serves a request best. `preferences` has one for each GPU; the lower, the better, also among machines."""
+
+    preferences: tuple[Preference, ...]
+    granted: Granted
+
+
 def decide(
     view: NodeView | IndexedView,
     request: Request,
@@ -70,6 +78,19 @@ def decide(
     GPUs of the kinds in `reserved` may not be used. Raises GpuNotFound, ProfileUnknown, SharingUnavailable or DoesNotFit when no
     state of this machine could ever serve the request.
     """
+    found = offer(view, request, policy=policy, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+    return found.granted if isinstance(found, Offer) else found
+
+
+def offer(
+    view: NodeView | IndexedView,
+    request: Request,
+    *,
+    policy: Policy = DEFAULT,
+    adopt_foreign_destroy: bool = False,
+    reserved: Reserved | None = None,
+) -> Offer | Waiting:
+    """The decision, with what makes it better or worse than another machine's. Raises what `decide` raises."""
     index = indexed(view)
     index.check_possible(request)
     terms = Terms(Freedom(adopt_foreign_destroy), policy)
@@ -83,7 +104,8 @@ def decide(
         found = answers(index, request, terms, reserved or {})
         return Waiting(found.obstacles, found.unnamed)
     best.sort(key=lambda each: each[:2])
-    return granted(request, [option_at(index, *each[1:], terms) for each in best[:needed]])
+    chosen = granted(request, [option_at(index, *each[1:], terms) for each in best[:needed]])
+    return Offer(tuple(each[0] for each in best[:needed]), chosen)
 
 
 def granted(request: Request, chosen: Sequence[Option]) -> Granted:
