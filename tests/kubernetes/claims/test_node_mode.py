@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 
 
@@ -14,6 +14,12 @@ def test_the_label_is_heeded_and_an_unknown_word_is_not_guessed_at() -> None:
     assert node_mode({MODE_LABEL: "mixed"}) is NodeMode.MIXED
     assert node_mode({MODE_LABEL: "Mixed"}) is None
     assert node_mode({MODE_LABEL: ""}) is None
+
+
+def test_nothing_is_given_away_where_the_mode_is_not_known() -> None:
+    assert mode_in_force({}) is NodeMode.STATIC
+    assert mode_in_force({MODE_LABEL: "dynamic"}) is NodeMode.DYNAMIC
+    assert mode_in_force({MODE_LABEL: "dynamc"}) is mode_in_force(None) is NodeMode.OFF
 
 
 def test_what_each_mode_offers_to_claims() -> None:

@@ -10,7 +10,7 @@ from tranche.core.allocation import Allocation, Grant, Part, Phase, WholeGpu
 from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import NO_SHARING, Sharing
-from tranche.kubernetes.device_plugin.offers import offered
+from tranche.kubernetes.device_plugin.offers import given_as, offered
 from tranche.kubernetes.observation.replicas import ReplicaRules, SharedResource, replicated
 from tranche.kubernetes.observation.resources import MigStrategy, PluginDevice, advertise
 
@@ -44,6 +44,15 @@ def test_what_pods_have_is_offered_on_beside_the_free() -> None:
     assert numbers(offered(devices, GPU, ())) == [0, 1, 2, 3]
     assert numbers(offered(devices, GPU, [held(pod(2), part(1, 4))])) == [0, 1, 2, 3]
     assert numbers(offered(devices, GPU, [held(pod(0, 1, 2, 3), part(4, 4))])) == [0, 1, 2, 3]
+
+
+def test_what_pods_have_is_told_from_what_is_free() -> None:
+    alone = (PluginDevice(GPU_0),)
+    assert not given_as(alone[0], GPU, ())
+    assert given_as(alone[0], GPU, [held(pod(), WholeGpu(GPU_0.uuid))])
+    assert not given_as(alone[0], GPU, [held(pod(resource="nvidia.com/other"), WholeGpu(GPU_0.uuid))])
+    assert not given_as(alone[0], GPU, [held(ProcessKeeper(1, 2), WholeGpu(GPU_0.uuid))])
+    assert [given_as(each, GPU, [held(pod(2), part(1, 4))]) for each in replicas(4)] == [False, False, True, False]
 
 
 def test_what_a_kubelet_counts_otherwise_is_not_offered() -> None:

@@ -25,6 +25,7 @@ from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, PodRef, Severity
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
@@ -69,7 +70,7 @@ class Api:
 class Rig:
     """Everything around the plugin; `skip` moves its clock."""
 
-    def __init__(self, node: Node, host: Host, **settings: object) -> None:
+    def __init__(self, node: Node, host: Host, *, heeds_mode: bool = False, **settings: object) -> None:
         self.node, self.host = node, host
         self.api = Api()
         self.kubelet = KubeletStandIn(node.folder / "plugins")
@@ -99,6 +100,7 @@ class Rig:
             Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             cdi_folder=self.cdi_folder,
+            heeds_mode=heeds_mode,
         )
 
     def clock(self) -> float:
@@ -135,10 +137,11 @@ def run(
     *boards: str,
     marks_to_come: bool = False,
     driver: str = "",
+    heeds_mode: bool = False,
     **settings: object,
 ) -> None:
     async def main(host: Host, node: Node) -> None:
-        rig = Rig(node, host, **settings)
+        rig = Rig(node, host, heeds_mode=heeds_mode, **settings)
         if marks_to_come:
             rig.inventory.expect_marks()
         await rig.kubelet.start()
@@ -190,6 +193,32 @@ def test_allocate_gives_what_the_simulated_slice_needs_and_notes_the_hand_over(t
             await rig.kubelet.allocate(SLICE, "MIG-unknown")
         with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):
             await rig.kubelet.allocate(GPU, second)
+
+    run(tmp_path, scenario)
+
+
+def test_in_another_mode_only_what_pods_have_is_offered_on_and_nothing_is_given(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        given, other = rig.kubelet.devices[SLICE]
+        await rig.kubelet.allocate(SLICE, given)
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "dynamic"}))
+        await rig.counts({GPU: (0, 0), SLICE: (1, 1)})
+        assert list(rig.kubelet.devices[SLICE]) == [given]
+        with pytest.raises(grpc.aio.AioRpcError, match="the node's mode is dynamic"):
+            await rig.kubelet.allocate(SLICE, other)
+        rig.kube_node.publish(KubeNode("n"))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        await rig.kubelet.allocate(SLICE, other)
+
+    run(tmp_path, scenario, heeds_mode=True)
+
+
+def test_without_a_driver_for_claims_the_mode_means_nothing(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "dynamic"}))
+        await rig.counts({GPU: (2, 2)})
 
     run(tmp_path, scenario)
 

@@ -16,6 +16,7 @@ from tests.kubernetes.waiting import until
 from tranche.core.allocation import Slice
 from tranche.core.errors import GpuBusy
 from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
 from tranche.kubernetes.mig_manager.claims import ANSWER_SECONDS, CLAIM_PREFIX
@@ -739,5 +740,21 @@ def test_a_node_that_fails_in_its_turn_holds_the_others_up_and_then_goes_on(tmp_
             node.label(x="y")  # news, upon which it is tried again
             await node.shows("success")
             await until(lambda: node.tickets == [])
+
+    on_node(tmp_path, test, A100)
+
+
+def test_no_layout_cuts_a_node_that_is_given_away_by_claims(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(config_map="layouts", heeds_mode=True)) as manager:
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            node.set_labels({MODE_LABEL: "dynamic", "nvidia.com/mig.config": "all-balanced"})
+            await node.shows(None)
+            assert manager.ready().ready
+            assert node.slices() == ["1g.5gb"] * 7
+            node.set_labels({MODE_LABEL: "static"})
+            await node.shows("success")
+            assert node.slices() != ["1g.5gb"] * 7
 
     on_node(tmp_path, test, A100)

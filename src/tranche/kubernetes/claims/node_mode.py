@@ -41,3 +41,10 @@ def node_mode(labels: Mapping[str, str]) -> NodeMode | None:
     if word is None:
         return NodeMode.STATIC
     return NodeMode(word) if word in tuple(NodeMode) else None
+
+
+def mode_in_force(labels: Mapping[str, str] | None) -> NodeMode:
+    """The mode of a node with those labels; OFF for a word that is none and while they are not known (None): nothing is given
+    away by guessing.
+    """
+    return NodeMode.OFF if labels is None else node_mode(labels) or NodeMode.OFF

@@ -40,6 +40,15 @@ def held_otherwise(grant: Grant, resource: str, allocations: Iterable[Allocation
     return None
 
 
+def given_as(device: PluginDevice, resource: str, allocations: Iterable[Allocation]) -> bool:
+    """Whether a pod has the device that was given it as that resource."""
+    return any(
+        device.grant in allocation.grants if device.replica is None else device.id in allocation.keeper.replicas
+        for allocation in allocations
+        if isinstance(allocation.keeper, PodKeeper) and _as(resource, allocation)
+    )
+
+
 def _offered_replicas(replicas: Sequence[PluginDevice], resource: str, allocations: Iterable[Allocation]) -> set[str]:
     """The ids of those that may be offered, of all replicas of one device."""
     share = replicas[0].grant

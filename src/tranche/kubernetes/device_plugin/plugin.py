@@ -18,6 +18,7 @@ from tranche.core.state import DaemonState, GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.objects import KubeNode, Severity
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
@@ -26,7 +27,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, with_mps
-from tranche.kubernetes.device_plugin.offers import offered
+from tranche.kubernetes.device_plugin.offers import given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.live import Live
@@ -82,8 +83,11 @@ class DevicePlugin:
         *,
         clock: Callable[[], float],
         cdi_folder: Path = CDI_FOLDER,
+        heeds_mode: bool = False,
     ) -> None:
-        """`node` is the node object as last seen; `clock` is monotonic, in seconds."""
+        """`node` is the node object as last seen; `clock` is monotonic, in seconds. With `heeds_mode` nothing is offered beside
+        what pods have already on a node whose mode is another than static.
+        """
         self._config = config
         self._inventory = inventory
         self._pods = pods
@@ -93,6 +97,7 @@ class DevicePlugin:
         self._announcer = announcer
         self._clock = clock
         self._cdi_folder = cdi_folder
+        self._heeds_mode = heeds_mode
         self._wake = asyncio.Event()
         self._ward = Ward()
         self._remembered: dict[str, GpuState] = {}
@@ -100,7 +105,7 @@ class DevicePlugin:
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
         self._blind_since: float | None = None
         self._blind = ""
-        self._basis: tuple[Snapshot, PluginConfig, Ward, str] | None = None
+        self._basis: tuple[Snapshot, PluginConfig, Ward, str, NodeMode] | None = None
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
         self._news: Mapping[str, Announcement] = {}
         self._abandoned = Abandoned()
@@ -131,6 +136,7 @@ class DevicePlugin:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._wake_with(self._inventory.latest))
                 group.create_task(self._wake_with(self._config.latest))
+                group.create_task(self._wake_with(self._node))
                 group.create_task(self._note_errors())
                 group.create_task(self._keep_settled(self._endpoints))
         finally:
@@ -155,7 +161,7 @@ class DevicePlugin:
             self._wake.clear()
             await self._discharge()
             snapshot, config = self._inventory.latest.value, self._config.latest.value
-            basis = (snapshot, config, self._ward, self._blindness(endpoints))
+            basis = (snapshot, config, self._ward, self._blindness(endpoints), self._mode)
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
                 self._wanted = await self._decide(snapshot, config)
                 self._basis = basis
@@ -217,6 +223,7 @@ class DevicePlugin:
                 ListedDevice(device.id, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
                 for device in offered(resource.devices, resource.name, snapshot.view.allocations)
                 if device.uuid not in snapshot.condemned
+                and (self._mode is NodeMode.STATIC or given_as(device, resource.name, snapshot.view.allocations))
             ]
             for resource in advertised.resources
         }
@@ -307,8 +314,9 @@ class DevicePlugin:
         Raises:
             GpuNotFound: a device that is not offered.
             UsageError: more replicas than a container may ask for.
-            GpuBusy: a device that a change in progress may take away, or that somebody else holds.
+            GpuBusy: a device that a change in progress may take away, or that somebody else holds, or any in another mode.
         """
+        self._refuse_mode()
         devices = [self._device(resource, device_id) for device_id in device_ids]
         config = self._config.latest.value
         refuse_request(devices, config.sharing)
@@ -328,6 +336,21 @@ class DevicePlugin:
         self._inventory.poke()
         answer = respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
         return with_mps(answer, resource, devices, self._machine.mps_pipes)
+
+    @property
+    def _mode(self) -> NodeMode:
+        """How the node's GPUs are given away."""
+        if not self._heeds_mode:
+            return NodeMode.STATIC
+        node = self._node.value if self._node.synced else None
+        return mode_in_force(None if node is None else node.labels)
+
+    def _refuse_mode(self) -> None:
+        if (mode := self._mode) is not NodeMode.STATIC:
+            raise GpuBusy(
+                f"the node's mode is {mode}: it gives no device away by resources of the device plugin",
+                hint="delete the pod; its successor will be placed anew",
+            )
 
     def _refuse_condemned(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:

@@ -10,9 +10,8 @@ from contextlib import aclosing, suppress
 from tranche.core.allocation import NodeView, Slice, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
-from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
-from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.pool import SliceContent, pool_contents
@@ -139,7 +138,7 @@ class SlicePublisher:
         node = self._services.node.value
         if node is None or not node.uid:
             return False
-        view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_of(node)
+        view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_in_force(node.labels)
         held = _held_by_claims(view)
         devices = tuple(each for each in await self._devices(view) if mode.by_claims or each.gpu_uuid in held)
         against = reasons_against(devices, view, Circumstances(mode, _faulty(self._ward, view)))
@@ -184,11 +183,6 @@ class SlicePublisher:
                 async for _ in self._known.changes():
                     if seen():
                         return
-
-
-def mode_of(node: KubeNode) -> NodeMode:
-    """The node's mode; OFF for a word that is none, since nothing may be given away by guessing."""
-    return node_mode(node.labels) or NodeMode.OFF
 
 
 def _faulty(ward: Ward, view: NodeView) -> frozenset[WholeGpu | Slice]:

@@ -74,7 +74,8 @@ class MigSettings:
     `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `default_layout` is that of a node
     whose label names none; "" leaves such a node as it is. `with_reboot` allows a restart
     of the machine for a MIG mode that does not change otherwise; `host_root` is where the host's root is mounted for that.
-    `operator_namespaces` are those, beside the agent's own, whose pods are believed to be NVIDIA's manager and operands.
+    `operator_namespaces` are those, beside the agent's own, whose pods are believed to be NVIDIA's manager and operands. With
+    `heeds_mode` only a node of mode static has layouts.
     """
 
     config_map: str = ""
@@ -83,6 +84,7 @@ class MigSettings:
     with_reboot: bool = False
     host_root: Path = field(default=Path("/host"))
     operator_namespaces: frozenset[str] = frozenset({"gpu-operator", "kube-system"})
+    heeds_mode: bool = False
 
 
 class MigManager:
@@ -128,13 +130,16 @@ class MigManager:
             return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
         return Readiness(not self._trouble, self._trouble)
 
+    def _asking(self, node: KubeNode, machine: NodeState) -> KubeNode:
+        return asking(node, self._settings.default_layout, machine, heeds_mode=self._settings.heeds_mode)
+
     def mismatched(self) -> int | None:
         """How many GPUs are not cut as the wanted layout says, by the last look; None when that cannot be told."""
         node, inventory = self._services.node, self._services.inventory.latest
         if not node.synced or node.value is None or not self._source.synced or not inventory.synced:
             return None
         state = inventory.value.view.node
-        name = wanted_layout(asking(node.value, self._settings.default_layout, state))
+        name = wanted_layout(self._asking(node.value, state))
         if not name:
             return None
         try:
@@ -245,7 +250,7 @@ class MigManager:
         if (system := partitioned_by_system(node, view)) is not None:
             rivals.append(system)
         ended = None
-        node = asking(node, self._settings.default_layout, view.node)
+        node = self._asking(node, view.node)
         if unseen is None and not wanted_layout(node):
             ended = await asyncio.to_thread(self._services.host.boot_ended, self._boot())
         present = {pod.ref for pod in pods}

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition, Severity
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 
 LAYOUT_LABEL = "nvidia.com/mig.config"
 STATE_LABEL = "nvidia.com/mig.config.state"
@@ -90,8 +91,13 @@ def wanted_layout(node: KubeNode) -> str:
     return node.labels.get(LAYOUT_LABEL, "")
 
 
-def asking(node: KubeNode, default: str, machine: NodeState) -> KubeNode:
-    """The node as if its label named the default layout, where it names none and the machine has a GPU to cut."""
+def asking(node: KubeNode, default: str, machine: NodeState, *, heeds_mode: bool = False) -> KubeNode:
+    """The node as if its label named the default layout, where it names none and the machine has a GPU to cut.
+
+    With `heeds_mode` it is as if its label named none where the node's mode is another than static: no layout cuts it then.
+    """
+    if heeds_mode and mode_in_force(node.labels) is not NodeMode.STATIC:
+        return replace(node, labels={key: value for key, value in node.labels.items() if key != LAYOUT_LABEL})
     if not default or wanted_layout(node) or not any(gpu.mig_capable for gpu in machine):
         return node
     return replace(node, labels={**node.labels, LAYOUT_LABEL: default})
