@@ -133,6 +133,7 @@ class FleetAgent:
             node_name=name,
             namespace=NAMESPACE,
             api=api,
+            connection=self._connection,
             leases=LeaseClient(self._connection, NAMESPACE, now=now, random=random.random),
             node=self._watch.latest,
             node_pods=self._pods.latest,

@@ -92,6 +92,12 @@ def _parts(values: dict[str, Any]) -> list[Part]:
             daemon_set=values["daemon_set"],
         ),
         "feature-labels": parts.feature_labels,
+        "dra": partial(
+            parts.claim_driver,
+            kubelet_folder=values["kubelet_folder"],
+            instance=values["pod_uid"],
+            cdi_folder=values["cdi_folder"],
+        ),
     }
     return [part for name, part in built.items() if name not in values["without"]]
 

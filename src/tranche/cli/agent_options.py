@@ -106,7 +106,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             type=click.Path(path_type=Path),
             default="/var/run/cdi",
             show_default=True,
-            help="Where CDI specifications are written, under a CDI strategy.",
+            help="Where CDI specifications are written, for claims and under a CDI strategy.",
         ),
     ),
     "mig-manager": (
@@ -157,6 +157,22 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
         ),
     ),
     "feature-labels": (),
+    "dra": (
+        click.Option(
+            ["--kubelet-folder"],
+            type=click.Path(path_type=Path),
+            default="/var/lib/kubelet",
+            show_default=True,
+            help="The kubelet's folder, where it looks for drivers of dynamic resource allocation.",
+        ),
+        click.Option(
+            ["--pod-uid"],
+            metavar="UID",
+            envvar="POD_UID",
+            default="",
+            help="The uid of the agent's pod, by which two agents of one node have sockets of their own.",
+        ),
+    ),
     "metrics": (
         click.Option(
             ["--metrics-port"],

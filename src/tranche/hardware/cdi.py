@@ -26,16 +26,25 @@ class CdiDevice:
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """Devices of one kind (`vendor/class`), and what every container with any of them is given."""
+    """Devices of one kind (`vendor/class`), and what every container with any of them is given.
+
+    `part` tells the files of one kind apart.
+    """
 
     kind: str
     devices: tuple[CdiDevice, ...]
     edits: ContainerEdits
+    part: str = ""
 
     @property
     def file_name(self) -> str:
         """The specification's file in a CDI folder."""
-        return self.kind.replace("/", "-") + ".json"
+        return spec_file_name(self.kind, self.part)
+
+
+def spec_file_name(kind: str, part: str = "") -> str:
+    """The file of a kind's specification, or of a part of it, in a CDI folder."""
+    return kind.replace("/", "-") + (f"_{part}" if part else "") + ".json"
 
 
 def spec_to_data(spec: CdiSpec) -> dict[str, Any]:

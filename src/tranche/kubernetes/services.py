@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
 from tranche.kubernetes.live import Live
@@ -18,13 +19,14 @@ class NodeServices:
     """What components share.
 
     `node` is the node object as last seen (None while there is none), `node_pods` are its pods, perhaps late. `namespace`
-    is where ConfigMaps and `leases` are. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state
-    folder cannot be written, "" when it can.
+    is where ConfigMaps and `leases` are. `connection` is to the API server, for what `api` does not do. `host` blocks: call it
+    through `asyncio.to_thread`. `state_problem` says why its state folder cannot be written, "" when it can.
     """
 
     node_name: str
     namespace: str
     api: KubeApi
+    connection: ApiConnection
     leases: LeaseApi
     node: Live[KubeNode | None]
     node_pods: Live[tuple[KubePod, ...]]

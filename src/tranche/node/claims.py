@@ -7,6 +7,7 @@ of its own, and fails or is undone alone.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -81,6 +82,7 @@ class Claims:
         self._refuse_fenced = refuse_fenced
         self._given_back = given_back
         self._boundary = boundary
+        self._noting = threading.Lock()
 
     def promise(self, orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
         """Decide on all of these after one look, and write what is promised; for each order its promise or why it has none.
@@ -132,7 +134,8 @@ class Claims:
         if not held:
             return False
         # Noted first: nobody else would, were this process killed when the share is free.
-        self._given_back([grant for each in held for grant in each.grants])
+        with self._noting:
+            self._given_back([grant for each in held for grant in each.grants])
         with self._ledger.write() as db:
             for each in held:
                 chronicle.released(db, self._holders.clock(), each.id, why)
@@ -148,7 +151,7 @@ class Claims:
     def _decide(self, view: NodeView, order: ClaimOrder) -> _Decision:
         purpose = f"for {order.keeper}"
         known = claims_in(view.allocations).get(order.keeper.uid, ())
-        same = next((each for each in known if _as_given(each.grants) == _as_given(order.grants)), None)
+        same = next((each for each in known if as_given(each.grants) == as_given(order.grants)), None)
         if same is not None:
             answer = realise_again(view, same, purpose)
             if isinstance(answer, Obstacle):
@@ -228,6 +231,6 @@ def _promised(view: NodeView, decision: _Decision) -> NodeView:
     return after if decision.known else given(after, decision.promised.id, decision.promised.grants)
 
 
-def _as_given(grants: Sequence[Grant]) -> tuple[Grant, ...]:
+def as_given(grants: Sequence[Grant]) -> tuple[Grant, ...]:
     """The grants, whatever has become of their limits."""
     return tuple(replace(each, unlimited=False) if isinstance(each, Part) else each for each in grants)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -204,7 +205,7 @@ class DaemonRecords:
         """Write a record in the place of an older one, whole or not at all."""
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = self._path(record.device_uuid)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
         with unfinished.open("w") as file:
             json.dump(record._asdict(), file)
             file.flush()

@@ -61,6 +61,27 @@ def devices_of_pods(
     return tuple(found.values())
 
 
+def claim_mark(uid: str) -> str:
+    """The variable that names a claim in the environment of whatever runs with it."""
+    return f"TRANCHE_CLAIM_{uid.replace('-', '_')}"
+
+
+def claims_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[str]:
+    """Those of the claims, by uid, with which a process of a pod runs; all of them where a process cannot be looked into."""
+    marks = {f"{claim_mark(uid)}=".encode(): uid for uid in uids}
+    found: set[str] = set()
+    for pid, _ in _processes(proc):
+        try:
+            content = (proc / str(pid) / "environ").read_bytes()
+        except PermissionError:
+            return frozenset(uids)
+        except OSError:
+            continue  # it ended meanwhile
+        pairs = content.split(b"\0")
+        found |= {uid for mark, uid in marks.items() if any(pair.startswith(mark) for pair in pairs)}
+    return frozenset(found)
+
+
 def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     """Each living process of a pod, with the pod's uid."""
     for entry in os.scandir(proc):

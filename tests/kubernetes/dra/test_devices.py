@@ -47,7 +47,7 @@ def test_a_gpu_without_mig_is_whole_or_shared() -> None:
     devices = devices_of(NodeState((uncuttable_gpu(),), sharing=ALL_MEANS))
     assert [each.name for each in devices] == ["gpu-0-shared", "gpu-0"]
     shared, whole = devices
-    assert shared.sharing is Sharing.MEMORY_LIMITS
+    assert shared.sharing is Sharing.MPS, "no container has a control group before it is prepared"
     assert shared.counters == whole.counters == counter_sets(NodeState((uncuttable_gpu(),)))["gpu-0"]
     assert whole.capacity[CapacityName.MEMORY].value == (15360 - 446) * MIB
     assert shared.attributes[AttributeName.ISOLATION] == "soft"
@@ -67,7 +67,7 @@ def test_what_a_claim_consumed_is_what_its_part_has() -> None:
 def test_a_slice_is_shared_by_what_works_inside_slices() -> None:
     devices = devices_of(NodeState((gpu_on(a100()),), sharing=ALL_MEANS))
     assert {each.sharing for each in of_kind(OfferKind.SHARED_SLICE, devices)} == {Sharing.MPS}
-    assert {each.sharing for each in of_kind(OfferKind.SHARED_GPU, devices)} == {Sharing.MEMORY_LIMITS}
+    assert {each.sharing for each in of_kind(OfferKind.SHARED_GPU, devices)} == {Sharing.MPS}
 
 
 def test_without_means_nothing_is_shared() -> None:

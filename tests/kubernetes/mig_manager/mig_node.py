@@ -202,6 +202,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 node_name="n1",
                 namespace="tranche",
                 api=api,
+                connection=connection,
                 leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
                 node=watch.latest,
                 node_pods=pod_watch.latest,

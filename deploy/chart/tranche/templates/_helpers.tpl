@@ -127,7 +127,7 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- if eq .Values.nodeDiscovery "any" }}
 - --idle-without-gpu
 {{- end }}
-{{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels "metrics" .Values.metrics }}
+{{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels "dra" .Values.dra "metrics" .Values.metrics }}
 {{- if not $values.enabled }}
 - --without={{ $part }}
 {{- end }}

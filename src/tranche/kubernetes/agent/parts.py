@@ -1,4 +1,4 @@
-"""Builds the agent's parts from what they share: the device plugin, the MIG manager and the feature labels."""
+"""Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims, feature labels."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
+from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.rollout.budget import Budget
@@ -63,6 +64,25 @@ def mig_manager(
 def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:
     """The feature labels, under the device plugin's strategy."""
     return FeatureLabeler(services, config.strategy, config.sharing)
+
+
+def claim_driver(
+    services: NodeServices, config: ConfigSource, *, kubelet_folder: Path, instance: str, cdi_folder: Path
+) -> ClaimDriver:
+    """What claims need of this node; `instance` is the uid of the agent's pod."""
+
+    def files() -> DeviceFiles:
+        return _device_files(config.latest.value)
+
+    return ClaimDriver(
+        services,
+        kubelet_folder=kubelet_folder,
+        instance=instance,
+        cdi_folder=cdi_folder,
+        files=files,
+        configured=config.latest.first,
+        clock=time.monotonic,
+    )
 
 
 def _device_files(config: PluginConfig) -> DeviceFiles:

@@ -43,8 +43,8 @@ from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0
 _THREADS_END_SECONDS = 0.7
-# The inventory, the driver's events, a plan, and what the parts ask of the kubelet's files, all at once.
-_THREADS = 8
+# The inventory, the driver's events, a plan for each GPU, and what the parts ask of the kubelet's files, all at once.
+_THREADS = 24
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +126,7 @@ async def _serve(
         node_name=options.node_name,
         namespace=namespace,
         api=api,
+        connection=connection,
         leases=LeaseClient(connection, namespace, now=now, random=random.random),
         node=node_watch.latest,
         node_pods=pod_watch.latest,

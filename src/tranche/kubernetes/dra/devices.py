@@ -123,12 +123,13 @@ def counter_sets(node: NodeState) -> Mapping[str, Mapping[str, int]]:
     return {counter_set_of(number): counters_of(node.gpu(uuid)) for uuid, number in device_numbers(node).items()}
 
 
-def sharing_of(gpu: GpuState, node: NodeState, *, inside: bool) -> Sharing | None:
-    """The strongest mechanism that shares the GPU, or an instance on it (`inside`); None without any."""
+def sharing_of(gpu: GpuState, node: NodeState) -> Sharing | None:
+    """The strongest mechanism that shares the GPU, or an instance on it, between containers; None without any.
+
+    A memory limit of the driver is put on a control group, and no container has one before the kubelet is answered.
+    """
     rules = GpuRules(means=node.sharing)
-    ways = (
-        each for each in Sharing if not (inside and each is Sharing.MEMORY_LIMITS)
-    )  # those are for uncut GPUs alone
+    ways = (each for each in Sharing if each is not Sharing.MEMORY_LIMITS)
     return next((each for each in ways if not rules.why_not(each, gpu)), None)
 
 
@@ -153,12 +154,12 @@ def _devices_on(gpu: GpuState, number: int, node: NodeState, root: str) -> Itera
             name = f"gpu-{number}-{profile_label(profile.name)}-{spot.start}"
             offered, counters = Slice(gpu.uuid, profile.name, spot), consumed_by(profile.name, spot, gpu)
             yield device(name, OfferKind.SLICE, offered, None, _slice_amounts(profile, spot, gpu), counters)
-            sharing = None if profile.name.has_attributes else sharing_of(gpu, node, inside=True)
+            sharing = None if profile.name.has_attributes else sharing_of(gpu, node)
             if sharing is not None and profile.memory is not None:
                 amounts = _shared_amounts(sharing, profile.memory, clients_inside(_clients(node), profile, gpu))
                 if amounts:
                     yield device(f"{name}-shared", OfferKind.SHARED_SLICE, offered, sharing, amounts, counters)
-    if (sharing := sharing_of(gpu, node, inside=False)) is not None:
+    if (sharing := sharing_of(gpu, node)) is not None:
         amounts = _shared_amounts(sharing, gpu.usable_memory, _clients(node))
         if amounts:
             yield device(f"gpu-{number}-shared", OfferKind.SHARED_GPU, whole, sharing, amounts, every)

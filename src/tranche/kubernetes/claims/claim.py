@@ -1,0 +1,81 @@
+"""A ResourceClaim as far as Tranche reads it: what the scheduler gave it, and for whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranche.kubernetes.claims.quantity import parse_quantity
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimRef:
+    """Names a claim; another one of the same name has another `uid`."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedDevice:
+    """One device of an allocation. `request` is the claim's, `request/subrequest` where the scheduler had a choice.
+
+    `consumed` has whole numbers, in bytes for memory, where several share the device. `share_id` tells the shares of one device
+    apart. `admin_access` is for who only watches: it takes nothing.
+    """
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str = ""
+    consumed: Mapping[str, int] = field(default_factory=dict, hash=False)
+    admin_access: bool = False
+
+    @property
+    def main_request(self) -> str:
+        """The name by which containers refer to it."""
+        return self.request.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KubeClaim:
+    """A claim. `allocated` is None while it is not allocated; `reserved_for` are the uids of its users."""
+
+    ref: ClaimRef
+    allocated: tuple[AllocatedDevice, ...] | None = None
+    reserved_for: tuple[str, ...] = ()
+
+    def of_driver(self, driver: str) -> tuple[AllocatedDevice, ...]:
+        """What it was given of that driver's devices."""
+        return tuple(each for each in self.allocated or () if each.driver == driver)
+
+
+def decode_claim(raw: Mapping[str, Any]) -> KubeClaim:
+    """A `resource.k8s.io` ResourceClaim; UsageError when an amount in it is no quantity."""
+    meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    allocation = status.get("allocation")
+    results = ((allocation or {}).get("devices") or {}).get("results") or ()
+    return KubeClaim(
+        ref=ClaimRef(meta.get("namespace", ""), meta.get("name", ""), meta.get("uid", "")),
+        allocated=None if allocation is None else tuple(map(_decode_device, results)),
+        reserved_for=tuple(each.get("uid", "") for each in status.get("reservedFor") or ()),
+    )
+
+
+def _decode_device(raw: Mapping[str, Any]) -> AllocatedDevice:
+    consumed = raw.get("consumedCapacity") or {}
+    return AllocatedDevice(
+        request=raw.get("request", ""),
+        driver=raw.get("driver", ""),
+        pool=raw.get("pool", ""),
+        device=raw.get("device", ""),
+        share_id=raw.get("shareID") or "",
+        consumed={name: parse_quantity(str(amount)) for name, amount in consumed.items()},
+        admin_access=bool(raw.get("adminAccess")),
+    )

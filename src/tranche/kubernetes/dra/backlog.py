@@ -1,0 +1,138 @@
+"""Claims that wait to be prepared: all that may begin are decided together, and GPUs are changed side by side.
+
+What is decided on a GPU depends on how it will be cut. So the claims of a GPU whose change is under way wait for its end, and are
+then decided under one look at the machine. The plans of one GPU are carried out in the order in which they were decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tranche.core.allocation import Allocation
+from tranche.core.errors import TrancheError
+from tranche.node.claims import ClaimOrder, ClaimPromise
+
+
+class Realiser(Protocol):
+    """`tranche.node.claims.Claims`; both methods block."""
+
+    def promise(self, orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
+        """Decide on all of these; None for one that must be asked for again when the plans before it have ended."""
+        ...
+
+    def fulfil(self, promise: ClaimPromise) -> Allocation:
+        """Carry a promise's plan out."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    order: ClaimOrder
+    outcome: asyncio.Future[Allocation]
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        return frozenset(grant.gpu_uuid for grant in self.order.grants)
+
+    def settle(self, outcome: Allocation | BaseException) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+class ClaimBacklog:
+    """Serves claims until `run` is cancelled."""
+
+    def __init__(self, realiser: Callable[[], Realiser]) -> None:
+        """`realiser` is asked for anew at each use."""
+        self._realiser = realiser
+        self._waiting: list[_Waiting] = []
+        self._busy: set[str] = set()
+        self._wake = asyncio.Event()
+
+    async def realise(self, order: ClaimOrder) -> Allocation:
+        """What the claim has, once it is all there; the error of what stands in the way."""
+        outcome: asyncio.Future[Allocation] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(order, outcome))
+        self._wake.set()
+        return await outcome
+
+    async def run(self) -> None:
+        """Decide and carry out until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while batch := self._take():
+                    for chain in await self._decide(batch):
+                        group.create_task(self._carry_out(chain))
+
+    def _take(self) -> list[_Waiting]:
+        """All that may begin: whoever came first for a GPU goes before those who came later."""
+        taken: list[_Waiting] = []
+        left: list[_Waiting] = []
+        closed = set(self._busy)
+        for each in self._waiting:
+            if each.gpus & closed:
+                left.append(each)
+                closed |= each.gpus
+            else:
+                taken.append(each)
+        self._waiting = left
+        for each in taken:
+            self._busy |= each.gpus
+        return taken
+
+    async def _decide(self, batch: list[_Waiting]) -> list[list[tuple[_Waiting, ClaimPromise]]]:
+        """The promises, in chains: those of a chain have GPUs in common."""
+        promised: list[tuple[_Waiting, ClaimPromise]] = []
+        again: list[_Waiting] = []
+        try:
+            answers = await asyncio.to_thread(self._realiser().promise, [each.order for each in batch])
+        except Exception as error:
+            for each in batch:
+                each.settle(error)
+        else:
+            for each, answer in zip(batch, answers, strict=True):
+                if answer is None:
+                    again.append(each)
+                elif isinstance(answer, ClaimPromise):
+                    promised.append((each, answer))
+                else:
+                    each.settle(answer)
+        self._waiting = [*again, *self._waiting]
+        chains = _chains(promised)
+        used = {gpu for chain in chains for each, _ in chain for gpu in each.gpus}
+        self._free(frozenset(gpu for each in batch for gpu in each.gpus) - used)
+        return chains
+
+    async def _carry_out(self, chain: list[tuple[_Waiting, ClaimPromise]]) -> None:
+        try:
+            for each, promise in chain:
+                try:
+                    each.settle(await asyncio.to_thread(self._realiser().fulfil, promise))
+                except Exception as error:
+                    each.settle(error)
+        finally:
+            self._free(frozenset(gpu for each, _ in chain for gpu in each.gpus))
+
+    def _free(self, gpus: frozenset[str]) -> None:
+        self._busy -= gpus
+        self._wake.set()
+
+
+def _chains(promised: Sequence[tuple[_Waiting, ClaimPromise]]) -> list[list[tuple[_Waiting, ClaimPromise]]]:
+    chains: list[tuple[set[str], list[tuple[_Waiting, ClaimPromise]]]] = []
+    for each in promised:
+        gpus = set(each[0].gpus)
+        joined = [chain for chain in chains if chain[0] & gpus]
+        merged = (gpus.union(*(chain[0] for chain in joined)), [link for chain in joined for link in chain[1]] + [each])
+        chains = [chain for chain in chains if chain not in joined] + [merged]
+    order = {id(link[0]): place for place, link in enumerate(promised)}
+    return [sorted(links, key=lambda link: order[id(link[0])]) for _, links in chains]

@@ -1,0 +1,140 @@
+"""Claims that nobody gives back, and files and shares of claims that a crash has left.
+
+The kubelet gives a claim back when its pods have ended. It cannot when it has lost what it knew, or when the claim was freed
+without it. So the API server is asked about those claims with which nothing runs, and about no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from tranche.core.allocation import Allocation, Phase
+from tranche.core.devices import shared_memory
+from tranche.core.errors import TrancheError
+from tranche.core.evidence import ClaimEvidence, Life, judge_claim
+from tranche.core.keeper import ClaimKeeper
+from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
+from tranche.kubernetes.dra.given import given_devices, order_of
+from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
+from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.node.claims import ClaimOrder, as_given, processes_of
+from tranche.node.host import Host
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimCare:
+    """Looks after the claims of one node. `clock` is monotonic, in seconds; `living` says with which claims a process runs."""
+
+    def __init__(
+        self,
+        host: Host,
+        node: ClaimNode,
+        preparer: Preparer,
+        read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
+        files: ShareFiles,
+        *,
+        living: Callable[[Collection[str]], Collection[str]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._host = host
+        self._node = node
+        self._preparer = preparer
+        self._read = read
+        self._files = files
+        self._living = living
+        self._clock = clock
+        self._fallen: dict[str, float] = {}
+
+    async def look(self) -> None:
+        """Do what is to be done now."""
+        held = await asyncio.to_thread(self._host.claims.held)
+        filed = await asyncio.to_thread(self._files.keepers)
+        for uid, keeper in filed.items():
+            if uid not in held and uid not in self._preparer.under_way:
+                await self._of_no_share(keeper)
+        for uid, allocations in held.items():
+            active = [each for each in allocations if each.phase is Phase.ACTIVE]
+            if uid not in filed and active and uid not in self._preparer.under_way:
+                await self._write_again(active[0])
+        await self._free_the_fallen(held)
+
+    async def _of_no_share(self, keeper: ClaimKeeper) -> None:
+        """A file without a share: its share was given back, or the register was lost while its pods run."""
+        order = await self._order_of(keeper)
+        if order is None:
+            return
+        if isinstance(order, ClaimOrder):
+            _log.warning("a claim of which the register knew nothing", extra={"claim": str(keeper)})
+            await asyncio.to_thread(self._adopt, order)
+        elif keeper.uid not in await asyncio.to_thread(self._living, [keeper.uid]):
+            await asyncio.to_thread(self._files.remove, keeper.uid)
+
+    def _adopt(self, order: ClaimOrder) -> None:
+        holders, node = self._host.holders, self._host.observe()
+        allocation = Allocation(
+            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
+        )
+        holders.settle((), {}, [allocation], shared_memory(order.grants, node))
+
+    async def _write_again(self, allocation: Allocation) -> None:
+        assert isinstance(allocation.keeper, ClaimKeeper)
+        order = await self._order_of(allocation.keeper)
+        if isinstance(order, ClaimOrder) and as_given(order.grants) == as_given(allocation.grants):
+            try:
+                await self._preparer.write_file(order.keeper, order.grants)
+            except TrancheError as error:
+                _log.warning("no file for a claim", extra={"claim": str(allocation.keeper), "error": str(error)})
+
+    async def _order_of(self, keeper: ClaimKeeper) -> ClaimOrder | bool | None:
+        """What the claim has by the API server's word; False when it has nothing here any more, None when nobody knows."""
+        ref = ClaimRef(keeper.namespace, keeper.name, keeper.uid)
+        if not keeper.name:
+            return False
+        try:
+            claim = await self._read(ref)
+        except TrancheError as error:
+            _log.info("claim not read", extra={"claim": str(ref), "error": str(error)})
+            return None
+        if claim is None:
+            return False
+        try:
+            return order_of(ref, given_devices(claim, ref, self._node.pool, await self._node.devices()))
+        except TrancheError:
+            return False
+
+    async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]]) -> None:
+        if not held:
+            self._fallen = {}
+            return
+        living = set(await asyncio.to_thread(self._living, list(held)))
+        for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
+            if processes:
+                living.add(uid)
+        now, fallen = self._clock(), {}
+        for uid, allocations in held.items():
+            if uid in living or uid in self._preparer.under_way:
+                continue
+            keeper = allocations[0].keeper
+            assert isinstance(keeper, ClaimKeeper)
+            order = await self._order_of(keeper)
+            stands = None if order is None else isinstance(order, ClaimOrder) and _is(order, allocations)
+            if stands is False:
+                fallen[uid] = self._fallen.get(uid, now)
+            elif stands is None and uid in self._fallen:
+                fallen[uid] = self._fallen[uid]
+            evidence = ClaimEvidence(stands, now - fallen.get(uid, now))
+            if judge_claim(evidence) is Life.GONE:
+                await self._preparer.forget(uid, "its claim is over, and nobody gave it back")
+                fallen.pop(uid, None)
+        self._fallen = fallen
+
+    def _with_processes(self, held: Mapping[str, tuple[Allocation, ...]]) -> Mapping[str, bool]:
+        view = self._host.view()
+        return {uid: any(processes_of(each.grants, view) for each in mine) for uid, mine in held.items()}
+
+
+def _is(order: ClaimOrder, allocations: tuple[Allocation, ...]) -> bool:
+    return any(as_given(order.grants) == as_given(each.grants) for each in allocations)

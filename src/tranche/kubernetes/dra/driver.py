@@ -1,0 +1,150 @@
+"""The agent's part that the kubelet asks for what claims were given: sockets, the backlog, care, and how devices are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tranche.core.errors import TrancheError
+from tranche.core.state import NodeState
+from tranche.hardware.nodes import DeviceFiles
+from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.dra.claim_care import ClaimCare
+from tranche.kubernetes.dra.claim_reader import ClaimReader
+from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.dra.plugin_server import DeviceHealth, Health, PluginServer
+from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
+from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
+from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.kubernetes.live import Live
+from tranche.kubernetes.services import NodeServices
+from tranche.node.pod_processes import claims_with_processes
+
+_TICK_SECONDS = 1.0
+_CARE_SECONDS = 15.0
+_FIRST_CARE_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimDriver:
+    """A component: does for the kubelet what claims need on this node.
+
+    `instance` is the uid of the agent's pod, "" without one. `files` is asked for anew at each use, once `configured` returns.
+    `clock` is monotonic, in seconds.
+    """
+
+    name = "dra"
+
+    def __init__(
+        self,
+        services: NodeServices,
+        *,
+        kubelet_folder: Path,
+        instance: str,
+        cdi_folder: Path,
+        files: Callable[[], DeviceFiles],
+        configured: Callable[[], Awaitable[object]],
+        clock: Callable[[], float],
+        care_seconds: float = _CARE_SECONDS,
+    ) -> None:
+        self._inventory = services.inventory
+        self._known: dict[str, NodeDevice] = {}
+        self._basis: object = None
+        self._health: Live[tuple[DeviceHealth, ...]] = Live()
+        self._configured = configured
+        self._care_seconds = care_seconds
+        self._failure = "the driver does not serve yet"
+        host, share_files = services.host, ShareFiles(cdi_folder)
+        node = ClaimNode(
+            pool=services.node_name,
+            claims=lambda: host.claims,
+            observe_gpu=host.observe_gpu,
+            devices=self._devices,
+            files=files,
+            driver_version=lambda: self._inventory.latest.value.view.node.driver_version,
+            mps_pipes=host.daemons.records.pipes,
+        )
+        read = ClaimReader(services.connection).read
+        self._preparer = Preparer(node, read, share_files)
+        self._care = ClaimCare(host, node, self._preparer, read, share_files, living=claims_with_processes, clock=clock)
+        sockets = PluginSockets(kubelet_folder, instance)
+        server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
+        self._registration = PluginRegistration(sockets, server)
+
+    def ready(self) -> Readiness:
+        """Ready while it serves where the kubelet looks for it, and the kubelet has not refused it."""
+        why = self._failure or self._registration.refusal
+        return Readiness(not why, why)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await self._configured()
+        await self._inventory.latest.first()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._preparer.backlog.run())
+                # Before a pod is served: what a crash has left is another's until it is known to be nobody's.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_FIRST_CARE_SECONDS):
+                        await self._look_after()
+                group.create_task(self._keep_serving())
+                group.create_task(self._keep_health())
+                group.create_task(self._keep_caring())
+        finally:
+            await self._registration.stop()
+
+    async def _keep_serving(self) -> None:
+        """The kubelet's folders may be emptied under it."""
+        while True:
+            if not self._registration.found:
+                await self._registration.stop()
+                self._failure = "the driver does not serve yet"
+                await self._registration.start()
+                self._failure = ""
+                _log.info("serving", extra={"driver": DRIVER})
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _keep_caring(self) -> None:
+        while True:
+            await asyncio.sleep(self._care_seconds)
+            await self._look_after()
+
+    async def _look_after(self) -> None:
+        try:
+            await self._care.look()
+        except TrancheError as error:
+            _log.warning("claims not looked after", extra={"reason": error.reason, "error": str(error)})
+
+    async def _keep_health(self) -> None:
+        async for snapshot in self._inventory.latest.changes():
+            devices = await self._devices()
+            present = {gpu.uuid: gpu for gpu in snapshot.view.node}
+            lost = {uuid for uuid, gpu in present.items() if gpu.lost}
+            self._health.publish(tuple(_health(each, present.keys() - lost) for each in devices.values()))
+
+    async def _devices(self) -> Mapping[str, NodeDevice]:
+        """The node's devices by name, those of GPUs that are lost by now included."""
+        node = (await self._inventory.latest.first()).view.node
+        basis = _basis(node)
+        if basis != self._basis:
+            self._known.update((each.name, each) for each in devices_of(node))
+            self._basis = basis
+        return self._known
+
+
+def _health(device: NodeDevice, well: set[str]) -> DeviceHealth:
+    if device.gpu_uuid in well:
+        return DeviceHealth(device.name, Health.HEALTHY)
+    return DeviceHealth(device.name, Health.UNHEALTHY, "the driver has lost the GPU")
+
+
+def _basis(node: NodeState) -> object:
+    """What the devices of a node depend on."""
+    gpus = tuple((gpu.uuid, gpu.minor, gpu.index, gpu.lost, gpu.usable_memory, gpu.profiles) for gpu in node)
+    return gpus, node.sharing, node.driver_version

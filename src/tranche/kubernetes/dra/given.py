@@ -1,0 +1,74 @@
+"""What a claim was given on this node: devices by name in, grants out; or why it cannot have been given that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tranche.core.allocation import nearest_request
+from tranche.core.errors import AllocationUnknown, GpuNotFound, SharingUnavailable, UsageError
+from tranche.core.keeper import ClaimKeeper
+from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef, KubeClaim
+from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.node.claims import ClaimOrder
+from tranche.planning.realise import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class GivenDevice:
+    """One device of a claim, and the grant that it stands for."""
+
+    allocated: AllocatedDevice
+    grant: Wanted
+
+
+def given_devices(
+    claim: KubeClaim, wanted: ClaimRef, pool: str, devices: Mapping[str, NodeDevice]
+) -> tuple[GivenDevice, ...]:
+    """The claim's devices of this node's pool, in the order of its allocation.
+
+    `wanted` is the claim that the kubelet asks for; `devices` are the node's by name.
+
+    Raises:
+        AllocationUnknown: the claim is another one, is not allocated, or is allocated on another node.
+        GpuNotFound: the node has no device of that name.
+        SharingUnavailable: more was consumed than a device has.
+        UsageError: it asks for access without having anything.
+    """
+    if claim.ref.uid != wanted.uid:
+        raise AllocationUnknown(f"{wanted} has uid {claim.ref.uid} now, and {wanted.uid} was asked for")
+    if claim.allocated is None:
+        raise AllocationUnknown(f"{wanted} is not allocated")
+    found = []
+    for each in claim.of_driver(DRIVER):
+        if each.pool != pool:
+            raise AllocationUnknown(f"{wanted} is allocated in pool {each.pool}, and this node's pool is {pool}")
+        if each.admin_access:
+            raise UsageError(f"{wanted} asks for administrative access, which is not given")
+        device = devices.get(each.device)
+        if device is None:
+            raise GpuNotFound(
+                f"{wanted} is allocated device {each.device}, which this node does not have",
+                hint="delete the pod; its successor is placed by what the node has",
+            )
+        for name, amount in each.consumed.items():
+            most = device.capacity.get(name)
+            if most is None or amount > most.value:
+                has = "none" if most is None else str(most.value)
+                raise SharingUnavailable(f"{wanted} was given {amount} of {name} of {each.device}, which has {has}")
+        found.append(GivenDevice(each, device.grant(each.consumed)))
+    if not found:
+        raise AllocationUnknown(f"{wanted} is allocated no device of {DRIVER}")
+    return tuple(found)
+
+
+def order_of(ref: ClaimRef, given: tuple[GivenDevice, ...]) -> ClaimOrder:
+    """The order of a claim that was given these."""
+    grants = tuple(each.grant for each in given)
+    return ClaimOrder(keeper_of(ref), nearest_request(grants), grants)
+
+
+def keeper_of(ref: ClaimRef) -> ClaimKeeper:
+    """The claim as a keeper of the register."""
+    return ClaimKeeper(ref.namespace, ref.name, ref.uid)

@@ -1,0 +1,194 @@
+"""The driver's side of the kubelet's DRA plugin API, v1 and v1beta1, and of its health stream, on one socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.claims.claim import ClaimRef
+from tranche.kubernetes.dra.given import GivenDevice
+from tranche.kubernetes.dra.preparer import answers_of
+from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
+from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
+from tranche.kubernetes.live import Live
+
+SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+"""What the kubelet is told that the socket serves, in the kubelet's short names."""
+
+_PACKAGES = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
+_REPEAT_SECONDS = 20.0
+_STALE_SECONDS = 90
+_LONGEST_MESSAGE = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Health(IntEnum):
+    """The kubelet's words for the health of a device, by number."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    UNHEALTHY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """How one published device is; `message` says why it is not well."""
+
+    name: str
+    health: Health
+    message: str = ""
+
+
+class ClaimServant(Protocol):
+    """Who does what the kubelet asks; see `tranche.kubernetes.dra.preparer.Preparer`."""
+
+    async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
+        """The claim's devices, once all is there; a TrancheError says why not."""
+        ...
+
+    async def unprepare(self, ref: ClaimRef) -> None:
+        """Take back what the claim has."""
+        ...
+
+
+class PluginServer:
+    """One server on a socket; `now` is seconds since the epoch."""
+
+    def __init__(
+        self,
+        socket: Path,
+        pool: str,
+        servant: ClaimServant,
+        health: Live[tuple[DeviceHealth, ...]],
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        self.socket = socket
+        self._pool = pool
+        self._servant = servant
+        self._health = health
+        self._now = now
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Serve on the socket; OSError or RuntimeError when none can be made there."""
+        server = grpc.aio.server()
+        prepare = _handler(self._prepare, pb.NodePrepareResourcesRequest)
+        unprepare = _handler(self._unprepare, pb.NodeUnprepareResourcesRequest)
+        methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch,
+            health_pb.NodeWatchResourcesRequest.FromString,
+            health_pb.NodeWatchResourcesResponse.SerializeToString,
+        )
+        watching = grpc.method_handlers_generic_handler("v1alpha1.DRAResourceHealth", {"NodeWatchResources": watch})
+        preparing = [grpc.method_handlers_generic_handler(f"{package}.DRAPlugin", methods) for package in _PACKAGES]
+        server.add_generic_rpc_handlers((*preparing, watching))
+        server.add_insecure_port(f"unix:{self.socket}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(None)
+
+    async def _prepare(self, request: pb.NodePrepareResourcesRequest, context: Any) -> pb.NodePrepareResourcesResponse:
+        async def one(ref: ClaimRef) -> pb.NodePrepareResourceResponse:
+            given = await self._servant.prepare(ref)
+            return pb.NodePrepareResourceResponse(
+                devices=[_device(each, self._pool, cdi) for each, cdi in answers_of(ref, given)]
+            )
+
+        refs = [_ref(each) for each in request.claims]
+        answers = await asyncio.gather(
+            *(_told(ref, one, lambda error: pb.NodePrepareResourceResponse(error=error)) for ref in refs)
+        )
+        return pb.NodePrepareResourcesResponse(claims=dict(zip((ref.uid for ref in refs), answers, strict=True)))
+
+    async def _unprepare(
+        self, request: pb.NodeUnprepareResourcesRequest, context: Any
+    ) -> pb.NodeUnprepareResourcesResponse:
+        async def one(ref: ClaimRef) -> pb.NodeUnprepareResourceResponse:
+            await self._servant.unprepare(ref)
+            return pb.NodeUnprepareResourceResponse()
+
+        refs = [_ref(each) for each in request.claims]
+        answers = await asyncio.gather(
+            *(_told(ref, one, lambda error: pb.NodeUnprepareResourceResponse(error=error)) for ref in refs)
+        )
+        return pb.NodeUnprepareResourcesResponse(claims=dict(zip((ref.uid for ref in refs), answers, strict=True)))
+
+    async def _watch(
+        self, request: health_pb.NodeWatchResourcesRequest, context: Any
+    ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
+        """Everything at each change, and again before the kubelet takes it for stale."""
+        devices = await self._health.first()
+        changes = self._health.changes().__aiter__()
+        news = asyncio.ensure_future(anext(changes))
+        try:
+            while True:
+                done, _ = await asyncio.wait({news}, timeout=_REPEAT_SECONDS)
+                if done:
+                    devices = news.result()
+                    news = asyncio.ensure_future(anext(changes))
+                yield self._report(devices)
+        finally:
+            news.cancel()
+
+    def _report(self, devices: Sequence[DeviceHealth]) -> health_pb.NodeWatchResourcesResponse:
+        return health_pb.NodeWatchResourcesResponse(
+            devices=[
+                health_pb.DeviceHealth(
+                    device=health_pb.DeviceIdentifier(pool_name=self._pool, device_name=each.name),
+                    health=health_pb.HealthStatus.Name(each.health),
+                    last_updated_time=int(self._now()),
+                    health_check_timeout_seconds=_STALE_SECONDS,
+                    message=each.message[:_LONGEST_MESSAGE],
+                )
+                for each in devices
+            ]
+        )
+
+
+async def _told(ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]], refusal: Callable[[str], Any]) -> Any:
+    """The answer for one claim: each has its own, whatever becomes of the others."""
+    try:
+        return await work(ref)
+    except TrancheError as error:
+        _log.warning(
+            "claim refused",
+            extra={"claim": f"{ref.namespace}/{ref.name}", "reason": error.reason, "error": error.message},
+        )
+        return refusal(f"{error.reason}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+    except Exception as error:
+        _log.error("claim failed", extra={"claim": f"{ref.namespace}/{ref.name}"}, exc_info=error)
+        return refusal(f"Internal: {type(error).__name__}: {error}")
+
+
+def _handler(method: Any, request: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda answer: answer.SerializeToString())
+
+
+def _ref(claim: pb.Claim) -> ClaimRef:
+    return ClaimRef(claim.namespace, claim.name, claim.uid)
+
+
+def _device(given: GivenDevice, pool: str, cdi: str) -> pb.Device:
+    return pb.Device(
+        request_names=[given.allocated.main_request],
+        pool_name=pool,
+        device_name=given.allocated.device,
+        cdi_device_ids=[cdi],
+        share_id=given.allocated.share_id or None,
+    )

@@ -1,0 +1,158 @@
+"""What the kubelet asks of a driver: claims are prepared and given back, each as often as it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tranche.core.allocation import Allocation
+from tranche.core.errors import KubernetesNotFound, TrancheError, WaitTimeout
+from tranche.core.keeper import ClaimKeeper
+from tranche.core.state import GpuState
+from tranche.hardware.nodes import DeviceFiles
+from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
+from tranche.kubernetes.dra.backlog import ClaimBacklog, Realiser
+from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
+from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
+from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.planning.realise import Wanted
+
+BUDGET_SECONDS = 40.0
+"""The kubelet gives up after 45, and then says less about why."""
+
+_Outcome = TypeVar("_Outcome")
+_log = logging.getLogger(__name__)
+
+
+class ClaimStore(Realiser, Protocol):
+    """`tranche.node.claims.Claims`; every method blocks."""
+
+    def give_back(self, uid: str, *, why: str) -> bool:
+        """Take back what the claim of that uid has; whether it had something."""
+        ...
+
+    def held(self) -> Mapping[str, tuple[Allocation, ...]]:
+        """What claims have, by uid."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNode:
+    """What preparing needs of the node. `observe_gpu` and `held` block; the rest does not.
+
+    `devices` are the node's by name; `driver_version` is that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS
+    daemon by the device's UUID.
+    """
+
+    pool: str
+    claims: Callable[[], ClaimStore]
+    observe_gpu: Callable[[str], GpuState]
+    devices: Callable[[], Awaitable[Mapping[str, NodeDevice]]]
+    files: Callable[[], DeviceFiles]
+    driver_version: Callable[[], str]
+    mps_pipes: Callable[[str], Path]
+
+
+class Preparer:
+    """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none."""
+
+    def __init__(
+        self, node: ClaimNode, read: Callable[[ClaimRef], Awaitable[KubeClaim | None]], share_files: ShareFiles
+    ) -> None:
+        self.backlog = ClaimBacklog(node.claims)
+        self._node = node
+        self._read = read
+        self._share_files = share_files
+        self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
+        self._giving_back: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        """The claims, by uid, that something is done about now."""
+        return frozenset({*self._preparing, *self._giving_back})
+
+    async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
+        """The claim's devices, once each is there for it and a container runtime can find it.
+
+        WaitTimeout after 40 seconds; the work goes on, and who asks again has what it comes to. The errors of what is in the way
+        otherwise: nothing has been changed for the claim then.
+        """
+        if (before := self._giving_back.get(ref.uid)) is not None:
+            await asyncio.wait({before})
+        task = self._preparing.get(ref.uid)
+        if task is None:
+            task = self._begin(self._preparing, ref.uid, self._prepare(ref))
+        done, _ = await asyncio.wait({task}, timeout=BUDGET_SECONDS)
+        if not done:
+            raise WaitTimeout(f"{ref} is still being prepared after {BUDGET_SECONDS:.0f} s", hint="it goes on")
+        return task.result()
+
+    async def unprepare(self, ref: ClaimRef) -> None:
+        """Take back what the claim has. Its container runtime file goes last, so that a crash before it is found again."""
+        if (before := self._preparing.get(ref.uid)) is not None:
+            await asyncio.wait({before})
+        task = self._giving_back.get(ref.uid)
+        if task is None:
+            task = self._begin(self._giving_back, ref.uid, self._unprepare(ref.uid, "its pods have ended"))
+        await asyncio.shield(task)
+
+    async def forget(self, uid: str, why: str) -> None:
+        """Take back what a claim has that nobody gives back."""
+        if uid not in self.under_way:
+            await asyncio.shield(self._begin(self._giving_back, uid, self._unprepare(uid, why)))
+
+    async def write_file(self, keeper: ClaimKeeper, grants: tuple[Wanted, ...]) -> None:
+        """Have a container runtime find the claim's devices."""
+        await asyncio.to_thread(self._write_file, keeper, grants)
+
+    async def _prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
+        claim = await self._read(ref)
+        if claim is None:
+            raise KubernetesNotFound(f"there is no {ref}: it was deleted")
+        given = given_devices(claim, ref, self._node.pool, await self._node.devices())
+        order = order_of(ref, given)
+        await self.backlog.realise(order)
+        await self.write_file(order.keeper, order.grants)
+        _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid})
+        return given
+
+    def _write_file(self, keeper: ClaimKeeper, grants: tuple[Wanted, ...]) -> None:
+        gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
+        files, version = self._node.files(), self._node.driver_version()
+        self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))
+
+    async def _unprepare(self, uid: str, why: str) -> None:
+        had = await asyncio.to_thread(lambda: self._node.claims().give_back(uid, why=why))
+        await asyncio.to_thread(self._share_files.remove, uid)
+        if had:
+            _log.info("given back", extra={"uid": uid, "why": why})
+
+    def _begin(
+        self, tasks: dict[str, asyncio.Task[_Outcome]], uid: str, work: Awaitable[_Outcome]
+    ) -> asyncio.Task[_Outcome]:
+        async def do() -> _Outcome:
+            try:
+                return await work
+            finally:
+                del tasks[uid]
+
+        task = asyncio.create_task(do())
+        # Whoever asked may have gone; the error is told to who asks again.
+        task.add_done_callback(_note)
+        tasks[uid] = task
+        return task
+
+
+def answers_of(ref: ClaimRef, given: tuple[GivenDevice, ...]) -> tuple[tuple[GivenDevice, str], ...]:
+    """Each device of a claim that is prepared, with its name for the container runtime."""
+    return tuple((each, cdi_id(ref.uid, number)) for number, each in enumerate(given))
+
+
+def _note(task: asyncio.Task[object]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TrancheError):
+        _log.error("claim failed", exc_info=error)

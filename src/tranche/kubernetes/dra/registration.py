@@ -1,0 +1,141 @@
+"""How the kubelet finds the driver: by a socket in its folder of plugins' registrations, which it watches.
+
+Each agent pod has sockets of its own, so that one can begin before the other has ended; the kubelet asks the one that registered
+last. Sockets that a killed agent has left are removed: nobody listens there.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tranche.core.errors import KubeletUnavailable
+from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.dra.plugin_server import SERVICES, PluginServer
+from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
+
+KUBELET_FOLDER = Path("/var/lib/kubelet")
+_LONGEST_PATH = 107
+_TYPE = "DRAPlugin"
+
+_log = logging.getLogger(__name__)
+
+
+class PluginSockets:
+    """The two sockets of one agent. `instance` tells agents of one node apart: the uid of the agent's pod, or "" without one."""
+
+    def __init__(self, kubelet_folder: Path, instance: str) -> None:
+        suffix = f"-{instance}" if instance else ""
+        self.plugin = kubelet_folder / "plugins" / DRIVER / f"dra{suffix}.sock"
+        self.registration = kubelet_folder / "plugins_registry" / f"{DRIVER}{suffix}-reg.sock"
+
+    def make_room(self) -> None:
+        """Make the folders, and remove what no agent listens on; KubeletUnavailable when that cannot be."""
+        for path in (self.plugin, self.registration):
+            if len(str(path)) > _LONGEST_PATH:
+                raise KubeletUnavailable(
+                    f"the path {path} is longer than {_LONGEST_PATH} characters, which is all that a socket can have",
+                    hint="see whether --kubelet-folder is the kubelet's own",
+                )
+        try:
+            for path, pattern in (
+                (self.registration, f"{DRIVER}*-reg.sock"),
+                (self.plugin, "dra*.sock"),
+            ):
+                path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+                for found in path.parent.glob(pattern):
+                    if found == path or not listened_to(found):
+                        found.unlink(missing_ok=True)
+        except OSError as error:
+            raise KubeletUnavailable(
+                f"cannot use the kubelet's folders of plugins: {error}",
+                hint="see whether they are mounted under the same path as on the host, and may be written",
+            ) from error
+
+    @property
+    def there(self) -> bool:
+        """Whether the kubelet can find both."""
+        return self.plugin.exists() and self.registration.exists()
+
+    def remove(self) -> None:
+        """Take both away; the kubelet gives the driver up when the registration's is gone."""
+        for path in (self.registration, self.plugin):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+class PluginRegistration:
+    """Serves the driver and its registration until `stop`. `refusal` says why the kubelet does not want the driver, "" else."""
+
+    def __init__(self, sockets: PluginSockets, plugin: PluginServer) -> None:
+        self._sockets = sockets
+        self._plugin = plugin
+        self._server: Any = None
+        self.refusal = ""
+
+    async def start(self) -> None:
+        """Serve the driver first, and then say so; KubeletUnavailable when that cannot be."""
+        self._sockets.make_room()
+        server = grpc.aio.server()
+        handlers = {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(
+                self._info, pb.InfoRequest.FromString, pb.PluginInfo.SerializeToString
+            ),
+            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
+                self._noted, pb.RegistrationStatus.FromString, pb.RegistrationStatusResponse.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers),)
+        )
+        try:
+            await self._plugin.start()
+            server.add_insecure_port(f"unix:{self._sockets.registration}")
+        except (OSError, RuntimeError) as error:
+            await self._plugin.stop()
+            raise KubeletUnavailable(f"cannot serve on {self._sockets.registration.parent}: {error}") from error
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Leave: the registration first, so that the kubelet asks no more, then the driver."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(None)
+        await self._plugin.stop()
+        self._sockets.remove()
+
+    @property
+    def found(self) -> bool:
+        """Whether it serves, and the kubelet can find it."""
+        return self._server is not None and self._sockets.there
+
+    async def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
+        return pb.PluginInfo(
+            type=_TYPE, name=DRIVER, endpoint=str(self._sockets.plugin), supported_versions=list(SERVICES)
+        )
+
+    async def _noted(self, request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:
+        if request.plugin_registered:
+            _log.info("registered", extra={"driver": DRIVER})
+            self.refusal = ""
+        else:
+            _log.warning("not registered", extra={"driver": DRIVER, "error": request.error})
+            self.refusal = f"the kubelet refuses the driver: {request.error}"
+        return pb.RegistrationStatusResponse()
+
+
+def listened_to(path: Path) -> bool:
+    """Whether some process serves on the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,279 @@
+"""What the kubelet asks of the driver, on a simulated machine: claims are prepared, refused by name, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.dra.claim_node import GIB, ClaimNodeStandIn, on_claim_node
+from tests.kubernetes.waiting import patiently, until
+from tests.node.machines import change, create, enable
+from tests.node.processes import isolated
+from tranche.core.errors import KubeletUnavailable
+from tranche.core.keeper import ClaimKeeper
+from tranche.core.state import DaemonState
+from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.node import register
+from tranche_simulator.machine import SimulatedMachine
+
+
+@isolated
+def test_a_claim_is_prepared_once_and_given_back_without_a_trace() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0-1g-5gb-3", "gpu-0-2g-10gb-0")
+        async with node.driver() as driver:
+            info = node.kubelet.info
+            assert (info.type, info.name) == ("DRAPlugin", "gpu.tranche.dev")
+            assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
+            assert driver.ready().ready
+            for version in ("v1", "v1beta1", "v1"):
+                node.kubelet.version = version
+                answer = (await node.kubelet.prepare(claim))[claim.uid]
+                assert not answer.error
+                first, second = answer.devices
+                assert (list(first.request_names), first.pool_name) == (["r0"], "n1")
+                assert (first.device_name, list(first.cdi_device_ids)) == (
+                    "gpu-0-1g-5gb-3",
+                    ["tranche.dev/share=uid-a-0"],
+                )
+                assert list(second.cdi_device_ids) == ["tranche.dev/share=uid-a-1"]
+            (held,) = node.allocations
+            assert held.keeper == ClaimKeeper("team", "a", "uid-a")
+            spec = node.specification(claim)
+            assert [each["name"] for each in spec["devices"]] == ["uid-a-0", "uid-a-1"]
+            (instance,) = (each for each in node.node.host.observe().gpus[0].instances if each.placement.start == 3)
+            assert instance.whole_slice is not None
+            mounted = [each["containerPath"] for each in spec["devices"][0]["containerEdits"]["mounts"]]
+            assert any(path.endswith(instance.whole_slice.uuid) for path in mounted)
+            assert "TRANCHE_CLAIM_uid_a=team/a" in spec["devices"][0]["containerEdits"]["env"]
+            for _ in range(2):
+                await node.unprepare(claim)
+            assert not node.allocations
+            assert not node.files
+            assert len(node.node.host.observe().gpus[0].instances) == 2, "the slices stay, idle"
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_backlog_of_all_kinds_is_prepared_at_once() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        async with node.driver():
+            claims = [node.allocate(f"s{n}", f"gpu-0-1g-5gb-{n}") for n in range(7)]
+            claims += [node.allocate(f"t{n}", f"gpu-1-{p}") for n, p in enumerate(("3g-20gb-4", "4g-20gb-0"))]
+            claims.append(node.allocate("whole", "gpu-2"))
+            answers = await asyncio.gather(*(node.prepare(claim) for claim in claims))
+            assert answers == [[""]] * len(claims)
+            gpus = node.node.host.observe().gpus
+            assert [len(gpu.instances) for gpu in gpus] == [7, 2, 0]
+            assert len(node.allocations) == len(node.files) == 10
+            await asyncio.gather(*(node.unprepare(claim) for claim in claims))
+            assert not node.allocations
+            assert not node.files
+            again = node.allocate("again", "gpu-0-7g-40gb-0")
+            assert await node.prepare(again) == [""], "idle slices make room"
+
+    on_claim_node(test, "A100-40GB", "A100-40GB", "A100-40GB")
+
+
+@isolated
+def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        first = node.allocate("first", "gpu-0-2g-10gb-0")
+        async with node.driver():
+            assert await node.prepare(first) == [""]
+            calls = node.node.machine.machine.total_change_calls()
+
+            async def refusal(claim: object) -> str:
+                (error,) = await node.prepare(claim)  # type: ignore[arg-type]
+                return error
+
+            overlap = node.allocate("overlap", "gpu-0-1g-5gb-1")
+            assert "GPU 0: 1g.5gb at 1:1 overlaps what claim team/first holds" in await refusal(overlap)
+            assert "overlaps what claim team/first holds" in await refusal(node.allocate("whole", "gpu-0"))
+            assert "allocated in pool n2" in await refusal(node.allocate("far", "gpu-0-1g-5gb-3", pool="n2"))
+            gone = node.allocate("gone", "gpu-0-1g-5gb-3")
+            node.delete("gone")
+            assert "was deleted" in await refusal(gone)
+            node.allocate("gone", "gpu-0-1g-5gb-3", uid="another")
+            assert "has uid another now, and uid-gone was asked for" in await refusal(gone)
+            assert "does not have" in await refusal(node.allocate("odd", "gpu-0-1g-5gb-9"))
+            node.node.server.put(
+                "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/bare", {"metadata": {"uid": "uid-bare"}}
+            )
+            bare = node.allocate("bare")
+            assert "no device of gpu.tranche.dev" in await refusal(bare)
+            assert node.node.machine.machine.total_change_calls() == calls
+            (held,) = node.allocations
+            assert held.keeper == ClaimKeeper("team", "first", "uid-first")
+            assert node.files == ["tranche.dev-share_uid-first.json"]
+            # The neighbour ends, and the one that was refused is served: the kubelet asks again.
+            await node.unprepare(first)
+            assert await node.prepare(overlap) == [""]
+            both = node.allocate("b", "gpu-0-1g-5gb-5"), node.allocate("c", "gpu-0-1g-5gb-1")
+            good, bad = await node.prepare(*both)
+            assert (good, "team/overlap" in bad) == ("", True), "claims of one call are answered one by one"
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_share_is_within_its_limit_before_the_container_starts() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        async with node.driver():
+            one = node.allocate("one", "gpu-0-shared", consumed={"memory": "4Gi", "compute": "20", "clients": "1"})
+            two = node.allocate("two", "gpu-0-shared", consumed={"memory": "6Gi", "compute": "0", "clients": "1"})
+            assert await node.prepare(one, two) == ["", ""]
+            (daemon,) = node.node.host.observe().gpus[0].daemons
+            assert (daemon.state, daemon.limit) == (DaemonState.READY, 6 * GIB)
+            answer = (await node.kubelet.prepare(one))[one.uid]
+            assert answer.devices[0].share_id == "share-one"
+            environment = node.specification(one)["devices"][0]["containerEdits"]["env"]
+            assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M" in environment
+            assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20" in environment
+            assert any(word.startswith("CUDA_MPS_PIPE_DIRECTORY=") for word in environment)
+            three = node.allocate("three", "gpu-0-shared", consumed={"memory": "8Gi", "compute": "0"})
+            (error,) = await node.prepare(three)
+            assert "are needed" in error
+            four = node.allocate("four", "gpu-0-shared", consumed={"memory": "900Gi"})
+            assert "which has" in (await node.prepare(four))[0]
+            await node.unprepare(one, two)
+            assert await node.prepare(three) == [""], "room again"
+
+    on_claim_node(test, machine_type="g4dn.xlarge")
+
+
+@isolated
+def test_instances_that_somebody_else_made_or_uses_are_refused_by_name() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        host = node.node.host
+        change(host, *enable(host.observe().gpus[0]))
+        change(host, create(host.observe().gpus[0], "1g.5gb", 0))
+        (instance,) = host.observe().gpus[0].instances
+        assert instance.whole_slice is not None
+        async with node.driver():
+            with SimulatedMachine(node.node.machine.machine.directory).attached(instance.whole_slice.uuid):
+                (error,) = await node.prepare(node.allocate("a", "gpu-0-2g-10gb-0"))
+                assert "which no claim accounts for" in error
+            with host.ledger.write() as db:
+                db.execute("DELETE FROM owned_instances")
+            (error,) = await node.prepare(node.allocate("b", "gpu-0-2g-10gb-0"))
+            assert "which Tranche did not make" in error
+            assert len(host.observe().gpus[0].instances) == 1
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_what_a_crash_left_is_found_again() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        kept, freed, fallen = (node.allocate(name, f"gpu-0-1g-5gb-{n}") for n, name in enumerate("abc"))
+        host = node.node.host
+        async with node.driver():
+            assert await node.prepare(kept, freed, fallen) == ["", "", ""]
+        # Killed between the share and its file; and the register lost.
+        host.claims.give_back(freed.uid, why="test")
+        node.delete("b")
+        with host.ledger.write() as db:
+            (lost,) = (each for each in register.allocations(db) if str(each.keeper) == "claim team/a")
+            register.remove_allocation(db, lost.id)
+        async with node.driver():
+            await until(lambda: node.files == ["tranche.dev-share_uid-a.json", "tranche.dev-share_uid-c.json"])
+            await until(lambda: {str(each.keeper) for each in node.allocations} == {"claim team/a", "claim team/c"})
+            again = next(each for each in node.allocations if str(each.keeper) == "claim team/a")
+            assert again.grants == lost.grants
+            (node.cdi / "tranche.dev-share_uid-a.json").unlink()
+            await until(lambda: len(node.files) == 2)
+            # Its pod and its claim are gone, and the kubelet says nothing.
+            node.delete("c")
+            reads = len(node.node.server.requests)
+            await until(lambda: len(node.node.server.requests) > reads + 3)
+            assert len(node.allocations) == 2, "it may be about to start"
+            node.now += 60
+            await until(lambda: [str(each.keeper) for each in node.allocations] == ["claim team/a"])
+            await until(lambda: node.files == ["tranche.dev-share_uid-a.json"])
+            # An API server that is away says nothing about anybody.
+            node.node.server.refusals["GET", "/a"] = (503, {"message": "no"})
+            node.now += 60
+            reads = len(node.node.server.requests)
+            await until(lambda: len(node.node.server.requests) > reads + 3)
+            assert len(node.allocations) == 1
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_slice_with_a_process_is_kept_although_its_claim_is_gone() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0-1g-5gb-0")
+        async with node.driver():
+            assert await node.prepare(claim) == [""]
+            (instance,) = node.node.host.observe().gpus[0].instances
+            assert instance.whole_slice is not None
+            with SimulatedMachine(node.node.machine.machine.directory).attached(instance.whole_slice.uuid):
+                node.delete("a")
+                for _ in range(3):
+                    node.now += 60
+                    await asyncio.sleep(0.05)
+                assert len(node.allocations) == 1
+            node.now += 60
+            await asyncio.sleep(0.05)
+            node.now += 60
+            await until(lambda: not node.allocations)
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_the_kubelet_finds_the_driver_again_and_no_dead_one() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        sockets = PluginSockets(node.kubelet.folder, "pod-0")
+        for path in (sockets.plugin, sockets.registration):
+            path.parent.mkdir(parents=True)
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(path))
+        other = sockets.registration.with_name("other.example.com-reg.sock")
+        other.touch()
+        async with node.driver("pod-1"):
+            pass
+        assert other.exists(), "another driver's is not touched"
+        assert not node.kubelet.sockets
+        claim = node.allocate("a", "gpu-0")
+        async with node.driver("pod-2") as driver:
+            assert [path.name for path in node.kubelet.sockets] == ["gpu.tranche.dev-pod-2-reg.sock"]
+            await node.kubelet.register(error="not this one")
+            assert "not this one" in driver.ready().why
+            shutil.rmtree(node.kubelet.folder)
+            await node.kubelet.register()
+            assert driver.ready().ready
+            assert await node.prepare(claim) == [""]
+
+    on_claim_node(test, "A100-40GB")
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KubeletUnavailable, match="longer than 107"):
+        PluginSockets(tmp_path / ("x" * 60), "00000000-0000-0000-0000-000000000000").make_room()
+
+
+@isolated
+def test_the_kubelet_hears_of_a_lost_gpu_and_claims_on_it_are_refused() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        async with node.driver(), node.kubelet.health() as reports:
+            first = await patiently(anext(reports))
+            assert {each.health for each in first.devices} == {1}
+            assert {each.device.pool_name for each in first.devices} == {"n1"}
+            node.node.machine.machine.inject_lost(1)
+            node.node.inventory.poke()
+            second = await patiently(anext(reports))
+            sick = {each.device.device_name for each in second.devices if each.health == 2}
+            assert "gpu-1" in sick
+            assert not any(name.startswith("gpu-0") for name in sick)
+            (error,) = await node.prepare(node.allocate("a", "gpu-1"))
+            assert "GpuNotFound" in error, "a driver that has lost a GPU no longer knows its UUID"
+
+    on_claim_node(test, "A100-40GB", "A100-40GB")
