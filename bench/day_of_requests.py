@@ -2,7 +2,8 @@
 
 Requests arrive at random at an even rate and never wait: what finds no place is lost. They ask for the amounts of memory that
 notebooks, small models and training ask for; a tenth ask for whole GPUs. All three see the same day, and decide as `tranche run`
-does. The load is so chosen that about half of the memory would be in use if nothing were lost.
+does. The load is so chosen that about half of the memory would be in use if nothing were lost. On a second day a fifth of those
+who ask for memory accept nothing that others share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import mean
 
 from bench.machine import board_of, gpu_of
 from bench.report import Report
-from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Part, Phase
 from tranche.core.errors import TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import GIB
@@ -32,6 +33,8 @@ _MPS = SharingMeans(frozenset({Sharing.MPS}), mps_clients=48)
 _AMOUNTS: Mapping[int, int] = {1: 20, 2: 20, 3: 15, 4: 15, 8: 12, 12: 4, 16: 2, 20: 2}
 """GiB of memory, and how many of a hundred requests ask for them; the rest ask for whole GPUs."""
 _LOAD = 0.5
+_HARD = 0.2
+"""How many of those who ask for memory accept nothing that others share, on the second day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,14 @@ class Visit:
     request: Request
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Which part of the visits found a place, and which part of those that asked for memory have it for themselves."""
+
+    accepted: float
+    alone: float
+
+
 def run(report: Report) -> None:
     amounts = ", ".join(f"{weight} % of {amount} GiB" for amount, weight in _AMOUNTS.items())
     report.section(
@@ -50,23 +61,27 @@ def run(report: Report) -> None:
         f"{_ARRIVALS:,} requests, seeds {_SEEDS[0]} to {_SEEDS[-1]}; offered load {_LOAD:.0%} of the memory; isolation soft",
         f"{amounts}, {100 - sum(_AMOUNTS.values())} % of a whole GPU",
     )
-    machines = {"one T4": (_t4(),), "one A100 40 GB": _a100s(1), "p4d.24xlarge": _a100s(8)}
+    machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "p4d.24xlarge": a100s(8)}
     rows = []
-    for name, gpus in machines.items():
-        days = [_day(sum(gpu.memory for gpu in gpus), seed) for seed in _SEEDS]
-        cells = [_percent(mean(_served(_view(gpus, use, means), day) for day in days)) for use, means in _WAYS.values()]
-        rows.append((name, *cells))
-    report.table(("of all requests, served on", *_WAYS), rows)
+    for hard in (0.0, _HARD):
+        for name, gpus in machines.items():
+            days = [day_of(sum(gpu.memory for gpu in gpus), seed, hard) for seed in _SEEDS]
+            found = [[served(machine(gpus, use, means), day) for day in days] for use, means in WAYS.values()]
+            cells = [_percent(mean(day.accepted for day in each)) for each in found]
+            alone = _percent(mean(day.alone for day in found[-1]))
+            rows.append((f"{name}, {hard:.0%} hard" if hard else name, *cells, alone))
+    report.table(("of all requests, served on", *WAYS, "of those with memory, alone"), rows)
 
 
-_WAYS: Mapping[str, tuple[GpuUse, SharingMeans]] = {
+WAYS: Mapping[str, tuple[GpuUse, SharingMeans]] = {
     "slices and whole GPUs": (GpuUse.MIG, NO_SHARING),
     "parts and whole GPUs": (GpuUse.SHARED, _MPS),
     "all of them": (GpuUse.AUTO, _MPS),
 }
 
 
-def _day(memory: int, seed: int) -> list[Visit]:
+def day_of(memory: int, seed: int, hard: float = 0.0) -> list[Visit]:
+    """The visits to a machine with so many bytes of memory; `hard` is the part of those below a whole GPU that share nothing."""
     random = Random(seed)
     kinds = [*_AMOUNTS, 0]
     weights = [*_AMOUNTS.values(), 100 - sum(_AMOUNTS.values())]
@@ -79,15 +94,17 @@ def _day(memory: int, seed: int) -> list[Visit]:
     for amount in asked:
         now += random.expovariate(1 / gap)
         demand = GpuMemory(amount) if amount else WholeGpus(1)
-        found.append(Visit(now, random.expovariate(1 / stay), Request(demand, Isolation.SOFT)))
+        stays = random.expovariate(1 / stay)
+        isolation = Isolation.HARD if hard and amount and random.random() < hard else Isolation.SOFT
+        found.append(Visit(now, stays, Request(demand, isolation)))
     return found
 
 
-def _served(view: NodeView, day: Sequence[Visit]) -> float:
-    """The part of the visits that found a place."""
+def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
+    """What became of the visits."""
     index = IndexedView(view)
     here: list[tuple[float, int]] = []
-    served = 0
+    served = asked = alone = 0
     for number, visit in enumerate(day):
         while here and here[0][0] <= visit.time:
             index.release(str(heappop(here)[1]))
@@ -102,21 +119,23 @@ def _served(view: NodeView, day: Sequence[Visit]) -> float:
         index.promise(Allocation(str(number), visit.request, decision.grants, Phase.ACTIVE, 0.0))
         heappush(here, (visit.time + visit.stay, number))
         served += 1
-    return served / len(day)
+        asked += isinstance(visit.request.demand, GpuMemory)
+        alone += isinstance(visit.request.demand, GpuMemory) and not isinstance(decision.grants[0], Part)
+    return Outcome(served / len(day), alone / asked if asked else 0.0)
 
 
-def _view(gpus: Sequence[GpuState], use: GpuUse, means: SharingMeans) -> NodeView:
+def machine(gpus: Sequence[GpuState], use: GpuUse, means: SharingMeans) -> NodeView:
     return NodeView(NodeState(tuple(gpus), sharing=means), uses={gpu.uuid: use for gpu in gpus})
 
 
-def _a100s(number: int) -> tuple[GpuState, ...]:
+def a100s(number: int) -> tuple[GpuState, ...]:
     board = board_of("A100-40GB")
     return tuple(
         replace(gpu_of(board, index), mode=MigMode.DISABLED, pending_mode=MigMode.DISABLED) for index in range(number)
     )
 
 
-def _t4() -> GpuState:
+def t4() -> GpuState:
     """A card without MIG. The catalogue's boards have all been cut; this takes its kind from documents."""
     memory = 15 * GIB
     return replace(

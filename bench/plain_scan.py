@@ -9,19 +9,21 @@ from collections.abc import Iterable, Mapping
 
 from tranche.core.allocation import NodeView, Part
 from tranche.core.errors import TrancheError
-from tranche.core.request import Request
+from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.allocate import Decision, Waiting, granted
 from tranche.planning.candidates import Candidate, candidate, check_possible, gpus_needed
-from tranche.planning.choices import options
+from tranche.planning.choices import all_ways, options
 from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.options import Effort, Freedom, Option
+from tranche.planning.options import Effort, Freedom, Option, gpu_blocked
+from tranche.planning.part_wish import PartWish
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.queue import WaitingRequest
 from tranche.planning.tables import geometry_of
-from tranche.planning.tenancy import tenancy
+from tranche.planning.tenancy import Tenancy, tenancy
+from tranche.planning.thrift import toll
 
 
 def decide_by_scan(
@@ -34,15 +36,20 @@ def decide_by_scan(
 ) -> Decision:
     """As `decide`, with an obstacle for each GPU however many there are. `reserved` maps UUIDs to waiters."""
     check_possible(request, [(gpu, _rules(view, gpu), 1) for gpu in view.node])
-    freedom = Freedom(adopt_foreign_destroy)
+    freedom, thrifty = Freedom(adopt_foreign_destroy), _thrifty(view, request)
     best: list[tuple[tuple[float, ...], Option]] = []
     obstacles: list[Obstacle] = []
     for gpu in view.node:
-        found = _ways(view, gpu, request, freedom, reserved or {})
+        answer = candidate(request, gpu, _rules(view, gpu))
+        found = _ways(view, gpu, answer, freedom, reserved or {})
         if isinstance(found, Obstacle):
             obstacles.append(found)
         else:
-            best.append(_cheapest(gpu, found, policy))
+            assert isinstance(answer, Candidate)
+            if thrifty:
+                found = all_ways(tenancy(view, gpu), answer, freedom)
+                assert not isinstance(found, Obstacle)
+            best.append(_cheapest(tenancy(view, gpu), found, answer.part, policy, thrifty=thrifty))
     needed = gpus_needed(request)
     if len(best) < needed:
         return Waiting(tuple(obstacles))
@@ -69,9 +76,8 @@ def _rules(view: NodeView, gpu: GpuState) -> GpuRules:
 
 
 def _ways(
-    view: NodeView, gpu: GpuState, request: Request, freedom: Freedom, reserved: Mapping[str, str]
+    view: NodeView, gpu: GpuState, answer: Candidate | Obstacle, freedom: Freedom, reserved: Mapping[str, str]
 ) -> tuple[Option, ...] | Obstacle:
-    answer = candidate(request, gpu, _rules(view, gpu))
     if isinstance(answer, Obstacle):
         return answer
     if gpu.uuid in view.changing:
@@ -81,10 +87,27 @@ def _ways(
     return options(tenancy(view, gpu), answer, freedom)
 
 
-def _cheapest(gpu: GpuState, found: Iterable[Option], policy: Policy) -> tuple[tuple[float, ...], Option]:
+def _thrifty(view: NodeView, request: Request) -> bool:
+    """Whether the machine is careful with its room when somebody asks for so much memory."""
+    if not isinstance(request.demand, GpuMemory | GpuShare) or request.isolation is Isolation.HARD:
+        return False
+    if not view.node.sharing.offered:
+        return False
+    here = [tenancy(view, gpu) for gpu in view.node]
+    untouched = sum(
+        each.untouched and gpu_blocked(each) is None and each.gpu.uuid not in view.changing for each in here
+    )
+    return any(each.whole for each in here) or untouched - request.count < len(here) / 2
+
+
+def _cheapest(
+    here: Tenancy, found: Iterable[Option], wish: PartWish | None, policy: Policy, *, thrifty: bool
+) -> tuple[tuple[float, ...], Option]:
+    gpu = here.gpu
     geometry = geometry_of(gpu.memory_slices, gpu.profiles)
 
     def preference(option: Option) -> tuple[float, ...]:
+        taken = toll(here, option, wish) if thrifty else 0
         slot = option.grant.slot
         spot = None if slot is None else slot.placement
         start = 0 if spot is None else spot.start
@@ -92,8 +115,8 @@ def _cheapest(gpu: GpuState, found: Iterable[Option], policy: Policy) -> tuple[t
         if isinstance(option.grant, Part):
             weakness = 1 + list(Sharing).index(option.grant.sharing)
             opens = option.change is not Effort.NONE and slot is None and gpu.mig_capable
-            return (weakness, *cheap, option.left + opens * 2.0**60, gpu.index, start)
+            return (taken, weakness, *cheap, option.left + opens * 2.0**60, gpu.index, start)
         cost = 0.0 if spot is None else policy.cost(geometry, option.mask, option.mask | spot.mask)
-        return (0, *cheap, cost, gpu.index, start)
+        return (taken, 0, *cheap, cost, gpu.index, start)
 
     return min(((preference(option), option) for option in found), key=lambda pair: pair[0])

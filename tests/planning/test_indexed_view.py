@@ -45,7 +45,7 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 policies = st.sampled_from(list(POLICIES.values()))
 wishes = st.builds(
     lambda sharings, memory, compute, inside: PartWish(
-        tuple(PartWay(each, memory) for each in Sharing if each in sharings), compute, 3, inside
+        tuple(PartWay(each, memory) for each in Sharing if each in sharings), compute, 3, inside, memory
     ),
     st.sets(st.sampled_from(Sharing), min_size=1),
     st.integers(1, 20).map(lambda gib: gib * GIB),
@@ -117,11 +117,11 @@ def test_it_decides_as_a_plain_scan(data: st.DataObject, policy: Policy, foreign
         assert outcome(looked_up) == outcome(scanned)
 
 
-@given(fleets(), st.data(), policies, st.booleans())
+@given(fleets(), st.data(), policies, st.booleans(), st.booleans())
 def test_every_gpu_is_ranked_by_its_own_best_option(
-    view: NodeView, data: st.DataObject, policy: Policy, foreign: bool
+    view: NodeView, data: st.DataObject, policy: Policy, foreign: bool, thrifty: bool
 ) -> None:
-    index, terms = IndexedView(view), Terms(Freedom(foreign), policy)
+    index, terms = IndexedView(view), Terms(Freedom(foreign), policy, thrifty)
     for kind in index.kinds:
         profiles = [profile for profile in kind.profiles if profile.starts]
         for profile in (None, *(data.draw(st.lists(st.sampled_from(profiles), max_size=4)) if profiles else ())):

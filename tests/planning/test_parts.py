@@ -130,22 +130,6 @@ def test_nothing_is_given_twice_and_nothing_below_what_is_asked_for(
 
 
 @given(sharing_views(), requests())
-def test_what_is_for_one_alone_is_chosen_first(view: NodeView, request: Request) -> None:
-    assume(request.compute is None and request.limit is None and request.count == 1)
-    try:
-        soft = decide(view, replace(request, isolation=Isolation.SOFT))
-    except TrancheError:
-        return
-    if not isinstance(soft, Granted) or not isinstance(soft.grants[0], Part):
-        return
-    try:
-        hard = decide(view, replace(request, isolation=Isolation.HARD))
-    except TrancheError:
-        return
-    assert isinstance(hard, Waiting)
-
-
-@given(sharing_views(), requests())
 def test_a_machine_that_shares_by_nothing_gives_what_it_gave_before_there_were_parts(
     view: NodeView, request: Request
 ) -> None:
@@ -376,7 +360,7 @@ def test_a_gpu_goes_from_slices_to_parts_only_when_nothing_is_on_it() -> None:
 
 def test_an_idle_daemon_ends_before_its_gpu_is_given_whole_or_cut() -> None:
     gpu = replace(gpu_on(A100, mode=MigMode.DISABLED), daemons=(MpsDaemon(None, "", DaemonState.READY, GIB),))
-    for request in (parse_request(gpus="1"), parse_request(gpu_memory="4Gi")):
+    for request in (parse_request(gpus="1"), parse_request(gpu_memory="4Gi", isolation="hard")):
         _, decision = served(machine(gpu), request)
         assert isinstance(decision.plan.steps[0], StopMps)
 
@@ -397,7 +381,8 @@ def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | 
 @pytest.mark.parametrize(
     ("use", "options", "mechanism"),
     [
-        (GpuUse.AUTO, {"gpu_memory": "4G"}, "mig"),
+        (GpuUse.AUTO, {"gpu_memory": "4G"}, "mps"),
+        (GpuUse.AUTO, {"gpu_memory": "4G", "isolation": "hard"}, "mig"),
         (GpuUse.MIG, {"gpu_memory": "4G"}, "mig"),
         (GpuUse.SHARED, {"gpu_memory": "4G"}, "mps"),
         (

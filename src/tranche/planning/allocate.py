@@ -1,7 +1,8 @@
 """From an observed node and a request to a decision: granted, with the Plan that makes it true, or waiting, with the reasons.
 
 Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
-as the request accepts them. Among equals: what needs no change; an instance that only lacks its compute instance; a new instance
+as the request accepts them. On a machine that is careful with its room, what takes the least from those to come goes before
+(`tranche.planning.thrift`). Among equals: what needs no change; an instance that only lacks its compute instance; a new instance
 in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is. Parts go
 together, onto the device that has the least room left.
 """
@@ -24,6 +25,7 @@ from tranche.planning.options import Effort, Freedom, Option
 from tranche.planning.plan import Plan
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.ranking import Preference, Ranking
+from tranche.planning.thrift import why_thrifty
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def offer(
     """The decision, with what makes it better or worse than another machine's. Raises what `decide` raises."""
     index = indexed(view)
     index.check_possible(request)
-    terms = Terms(Freedom(adopt_foreign_destroy), policy)
+    terms = Terms(Freedom(adopt_foreign_destroy), policy, bool(why_thrifty(index, request)))
     needed = gpus_needed(request)
     best: list[tuple[Preference, int, Candidate, Ranking]] = []
     for kind, answer in index.candidates(request).items():

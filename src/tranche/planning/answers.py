@@ -12,7 +12,7 @@ from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.candidates import Candidate, candidate
-from tranche.planning.choices import options, ways
+from tranche.planning.choices import all_ways, options, ways
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.obstacle import Likeness, Obstacle, Reason, more_alike, obstacle
 from tranche.planning.options import Effort, Freedom, Option, same_option
@@ -21,12 +21,14 @@ from tranche.planning.ranking import Answer, Preference, Ranking
 from tranche.planning.situation import GpuKind, Situation
 from tranche.planning.tables import geometry_of
 from tranche.planning.tenancy import Tenancy
+from tranche.planning.thrift import toll
 
 # Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
 NAMED_AT_MOST = 16
 
 # What is for one alone comes first, and then the mechanisms in the order of their strength.
 _STRENGTHS = {sharing: number for number, sharing in enumerate(Sharing, start=1)}
+_WEAKEST = len(_STRENGTHS)
 
 # In bytes.
 _MORE_THAN_ANY_GPU = 1 << 60
@@ -37,10 +39,14 @@ Reserved = Mapping[GpuKind, str]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a request is to be served: what a plan may do, and how to choose among equally cheap places."""
+    """How a request is to be served: what a plan may do, and how to choose among equally cheap places.
+
+    `thrifty` says that the machine is careful with its room: what takes less from those to come goes before what is stronger.
+    """
 
     freedom: Freedom
     policy: Policy
+    thrifty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +99,25 @@ def best_option(here: Tenancy, answer: Candidate, terms: Terms) -> tuple[Prefere
     """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
 
     Strongest walls first, then the cheapest change, fewest instances destroyed, least memory given, the policy's cost or of parts
-    the least room left over, the lowest start.
+    the least room left over, the lowest start. Before all that, on a machine that is careful with its room, what takes the least
+    from those to come.
     """
-    found = ways(here, answer, terms.freedom)
+    found = (all_ways if terms.thrifty else ways)(here, answer, terms.freedom)
     if isinstance(found, Obstacle) or not found:
         return None
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
 
     def preference(option: Option) -> Preference:
+        taken = toll(here, option, answer.part) * (_WEAKEST + 1) if terms.thrifty else 0
         if isinstance(option.grant, Part):
-            strength = _STRENGTHS[option.grant.sharing]
+            strength = taken + _STRENGTHS[option.grant.sharing]
             # A GPU that can be cut is opened for parts after all others, so that it can be cut for somebody.
             last = option.change is not Effort.NONE and option.grant.slot is None and option.gpu.mig_capable
             return (strength, option.change, option.destroys, option.memory, option.left + last * _MORE_THAN_ANY_GPU)
         slot = option.grant.slot
         spot = None if slot is None else slot.placement
         cost = 0.0 if spot is None else terms.policy.cost(geometry, option.mask, option.mask | spot.mask)
-        return (0, option.change, option.destroys, option.memory, cost)
+        return (taken, option.change, option.destroys, option.memory, cost)
 
     def start(option: Option) -> int:
         return 0 if option.grant.slot is None else option.grant.slot.placement.start

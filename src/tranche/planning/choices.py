@@ -28,3 +28,11 @@ def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Opti
     parts = part_options(tenancy, wish, freedom)
     # Of a GPU that is shared it matters why no more parts of it are given; of any other, why it has no room for one alone.
     return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts
+
+
+def all_ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+    """As `ways`, but what is for one holder alone and the parts as well."""
+    if candidate.part is None or not candidate.alone:
+        return ways(tenancy, candidate, freedom)
+    found = (ways_alone(tenancy, candidate, freedom), part_options(tenancy, candidate.part, freedom))
+    return tuple(option for each in found if not isinstance(each, Obstacle) for option in each)

@@ -14,6 +14,7 @@ from tranche.core.allocation import Allocation, Grant, NodeView
 from tranche.core.errors import AllocationUnknown, GpuNotFound
 from tranche.core.gpu_use import GpuUse
 from tranche.core.request import Request
+from tranche.core.sharing import SharingMeans
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.candidates import Candidate, candidate, check_possible, gpus_needed
 from tranche.planning.effect import apply
@@ -21,7 +22,7 @@ from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.plan import Plan
 from tranche.planning.ranking import Answer, Move, Ranking
-from tranche.planning.situation import GpuKind, Situation, kind_of, situation_key
+from tranche.planning.situation import GpuKind, Situation, kind_of, situation_key, situation_of
 from tranche.planning.tenancy import Tenancy, tenancy_of
 
 # How many moves are kept for rankings that nobody asks, before those are dropped.
@@ -54,6 +55,8 @@ class IndexedView:
             here = tenancy_of(gpu, held, self._owned)
             self._tenancies.append(here)
             self._situations.append(self._situation(here, self._situations[-1].kind if self._situations else None))
+        self._untouched = sum(each.untouched for each in self._situations)
+        self._undivided = sum(each.undivided for each in self._situations)
         self._stale: set[int] = set()
         self._moves: list[Move] = []
         self._rankings: dict[object, Ranking] = {}
@@ -163,6 +166,23 @@ class IndexedView:
         """The kind of the GPU at that place."""
         self._sort_stale()
         return self._situations[place].kind
+
+    @property
+    def means(self) -> SharingMeans:
+        """What devices can be shared by here."""
+        return self._node.sharing
+
+    @property
+    def untouched(self) -> int:
+        """On how many GPUs nothing is, so that they can be given away whole or cut."""
+        self._sort_stale()
+        return self._untouched
+
+    @property
+    def undivided(self) -> int:
+        """How many GPUs are held as they are, uncut, by one or by several."""
+        self._sort_stale()
+        return self._undivided
 
     def ranking(self, kind: GpuKind, question: object, answer: Callable[[Situation], Answer]) -> Ranking:
         """The GPUs of that kind by their answers to a question; equal questions must have equal answers."""
@@ -281,6 +301,8 @@ class IndexedView:
             self._tenancies[place] = here
             if after is not before:
                 self._situations[place] = after
+                self._untouched += after.untouched - before.untouched
+                self._undivided += after.undivided - before.undivided
                 self._moves.append((place, before, after))
                 if after.kind is not before.kind:
                     self._kinds = None
@@ -305,7 +327,7 @@ class IndexedView:
         key = situation_key(kind, here, changing)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Situation(kind, changing, here)
+            known = self._known[key] = situation_of(kind, here, changing)
         return known
 
 

@@ -26,13 +26,14 @@ class PartWish:
     """The parts that serve a request, strongest mechanism first.
 
     `compute` is the ceiling in percent, or None. `clients` is how many clients MPS serves on one GPU. `inside` says whether a
-    slice may be shared, too, and not only a GPU that is not cut.
+    slice may be shared, too, and not only a GPU that is not cut. `amount` is what the program itself is to have, in bytes.
     """
 
     ways: tuple[PartWay, ...]
     compute: int | None
     clients: int
     inside: bool
+    amount: int = 0
 
     def way(self, sharing: Sharing) -> PartWay | None:
         """The part by that mechanism; None when it does not serve the request."""
@@ -51,7 +52,19 @@ def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> PartWish | No
     if not ways:
         return None
     clients = rules.means.mps_clients or FEWEST_CLIENTS
-    return PartWish(tuple(ways), request.compute, clients, inside=rules.use is GpuUse.AUTO)
+    inside = rules.use is GpuUse.AUTO
+    return PartWish(tuple(ways), request.compute, clients, inside, _amount(request, gpu))
+
+
+def _amount(request: Request, gpu: GpuState) -> int:
+    """In bytes, without the context."""
+    match request.demand:
+        case GpuMemory(amount):
+            return amount
+        case GpuShare(share):
+            return int(share * gpu.usable_memory)
+        case _:
+            return 0
 
 
 def accepted(request: Request) -> tuple[Sharing, ...]:

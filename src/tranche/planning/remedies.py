@@ -25,6 +25,7 @@ from tranche.planning.candidates import Candidate, candidate, gpus_needed, one_o
 from tranche.planning.foresee import with_granted, without
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.tenancy import tenancy
+from tranche.planning.thrift import why_thrifty
 
 _NAMED_AT_MOST = 4
 _HOLDERS_LISTED = 256
@@ -137,10 +138,18 @@ def remedies(index: IndexedView, request: Request, terms: Terms, reserved: Reser
 
 
 def stronger(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Advice:
-    """Whose end would give the request, which gets a part of a shared device now, something for itself alone."""
+    """What would give the request, which gets a part of a shared device now, something for itself alone.
+
+    It is there where the machine is careful with its room; otherwise somebody has to end first.
+    """
     if request.compute is not None or request.limit is not None:
         return NO_ADVICE
     question = _question(index, replace(request, isolation=Isolation.HARD), terms, reserved)
+    free = question.granted()
+    if free is not None:
+        why = why_thrifty(index, request)
+        text = f"{free.note}, is kept for who asks for it with --isolation hard, because {why}"
+        return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request),))
     holders = _fewest_holders(question)
     if holders is None:
         return NO_ADVICE

@@ -70,22 +70,32 @@ def kind_of(gpu: GpuState, use: GpuUse = GpuUse.AUTO, guess: GpuKind | None = No
 class Situation:
     """A situation that some GPU was found in: `example` is that GPU. `changing` as for a view.
 
-    An index has one object for each situation, so that two are compared by identity.
+    `untouched`: nothing is on it and it may be given away. `undivided`: it is held, uncut, by one or by several. An index has one
+    object for each situation, so that two are compared by identity.
     """
 
     kind: GpuKind
     changing: bool
     example: Tenancy
+    untouched: bool
+    undivided: bool
+
+
+def situation_of(kind: GpuKind, here: Tenancy, changing: bool) -> Situation:
+    """The situation of a GPU of that kind."""
+    untouched = here.untouched and not changing and gpu_blocked(here) is None
+    return Situation(kind, changing, here, untouched, bool(here.whole))
 
 
 def situation_key(kind: GpuKind, here: Tenancy, changing: bool) -> tuple[object, ...]:
     """Equal for two GPUs only when every request gets the same answer from both, but for names."""
+    undivided = bool(here.whole)
     if changing:
-        return (kind, "changing")
+        return (kind, "changing", undivided)
     shared = _shared(here) if here.shared else ()
     blocked = gpu_blocked(here)
     if blocked is not None:
-        return (kind, blocked.reason, *shared)
+        return (kind, blocked.reason, undivided, *shared)
     return (
         kind,
         here.gpu.mig_enabled,

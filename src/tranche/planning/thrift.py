@@ -1,0 +1,72 @@
+"""When a machine has to be careful with its room, and what each way to serve a request then takes from those to come.
+
+A machine with room to spare gives the strongest fence that is free. One that fills up looks first at what it keeps for others:
+GPUs on which nothing is, which only a request for a whole GPU, a large one or one for slices makes full use of.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from tranche.core.allocation import ComputeSlice, Part
+from tranche.core.devices import memory_of
+from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
+from tranche.planning.candidates import gpus_needed
+from tranche.planning.indexed_view import IndexedView
+from tranche.planning.options import Effort, Option
+from tranche.planning.part_wish import PartWish
+from tranche.planning.tenancy import Tenancy
+
+
+class Toll(IntEnum):
+    """What an option takes from those to come, least first; GPUs in use are those that nobody could have whole now anyway.
+
+    FITTING: a slice of a GPU in use, of which the request needs more than half. JOINED: one more part of a shared device. BESIDE:
+    the first part of a slice, on a GPU in use. ROOMY: a slice of a GPU in use, of which the request leaves half or more unused.
+    WHOLE: a whole GPU, of which the request needs more than half. OPENED: the first part of a GPU that is not cut. CUT: what lies
+    on a GPU that is cut and on which nothing is. SPREAD: all else, such as cutting one more GPU.
+    """
+
+    FITTING = 0
+    JOINED = 1
+    BESIDE = 2
+    ROOMY = 3
+    WHOLE = 4
+    OPENED = 5
+    CUT = 6
+    SPREAD = 7
+
+
+def why_thrifty(index: IndexedView, request: Request) -> str:
+    """Why the machine is careful with its room, in words that follow "because"; "" when it has room to spare.
+
+    It has as long as slices are all that anybody holds, and half of its GPUs would stay untouched if the request took one more.
+    Where nothing can be shared, and for a request that accepts no part, there is nothing to be careful with.
+    """
+    if not isinstance(request.demand, GpuMemory | GpuShare) or request.isolation is Isolation.HARD:
+        return ""
+    if not index.means.offered:
+        return ""
+    if index.undivided:
+        return "GPUs are held whole or in parts here"
+    if 2 * (index.untouched - gpus_needed(request)) < len(index):
+        return "fewer than half of the GPUs would stay untouched"
+    return ""
+
+
+def toll(here: Tenancy, option: Option, wish: PartWish | None) -> Toll:
+    """What the option takes from those to come; `wish` is the part that would serve the request, where one would."""
+    whole = option.grant.slot is None
+    if isinstance(option.grant, Part):
+        if option.change is Effort.NONE:
+            return Toll.JOINED
+        if not here.untouched:
+            return Toll.BESIDE
+        return Toll.OPENED if whole else Toll.CUT
+    assert not isinstance(option.grant, ComputeSlice)
+    fitting = wish is not None and 2 * wish.amount > memory_of(option.grant, here.gpu)
+    if not here.untouched:
+        return Toll.FITTING if fitting else Toll.ROOMY
+    if whole:
+        return Toll.WHOLE if fitting else Toll.SPREAD
+    return Toll.CUT if fitting and option.change is not Effort.MODE else Toll.SPREAD
