@@ -31,20 +31,21 @@ def routes_and_addresses() -> str:
     return "".join(_ip(*words) for words in (("route",), ("-4", "address")))
 
 
-def add_address(address: str) -> bool:
+def add_address(address: str, lock: int) -> bool:
     """Put an address on loopback; False when it is there already. Of several processes that try at once, one is told True.
 
-    Its scope keeps it from being taken for an address of the machine.
+    Its scope keeps it from being taken for an address of the machine. The program keeps the host's lock, for when this process is
+    killed before the program has done its work: whoever removes the address waits for it.
     """
     words = ["ip", "address", "add", f"{address}/32", "dev", _LOOPBACK, "scope", "host"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, pass_fds=(lock,))
     if done.returncode != 0 and not has_address(address):
         raise ClusterError(f"{address} cannot be put on loopback: {done.stderr.strip()}")
     return done.returncode == 0
 
 
 def remove_address(address: str) -> None:
-    """Take it away again, if it is there."""
+    """Take it away again, if it is there. The caller holds the host's lock."""
     if has_address(address):
         _ip("address", "delete", f"{address}/32", "dev", _LOOPBACK)
 

@@ -58,7 +58,7 @@ class Cluster:
             raise ClusterError(f"{name!r} is no name for a cluster", hint="use lower-case letters, digits and dashes")
         binaries = prepare_machine(say)
         folder = clusters_directory() / name
-        with host_lock():
+        with host_lock() as lock:
             if folder.exists():
                 raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
             record = _claimed(ClusterRecord(name, 0, node_address(), time_scale, owner))
@@ -68,7 +68,7 @@ class Cluster:
             folder.mkdir()
             record.save(folder)
             # Clusters below another root know nothing of this one's slot but its address.
-            while not add_address(record.service_address):
+            while not add_address(record.service_address, lock):
                 record = _claimed(record)
                 record.save(folder)
         cluster = cls(folder, record, binaries)
@@ -120,7 +120,8 @@ class Cluster:
     def start(self, say: Say) -> None:
         """Make what is not there and start what does not run, until every node is Ready."""
         self._make_files()
-        add_address(self.record.service_address)
+        with host_lock() as lock:
+            add_address(self.record.service_address, lock)
         self.control_plane.start()
         api = self.api
         # No pod can be made before the controller manager has made this.
@@ -256,7 +257,8 @@ def _remove_parts(name: str, folder: Path) -> None:
     if record is not None:
         for bridge in map(record.bridge, record.nodes):
             _delete_interface(bridge)
-        remove_address(record.service_address)
+        with host_lock():
+            remove_address(record.service_address)
     _remove_folder(folder)
 
 

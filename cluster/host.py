@@ -48,11 +48,11 @@ def cluster_directories() -> list[Path]:
 
 
 @contextmanager
-def host_lock() -> Iterator[None]:
-    """Hold off other processes that begin or end a cluster."""
+def host_lock() -> Iterator[int]:
+    """Hold off other processes that begin or end a cluster. A program that inherits the descriptor holds them off as well."""
     lock = _locked()
     try:
-        yield
+        yield lock
     finally:
         os.close(lock)
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster.addresses import has_address, node_address
 from cluster.agents import agent_on
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
 from cluster.errors import ClusterError
 from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
 from cluster.node_layouts import label, wait_for_slices
+from cluster.record import ClusterRecord
 from cluster.waiting import wait_for
 from cluster.workloads import phase, phases, pod
 from release.image import MadeImage
@@ -89,6 +93,47 @@ def test_a_bring_up_that_was_killed_is_finished_or_removed(own_root: Path, last_
     assert remove_cluster(_OWN_NAME)
 
     assert_left_as(before, _OWN_NAME)
+
+
+def test_an_address_that_comes_after_the_kill_is_removed(own_root: Path, tmp_path: Path) -> None:
+    real, begun, go = shutil.which("ip"), tmp_path / "begun", tmp_path / "go"
+    os.mkfifo(go)
+    slow = tmp_path / "bin" / "ip"
+    slow.parent.mkdir()
+    slow.write_text(
+        f'#!/bin/sh\ncase "$*" in "address add"*) echo $$ > {begun}; read -r word < {go};; esac\nexec {real} "$@"\n'
+    )
+    slow.chmod(0o755)
+    record = ClusterRecord(_OWN_NAME, 80, node_address())
+    with host_lock():
+        (own_root / _OWN_NAME).mkdir()
+        record.save(own_root / _OWN_NAME)
+    adding = (
+        "import sys; from cluster.addresses import add_address; from cluster.host import host_lock\n"
+        "with host_lock() as lock: add_address(sys.argv[1], lock)"
+    )
+    environment = {**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}
+    command = [sys.executable, "-c", adding, record.service_address]
+    with subprocess.Popen(command, cwd=_REPOSITORY, env=environment) as process:
+        adder = wait_for("the address is about to be added", lambda: begun.exists() and begun.read_text(), period=0.005)
+        process.send_signal(signal.SIGKILL)
+
+    removal = threading.Thread(target=remove_cluster, args=(_OWN_NAME,))
+    removal.start()
+    lock = (own_root / "lock").stat().st_ino
+    wait_for("the removal waits, or has ended", lambda: _has_waiter(lock) or not removal.is_alive(), period=0.005)
+    go.write_text("on\n")
+    removal.join()
+    wait_for("the program has ended", lambda: not Path("/proc", str(adder).strip()).exists(), period=0.005)
+
+    assert not has_address(record.service_address)
+    assert not (own_root / _OWN_NAME).exists()
+
+
+def _has_waiter(inode: int) -> bool:
+    """Whether somebody waits for the lock on that file."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f":{inode} " in line for line in lines)
 
 
 def test_a_cluster_that_cannot_be_made_as_wanted_leaves_no_trace(own_root: Path) -> None:
