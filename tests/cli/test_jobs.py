@@ -15,7 +15,8 @@ import yaml
 from tests.cli.api_server_thread import ServedApi, served_api
 from tests.cli.in_process import Outcome, run
 from tests.kubernetes.fake_api_server import FakeApiServer
-from tests.kubernetes.jobs.jobs_server import JOBS, PODS, TEMPLATES, ended, put_job, put_pod
+from tests.kubernetes.jobs.jobs_server import JOBS, LABELS, PODS, TEMPLATES, ended, put_job, put_pod
+from tranche.core.request import parse_request
 from tranche.kubernetes.claims.vocabulary import DRIVER
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
@@ -184,6 +185,72 @@ def test_delete_removes_what_submit_made_and_nothing_else(api: ServedApi) -> Non
     assert not _names(api, JOBS)
     assert not _names(api, TEMPLATES)
     assert "no job 'train'" in tranche(api, "delete", "train", code=42).stderr
+
+
+WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+
+
+def waiting_job(server: FakeApiServer) -> None:
+    """A p4d whose slices are all held, and a job that waits for one."""
+    from tests.kubernetes.fleet.clusters import a100s, claim, node, published
+    from tranche.kubernetes.fleet.devices import decode_pools
+
+    slices = published("p4d", a100s(1))
+    server.put("/api/v1/nodes/p4d", node("p4d", mode="mixed"))
+    for each in slices:
+        server.put(f"{SLICES}/{each['metadata']['name']}", each)
+    whole = next(each for each in decode_pools(slices)["p4d"].devices if each.type == "whole")
+    held = claim("old", parse_request(gpus="1"), slices, [whole])
+    for each in (held, claim("train-0", parse_request(gpu_memory="4Gi"), slices)):
+        server.put(f"/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{each['metadata']['name']}", each)
+    put_job(server, status={"active": 1})
+    spec = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "train"}]}
+    status = {"phase": "Pending", "conditions": [WAITING]}
+    status["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": "train-0-gpu"}]
+    server.put(f"{PODS}/train-0", {"metadata": {"labels": LABELS}, "spec": spec, "status": status})
+
+
+def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:
+    api.change(waiting_job)
+    described = tranche(api, "describe", "train").stdout
+    explained = tranche(api, "explain", "pod/train-0").stdout
+    for text in (described, explained):
+        assert "Waiting: node p4d cannot serve it now; it could later" in text
+        assert "asks for: --gpu-memory 4Gi" in text
+        assert "1. the end of pod team-a/old on node p4d would make room" in text
+    assert described.splitlines()[:3] == [
+        "job        team-a/train",
+        "request    --gpu-memory 4Gi",
+        "status     Pending",
+    ]
+    document = json.loads(tranche(api, "explain", "pod/train-0", "-o", "json").stdout)
+    assert (document["status"], document["nodes"][0]["holders"]) == ("Waiting", ["pod team-a/old"])
+    assert json.loads(tranche(api, "describe", "train", "-o", "json").stdout)["waiting"][0]["pod"] == "team-a/train-0"
+
+
+def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_ready(api: ServedApi) -> None:
+    api.change(waiting_job)
+
+    def gets_the_gpu(server: FakeApiServer) -> None:
+        path = f"{PODS}/train-0"
+        spec = {**server.objects[path]["spec"], "nodeName": "p4d"}
+        waits = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
+        given = [{"name": "gpu", "resourceClaimName": "old-gpu"}]
+        status = {"phase": "Pending", "resourceClaimStatuses": given, "containerStatuses": waits}
+        server.put(path, {"metadata": {"labels": LABELS}, "spec": spec, "status": status})
+        about = {"kind": "Pod", "name": "train-0"}
+        event = {"involvedObject": about, "reason": "FailedPrepareDynamicResources", "message": "the GPU is lost"}
+        server.put("/api/v1/namespaces/team-a/events/e1", {**event, "type": "Warning"})
+
+    api.change(gets_the_gpu)
+    lines = tranche(api, "describe", "train").stdout.splitlines()
+    assert "train-0  Pending (ContainerCreating)  p4d   all of GPU 0" in lines[6]
+    assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the GPU is lost"
+
+
+def test_explain_takes_a_pod_or_a_request_of_this_machine(api: ServedApi) -> None:
+    assert "no pod 'train-0'" in tranche(api, "explain", "pod/train-0", code=42).stderr
+    assert "are for pods of a cluster" in tranche(api, "explain", "--gpus", "1", "-n", "x", code=2).stderr
 
 
 def kubectl_in(folder: Path) -> str:

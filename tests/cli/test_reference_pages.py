@@ -11,7 +11,11 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_part
+from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
 from tranche.core.errors import all_errors
+from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
+from tranche.kubernetes.fleet.explanation import explain_pod
+from tranche.kubernetes.jobs.description import JobDescription, description_document
 from tranche.kubernetes.jobs.documents import job_document, pod_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
 from tranche.kubernetes.support.documents import cluster_finding_document
@@ -121,7 +125,15 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     assert described["Job"] == job_document(KubeJob("team-a", "train", JobStatus.PENDING)).keys()
     assert described["JobPod"] == pod_document(JobPod("team-a", "train-0")).keys()
     unprinted = {"Request", "Event data", "ClusterCheckup", "ClusterFinding", "Bundle", "BundledFile"}
-    unprinted |= {"JobList", "Job", "JobPod"}
+    unprinted |= {"JobList", "Job", "JobPod", "JobDescription"}
+    explained = pod_explanation_document(explain_pod(*everything_is_held()))
+    assert described["PodExplanation"] == explained.keys()
+    assert described["NodeGroup"] == explained["nodes"][0].keys()
+    has = pod_explanation_document(explain_pod(*has_its_slice()))
+    assert described["GivenDevice"] == has["given"][0].keys()
+    description = JobDescription(KubeJob("team-a", "train", JobStatus.PENDING), (), {})
+    assert described["JobDescription"] == description_document(description).keys()
+    unprinted |= {"PodExplanation", "NodeGroup", "GivenDevice"}
     assert described.keys() - printed.keys() == unprinted
     asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
     for fields in asked:

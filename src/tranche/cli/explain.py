@@ -11,6 +11,7 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.ids import full_id
+from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
@@ -29,17 +30,30 @@ from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.queue import WaitingRequest
 
+_POD = "pod/"
+
 
 @click.command(cls=TrancheCommand)
-@click.argument("waiter_id", metavar="[ID]", default="", shell_complete=completion.waiting_ids)
+@click.argument("waiter_id", metavar="[ID|pod/NAME]", default="", shell_complete=completion.waiting_ids)
 @request_options
 @adopt_foreign_option
+@target_options
 @output_option()
 @click.pass_obj
-def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: str, **request: Any) -> None:
+def command(
+    settings: Settings,
+    /,
+    waiter_id: str,
+    adopt_foreign: str,
+    namespace: str | None,
+    kubeconfig: str | None,
+    output: str,
+    **request: Any,
+) -> None:
     """Say whether a request would start now; if not, what each GPU lacks, and what would help, cheapest first.
 
-    With ID, the request is the one that waits under that id, in its place in the queue.
+    With ID, the request is the one that waits under that id, in its place in the queue. With pod/NAME it is that of a pod
+    of a Kubernetes cluster, and the answer says which nodes are out, and why.
 
     explain takes no place in the queue and changes nothing of its own accord. Like every look at the machine, it first
     undoes what a killed command left half done, and says so. The exit code is 0 when the request would start or wait,
@@ -49,9 +63,15 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
     $ tranche explain --gpu-memory 30Gi
     $ tranche explain --mig-profile 3g.20gb
     $ tranche explain 4f0c2a1b
+    $ tranche explain pod/train-x7k2p-0 -n team-a
     """
     if waiter_id and any(value for name, value in request.items() if name != "isolation"):
         raise UsageError("a request and the id of one that waits cannot go together", hint="give one of them")
+    if waiter_id.startswith(_POD):
+        _explain_pod(waiter_id.removeprefix(_POD), namespace, kubeconfig, output)
+        return
+    if namespace is not None or kubeconfig is not None:
+        raise UsageError("--namespace and --kubeconfig are for pods of a cluster", hint="name the pod: pod/NAME")
     asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:
         view = look_at(host)
@@ -67,6 +87,18 @@ def command(settings: Settings, /, waiter_id: str, adopt_foreign: str, output: s
         _print(answer, view.node)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
+
+
+def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
+    from tranche.cli.jobs.explaining import explained_pod, print_explanation
+
+    found = asked_as_person(kubeconfig, namespace, lambda api, where: explained_pod(api, where, name))
+    if output == "json":
+        from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
+
+        print_json("PodExplanation", **pod_explanation_document(found))
+    else:
+        print_explanation(found)
 
 
 def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, tuple[records.Waiter, ...]]:

@@ -29,6 +29,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
     "delete": ("tranche.cli.jobs.delete", "Delete jobs of a cluster, with their claims"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
+    "describe": ("tranche.cli.jobs.describe", "A cluster's job, its pods, and why they wait"),
     "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
     "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
     "exec": ("tranche.cli.jobs.execute", "A further command in the share of a cluster's job"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,7 +11,7 @@ from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import Answer, ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import Selection, named
-from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod
+from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod, in_order
 from tranche.kubernetes.jobs.manifest import JOB_LABEL
 
 _DRY_RUN = {"dryRun": "All"}
@@ -80,7 +80,7 @@ class JobClient:
         query = {"labelSelector": f"{JOB_LABEL}={name}"}
         path = f"/api/v1/namespaces/{namespace}/pods"
         answer = await self._connection.ask(f"list the pods of job {namespace}/{name}", "GET", path, query=query)
-        return _in_order(decode_job_pod(raw) for raw in answer.accepted().get("items") or ())
+        return in_order(decode_job_pod(raw) for raw in answer.accepted().get("items") or ())
 
     async def delete(self, namespace: str, name: str) -> None:
         """Delete the job with its pods, and its template; KubernetesNotFound when there is neither."""
@@ -120,7 +120,7 @@ class JobClient:
         source = Selection(self._connection, label, path, {"labelSelector": f"{JOB_LABEL}={name}"}, decode_job_pod)
         async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
             async for items in snapshots:
-                yield _in_order(items.values())
+                yield in_order(items.values())
 
     async def _post(
         self, what: str, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
@@ -154,10 +154,6 @@ class JobClient:
             f"there is no job '{name}' in namespace {namespace}",
             hint=f"{meant}list them with: tranche list, in all namespaces with: tranche list -A",
         )
-
-
-def _in_order(pods: Iterable[JobPod]) -> tuple[JobPod, ...]:
-    return tuple(sorted(pods, key=lambda each: (len(each.index), each.index, each.created, each.name)))
 
 
 def _explained(answer: Answer, body: Mapping[str, Any]) -> Mapping[str, Any]:

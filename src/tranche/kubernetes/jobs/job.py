@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -120,6 +120,11 @@ def decode_job_pod(raw: Mapping[str, Any]) -> JobPod:
         interactive=any(each.get("tty") for each in spec.get("containers") or ()),
         claims={str(name): str(claim) for name, claim in {**named, **given}.items() if name and claim},
     )
+
+
+def in_order(pods: Iterable[JobPod]) -> tuple[JobPod, ...]:
+    """Pods by index, then oldest first."""
+    return tuple(sorted(pods, key=lambda each: (len(each.index), each.index, each.created, each.name)))
 
 
 def _status(

@@ -1,0 +1,69 @@
+"""`tranche describe`: a job, its pods, and why they wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tranche.cli.jobs.explaining import print_explanation
+from tranche.cli.jobs.target import asked_as_person, target_options
+from tranche.cli.output import one_line, print_json, print_table
+from tranche.cli.settings import TrancheCommand, output_option
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.jobs.description import JobDescription
+    from tranche.kubernetes.jobs.job import JobPod
+
+_COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
+
+
+@click.command("describe", cls=TrancheCommand)
+@click.argument("name")
+@target_options
+@output_option()
+def command(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
+    """Show a job, its pods with what they have of which GPU, and why the first that waits does.
+
+    For any other pod: tranche explain with pod/NAME.
+    """
+
+    async def ask(api: ApiConnection, where: str) -> JobDescription:
+        from tranche.kubernetes.jobs.description import describe_job
+
+        return await describe_job(api, where, name)
+
+    found = asked_as_person(kubeconfig, namespace, ask)
+    if output == "json":
+        from tranche.kubernetes.jobs.description import description_document
+
+        print_json("JobDescription", **description_document(found))
+        return
+    _print(found)
+
+
+def _print(found: JobDescription) -> None:
+    job = found.job
+    click.echo(f"job        {job}")
+    click.echo(f"request    {one_line(job.request)}")
+    click.echo(f"status     {job.status}{f': {one_line(job.message)}' if job.message else ''}")
+    click.echo(f"pods       {job.ready} running, {job.succeeded} of {job.completions} done, {job.failed} failed")
+    if found.pods:
+        click.echo()
+        print_table(_COLUMNS, [_row(each, found) for each in found.pods])
+    for explanation in found.waiting[:1]:
+        more = len(found.waiting) - 1
+        click.echo(f"\nwhy {explanation.pod} waits{f' ({more} more wait)' if more else ''}:")
+        print_explanation(explanation)
+    if found.events:
+        click.echo("\nevents:")
+        for event in found.events:
+            click.echo(f"  {one_line(event)}")
+
+
+def _row(pod: JobPod, found: JobDescription) -> tuple[object, ...]:
+    state = pod.phase if not pod.waiting else f"{pod.phase} ({pod.waiting})"
+    if pod.exit_code:
+        state = f"{pod.phase} (exit code {pod.exit_code})"
+    return (pod.name, state, pod.node, "; ".join(found.has(pod)), pod.created)

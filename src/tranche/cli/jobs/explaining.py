@@ -1,0 +1,35 @@
+"""Why a pod waits, asked of a cluster and printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tranche.cli.output import print_table
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.fleet.explanation import FleetExplanation
+
+
+async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
+    """Why that pod waits, or what it has."""
+    from tranche.kubernetes.fleet.explanation import explain_pod
+    from tranche.kubernetes.fleet.reading import read_fleet, read_pod
+
+    pod = await read_pod(api, namespace, name)
+    return explain_pod(pod, await read_fleet(api, namespace))
+
+
+def print_explanation(found: FleetExplanation) -> None:
+    """The answer, the nodes, and what would help."""
+    from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
+
+    for line in head_lines(found):
+        click.echo(line)
+    if found.groups:
+        click.echo()
+        print_table(GROUP_COLUMNS, [group_row(each) for each in found.groups])
+    for line in tail_lines(found):
+        click.echo(line)

@@ -1,0 +1,156 @@
+"""What each node says to a pod that wants GPUs: the devices that it would get, or what keeps it out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.core.quantity import format_memory
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.vocabulary import TaintKey
+from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
+from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
+from tranche.kubernetes.fleet.room import Room, against, room_of, served
+from tranche.kubernetes.fleet.tolerance import meets, unmet, untolerated
+from tranche.kubernetes.fleet.wanted import Demanded, Misfit, Wanted
+
+
+class NodeReason(StrEnum):
+    """Why a node is out, beside the reasons of single GPUs (`tranche.planning.obstacle`); FITS: it is not.
+
+    NODE_SELECTOR and NODE_TAINT are between pod and node alone. NODE_MODE: the administrator gives its GPUs away otherwise.
+    NO_DEVICES: it offers none. TOO_FEW: not as many as are asked for together, were all of them free. DEVICE_TAINT: what would
+    serve cannot be had now. HELD: others have what would serve.
+    """
+
+    FITS = "Fits"
+    NODE_NOT_READY = "NodeNotReady"
+    NODE_CORDONED = "NodeCordoned"
+    NODE_SELECTOR = "NodeSelectorMismatch"
+    NODE_TAINT = "NodeTaint"
+    NODE_MODE = "NodeMode"
+    NO_DEVICES = "NoDevices"
+    PUBLISHING = "Publishing"
+    TOO_FEW = "TooFewDevices"
+    DEVICE_TAINT = "DeviceTaint"
+    HELD = "NoRoom"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What a node says. `reason` is a stable word. `devices` are what the pod would get. `missing` is memory in bytes.
+
+    `holders` are who has what would serve, for people. `could` says that the node could serve were it free.
+    """
+
+    node: str
+    reason: str
+    text: str
+    missing: int = 0
+    devices: tuple[FleetDevice, ...] = ()
+    holders: tuple[str, ...] = ()
+    could: bool = False
+
+
+def node_answer(pod: FleetPod, demands: Sequence[Demanded], node: FleetNode, room: Room | None) -> NodeAnswer:
+    """What the node says to the pod's demands."""
+    out = _kept_out(pod, node)
+    found = _of_devices(demands, node, room)
+    if out is None or found.reason in (NodeReason.NO_DEVICES, NodeReason.NODE_MODE):
+        return found
+    return NodeAnswer(node.name, out[0], out[1], could=found.could)
+
+
+def _kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
+    """What keeps the pod off the node, whatever GPUs it has."""
+    if not node.ready:
+        return NodeReason.NODE_NOT_READY, "its kubelet does not answer"
+    if node.unschedulable:
+        return NodeReason.NODE_CORDONED, "it is cordoned"
+    if lacking := unmet(pod.node_selector, node.labels):
+        return NodeReason.NODE_SELECTOR, f"it has no label {', '.join(lacking)}"
+    if not meets(pod.affinity, node.name, node.labels):
+        return NodeReason.NODE_SELECTOR, "it does not meet the pod's node affinity"
+    if taints := untolerated(node.taints, pod.tolerations):
+        return NodeReason.NODE_TAINT, f"the pod does not tolerate its taint {', '.join(map(str, taints))}"
+    return None
+
+
+def _of_devices(demands: Sequence[Demanded], node: FleetNode, room: Room | None) -> NodeAnswer:
+    if room is None or not room.pool.devices:
+        if node.resources and node.mode is NodeMode.STATIC:
+            text = "its GPUs are given away by layouts and the device plugin (mode static)"
+            return NodeAnswer(node.name, NodeReason.NODE_MODE, text)
+        return NodeAnswer(node.name, NodeReason.NO_DEVICES, "it offers no GPUs to claims")
+    if not room.pool.complete:
+        return NodeAnswer(node.name, NodeReason.PUBLISHING, "it publishes its devices just now", could=True)
+    given: list[FleetDevice] = []
+    for demand in demands:
+        devices = next((found for each in demand.alternatives if (found := served(room, each)) is not None), None)
+        if devices is None:
+            return _refused(demand, node, room)
+        given += devices
+    return NodeAnswer(node.name, NodeReason.FITS, "it fits", devices=tuple(given), could=True)
+
+
+def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
+    """Why no alternative is served: the one that came nearest."""
+    fitting = [
+        (each, device) for each in demand.alternatives for device in room.pool.devices if not each.misfit(device)
+    ]
+    if not fitting:
+        return _never(demand, node, room)
+    offered = [(each, device) for each, device in fitting if not against(device, each.tolerations)]
+    if not offered:
+        return _tainted(node, [taint for each, device in fitting for taint in against(device, each.tolerations)])
+    empty = room_of(room.pool, ())
+    if not any(served(empty, each) is not None for each in demand.alternatives):
+        number = max(each.count for each, _ in offered)
+        return NodeAnswer(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
+    busy = [(each, device) for each, device in offered if not room.free(device, each)]
+    holders = tuple(dict.fromkeys(held.claim.holder for _, device in busy for held in room.holders(device)))
+    missing, text = _lacking(room, busy)
+    return NodeAnswer(node.name, NodeReason.HELD, text, missing, holders=holders, could=True)
+
+
+def _lacking(room: Room, busy: Sequence[tuple[Wanted, FleetDevice]]) -> tuple[int, str]:
+    shared = [(each, device) for each, device in busy if device.shared and device.name in room.by_device]
+    if shared:
+        lacking = [device.consumed(each.memory) - room.memory_left(device) for each, device in shared]
+        if least := min((each for each in lacking if each > 0), default=0):
+            return least, f"its shared GPUs have {format_memory(least)} too little left"
+    number = len({device.name for _, device in busy})
+    gpus = len({device.uuid for _, device in busy})
+    on = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+    return 0, f"others have everything on its {on} that would serve ({number} place{'s' if number > 1 else ''})"
+
+
+def _never(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
+    misses = [each.misfit(device) for each in demand.alternatives for device in room.pool.devices]
+    nearest = max((each for each in misses if each is not None), key=_nearness)
+    return NodeAnswer(node.name, nearest.reason, nearest.text, nearest.missing)
+
+
+def _nearness(each: Misfit) -> tuple[int, int]:
+    return each.rank, -each.missing
+
+
+_TAINT_TEXTS = {
+    TaintKey.LOST: "the driver has lost its GPU",
+    TaintKey.FAULTY: "its GPU has reported an error",
+    TaintKey.FOREIGN: "an instance that Tranche did not make is in the way",
+    TaintKey.HELD: "somebody has it without a claim",
+    TaintKey.RESERVED: "it is kept for larger requests",
+}
+
+
+def _tainted(node: FleetNode, taints: Iterable[DeviceTaint]) -> NodeAnswer:
+    keys = {taint.key for taint in taints}
+    if keys == {TaintKey.MODE}:
+        mode = f"mode {node.mode}" if node.mode is not None else f"unknown mode '{node.labels.get('tranche.dev/mode')}'"
+        return NodeAnswer(node.name, NodeReason.NODE_MODE, f"its {mode} does not offer what would serve")
+    texts = [text for key, text in _TAINT_TEXTS.items() if key in keys]
+    others = sorted(keys - set(_TAINT_TEXTS) - {TaintKey.MODE})
+    text = "; ".join([*texts, *(f"taint {key}" for key in others)])
+    return NodeAnswer(node.name, NodeReason.DEVICE_TAINT, f"what would serve cannot be had: {text}", could=True)

@@ -1,0 +1,161 @@
+"""What nodes offer, decoded from their resource slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTaint:
+    """A taint of a device. `effect` is `NoSchedule` or `NoExecute`."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDevice:
+    """A device of a node.
+
+    `memory` in bytes, `card_memory` in MiB; `share` in percent, None where it has no such capacity, `compute` alike.
+    `uuid` is the GPU's. `counters` are what it takes of its GPU's `counter_set`. `least` and `step`, in bytes, are what is taken
+    of a device that several share.
+    """
+
+    node: str
+    name: str
+    type: str
+    model: str = ""
+    uuid: str = ""
+    minor: int = 0
+    profile: str = ""
+    isolation: str = ""
+    mechanism: str = ""
+    card_memory: int = 0
+    memory: int = 0
+    share: int | None = None
+    compute: int | None = None
+    clients: int | None = None
+    least: int = 0
+    step: int = 1
+    counter_set: str = ""
+    counters: Mapping[str, int] = field(default_factory=dict, hash=False)
+    taints: tuple[DeviceTaint, ...] = ()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several claims may have parts of it."""
+        return self.type == DeviceType.SHARED
+
+    def consumed(self, memory: int | None) -> int:
+        """The bytes that a request for so many takes of a shared device; all of it for None."""
+        if memory is None:
+            return self.memory
+        return max(self.least, -(-memory // self.step) * self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What a node offers: its devices in the order in which the scheduler tries them, and the counters of its GPUs.
+
+    `complete` is false while the node publishes: the scheduler gives nothing of it then.
+    """
+
+    node: str
+    devices: tuple[FleetDevice, ...] = ()
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    complete: bool = True
+
+
+def decode_pools(resource_slices: Iterable[Mapping[str, Any]]) -> Mapping[str, Pool]:
+    """The pools of Tranche's driver by node, each of its newest generation. The scheduler goes by the names of the slices."""
+    by_pool: dict[str, list[Mapping[str, Any]]] = {}
+    for raw in sorted(resource_slices, key=lambda each: str(_part(each, "metadata").get("name", ""))):
+        spec = _part(raw, "spec")
+        if spec.get("driver") == DRIVER and spec.get("nodeName"):
+            by_pool.setdefault(str(spec["nodeName"]), []).append(spec)
+    return {node: _pool(node, specs) for node, specs in sorted(by_pool.items())}
+
+
+def _pool(node: str, specs: list[Mapping[str, Any]]) -> Pool:
+    newest = max(_number(_part(spec, "pool").get("generation")) for spec in specs)
+    current = [spec for spec in specs if _number(_part(spec, "pool").get("generation")) == newest]
+    wanted = _number(_part(current[0], "pool").get("resourceSliceCount"))
+    counters = {
+        str(each.get("name")): {name: _amount(value) for name, value in _part(each, "counters").items()}
+        for spec in current
+        for each in spec.get("sharedCounters") or ()
+    }
+    devices = tuple(_device(node, raw) for spec in current for raw in spec.get("devices") or ())
+    return Pool(node, devices, counters, len(current) == wanted)
+
+
+def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
+    attributes = {name: _value(value) for name, value in _part(raw, "attributes").items()}
+    capacity = _part(raw, "capacity")
+    consumed: Mapping[str, Any] = next(iter(raw.get("consumesCounters") or ()), {})
+    policy = _part(_part(_part(capacity, CapacityName.MEMORY), "requestPolicy"), "validRange")
+
+    def text(name: AttributeName) -> str:
+        return str(attributes.get(name) or "")
+
+    def amount(name: CapacityName) -> int | None:
+        return _amount(capacity[name]) if name in capacity else None
+
+    return FleetDevice(
+        node=node,
+        name=str(raw.get("name") or ""),
+        type=text(AttributeName.TYPE),
+        model=text(AttributeName.MODEL),
+        uuid=text(AttributeName.UUID),
+        minor=_number(attributes.get(AttributeName.MINOR)),
+        profile=text(AttributeName.PROFILE),
+        isolation=text(AttributeName.ISOLATION),
+        mechanism=text(AttributeName.MECHANISM),
+        card_memory=_number(attributes.get(AttributeName.CARD_MEMORY)),
+        memory=amount(CapacityName.MEMORY) or 0,
+        share=amount(CapacityName.SHARE),
+        compute=amount(CapacityName.COMPUTE),
+        clients=amount(CapacityName.CLIENTS),
+        least=_quantity(policy.get("min")),
+        step=max(_quantity(policy.get("step")), 1),
+        counter_set=str(consumed.get("counterSet") or ""),
+        counters={name: _amount(value) for name, value in _part(consumed, "counters").items()},
+        taints=tuple(_taints(raw)),
+    )
+
+
+def _taints(raw: Mapping[str, Any]) -> Iterator[DeviceTaint]:
+    for each in raw.get("taints") or ():
+        yield DeviceTaint(str(each.get("key") or ""), str(each.get("value") or ""), str(each.get("effect") or ""))
+
+
+def _value(attribute: Any) -> object:
+    return next(iter(attribute.values()), None) if isinstance(attribute, Mapping) else None
+
+
+def _amount(raw: Any) -> int:
+    return _quantity(_part({"": raw}, "").get("value"))
+
+
+def _quantity(text: Any) -> int:
+    try:
+        return parse_quantity(str(text))
+    except UsageError:
+        return 0
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    return value if isinstance(value, Mapping) else {}

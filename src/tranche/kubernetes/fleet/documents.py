@@ -1,0 +1,55 @@
+"""A cluster's GPUs and explanations as JSON data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup
+from tranche.kubernetes.fleet.room import HeldDevice
+
+
+def explanation_document(found: FleetExplanation) -> dict[str, Any]:
+    """Why a pod waits, or what it has."""
+    return {
+        "pod": found.pod,
+        "status": str(found.status),
+        "message": found.message,
+        "wanted": list(found.wanted),
+        "given": [given_document(each) for each in found.given],
+        "wouldGet": None
+        if found.get is None
+        else {"node": found.get.node, "devices": [each.name for each in found.get.devices]},
+        "nodes": [_group_document(each) for each in found.groups],
+        "unnamedNodes": found.unnamed,
+        "remedies": list(found.remedies),
+        "notes": list(found.notes),
+    }
+
+
+def given_document(holding: HeldDevice) -> dict[str, object]:
+    """A device that a claim has."""
+    device, given = holding.device, holding.given
+    return {
+        "node": given.node,
+        "device": given.device,
+        "gpuUUID": device.uuid,
+        "type": device.type,
+        "profile": device.profile or None,
+        "mechanism": device.mechanism,
+        "isolation": device.isolation,
+        "memoryBytes": device.memory if given.memory is None else given.memory,
+        "computePercent": given.compute or None,
+        "claim": f"{holding.claim.namespace}/{holding.claim.name}",
+        "pods": [f"{holding.claim.namespace}/{name}" for name in holding.claim.pods],
+    }
+
+
+def _group_document(group: NodeGroup) -> dict[str, object]:
+    return {
+        "reason": group.reason,
+        "message": group.text,
+        "nodes": list(group.nodes),
+        "count": group.count,
+        "missingMemoryBytes": group.missing,
+        "holders": list(group.holders),
+    }

@@ -1,0 +1,187 @@
+"""Why a pod that wants GPUs waits, in terms of GPUs: a pure function of nodes, what they offer, claims and the pod.
+
+Nodes that say the same are one group, so that the answer is as short on a thousand nodes as on three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tranche.core.quantity import format_memory
+from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason, node_answer
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
+from tranche.kubernetes.fleet.remedies import remedies
+from tranche.kubernetes.fleet.room import HeldDevice
+from tranche.kubernetes.fleet.wanted import Demanded, demanded_by, demanded_by_limits, in_words
+
+_NAMED = 3
+_GROUPS = 12
+
+
+class WaitStatus(StrEnum):
+    """FINISHED: the pod is over. HAS: it was given its devices. PREPARING: the scheduler still has to see its claims made.
+    STARTABLE: a node has what it wants. WAITING: others have it. IMPOSSIBLE: no node could ever serve it as the cluster is.
+    NO_GPU: it wants none of Tranche's.
+    """
+
+    FINISHED = "Finished"
+    HAS = "Has"
+    PREPARING = "Preparing"
+    STARTABLE = "Startable"
+    WAITING = "Waiting"
+    IMPOSSIBLE = "Impossible"
+    NO_GPU = "NoGpu"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes that say the same. `nodes` names the first of them, `count` says how many there are."""
+
+    reason: str
+    text: str
+    nodes: tuple[str, ...]
+    count: int
+    missing: int = 0
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetExplanation:
+    """The answer. `wanted` is what it asks for in words, `given` what it has and `get` what it would get now, with the node.
+
+    `unnamed` counts the nodes of further groups. `remedies` are what would help, cheapest first; `notes` what the caller may not
+    read or Tranche does not judge.
+    """
+
+    pod: str
+    status: WaitStatus
+    message: str
+    wanted: tuple[str, ...] = ()
+    given: tuple[HeldDevice, ...] = ()
+    get: NodeAnswer | None = None
+    groups: tuple[NodeGroup, ...] = ()
+    unnamed: int = 0
+    remedies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
+    """Why the pod waits, or what it has."""
+    claims = fleet.claims_named(pod.namespace, pod.claims.values())
+    demands = tuple(demand for claim in claims for demand in demanded_by(claim)) or demanded_by_limits(pod)
+    wanted = _wanted(claims, demands)
+    if pod.phase in ("Succeeded", "Failed"):
+        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
+    foreign = next((each.foreign for each in demands if each.foreign), "")
+    if foreign or (not demands and not pod.templates and not pod.claims):
+        return FleetExplanation(str(pod), WaitStatus.NO_GPU, foreign or "it asks for no GPU", wanted)
+    if claims and all(each.allocated for each in claims):
+        return _has(pod, claims, wanted, fleet)
+    if not demands:
+        missing = ", ".join(sorted({*pod.templates.values(), *pod.claims.values()}))
+        message = f"its claims are not there yet; they are made from: {missing}"
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=tuple(_notes(demands, fleet)))
+    return _waits(pod, demands, wanted, fleet)
+
+
+def _wanted(claims: Sequence[FleetClaim], demands: Sequence[Demanded]) -> tuple[str, ...]:
+    """What is asked for, in the words of whoever asked where the claims say them."""
+    if claims and all(each.asked for each in claims):
+        return tuple(each.asked for each in claims)
+    return tuple(" or ".join(dict.fromkeys(map(in_words, each.alternatives))) for each in demands if not each.foreign)
+
+
+def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], fleet: Fleet) -> FleetExplanation:
+    rooms = fleet.rooms()
+    given = tuple(each for room in rooms.values() for each in room.holdings if each.claim in claims)
+    where = f"on node {given[0].given.node}" if given else "of its node"
+    return FleetExplanation(str(pod), WaitStatus.HAS, f"it has its devices {where}", wanted, given)
+
+
+def _waits(pod: FleetPod, demands: Sequence[Demanded], wanted: tuple[str, ...], fleet: Fleet) -> FleetExplanation:
+    rooms = fleet.rooms()
+    nodes = fleet.nodes or tuple(FleetNode(name) for name in fleet.pools)
+    answers = [node_answer(pod, demands, node, rooms.get(node.name)) for node in nodes]
+    get = next((each for each in answers if each.reason == NodeReason.FITS), None)
+    groups = _groups(each for each in answers if each.reason != NodeReason.FITS)
+    advice = () if get is not None else remedies(pod, demands, answers, nodes, rooms)
+    notes = tuple(_notes(demands, fleet))
+    shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
+    status, message = _status(pod, answers, get)
+    return FleetExplanation(
+        str(pod), status, message, wanted, (), get, shown, sum(each.count for each in hidden), advice, notes
+    )
+
+
+def _status(pod: FleetPod, answers: Sequence[NodeAnswer], get: NodeAnswer | None) -> tuple[WaitStatus, str]:
+    if get is not None:
+        wait = "it is gated until its place is chosen" if pod.gated else "the scheduler has yet to bind it"
+        return WaitStatus.STARTABLE, f"node {get.node} has what it wants; {wait}"
+    if not answers:
+        return WaitStatus.IMPOSSIBLE, "the cluster has no nodes"
+    able = [each for each in answers if each.could]
+    number = f"none of {len(answers):,} nodes" if len(answers) > 1 else f"node {answers[0].node} cannot"
+    if len(answers) > 1:
+        number += " can"
+    if not able:
+        return WaitStatus.IMPOSSIBLE, f"{number} ever serve it as the cluster is"
+    could = f"{len(able):,} of them could" if len(answers) > 1 else "it could"
+    return WaitStatus.WAITING, f"{number} serve it now; {could} later"
+
+
+def _groups(answers: Iterable[NodeAnswer]) -> tuple[NodeGroup, ...]:
+    together: dict[tuple[str, tuple[str, bool]], list[NodeAnswer]] = {}
+    for each in answers:
+        together.setdefault((each.reason, _shape(each)), []).append(each)
+    groups = [_group(each) for each in together.values()]
+    # Those that could serve come first, as a person can do something about them; then the larger groups.
+    order = sorted(zip(together.values(), groups, strict=True), key=lambda pair: (not pair[0][0].could, -pair[1].count))
+    return tuple(group for _, group in order)
+
+
+def _shape(answer: NodeAnswer) -> tuple[str, bool]:
+    """What answers have in common that differ in amounts alone."""
+    return ("" if answer.reason == NodeReason.HELD else answer.text, answer.missing > 0)
+
+
+def _group(answers: Sequence[NodeAnswer]) -> NodeGroup:
+    nearest = min(answers, key=lambda each: each.missing)
+    holders = tuple(dict.fromkeys(name for each in answers[:_NAMED] for name in each.holders))
+    return NodeGroup(
+        nearest.reason,
+        nearest.text,
+        tuple(each.node for each in answers[:_NAMED]),
+        len(answers),
+        nearest.missing,
+        holders[:_NAMED],
+    )
+
+
+def _notes(demands: Sequence[Demanded], fleet: Fleet) -> Iterable[str]:
+    for what in fleet.unread:
+        yield (
+            f"your account may not read {what}; what they hold counts as free"
+            if "claims" in what
+            else (f"your account may not read {what}")
+        )
+    for each in dict.fromkeys(text for demand in demands for wanted in demand.alternatives for text in wanted.unread):
+        yield f"a condition of the claim counts as met, as it is not in Tranche's words: {each}"
+
+
+def given_text(holding: HeldDevice) -> str:
+    """What a claim has, for people: `slice 1g.5gb of GPU 3 on node p4d`."""
+    return f"{device_text(holding)} on node {holding.given.node}"
+
+
+def device_text(holding: HeldDevice) -> str:
+    """The same without its node."""
+    device = holding.device
+    gpu = f"GPU {device.minor}"
+    if device.shared:
+        memory = format_memory(device.memory if holding.given.memory is None else holding.given.memory)
+        inside = f"slice {device.profile} of {gpu}" if device.profile else gpu
+        return f"{memory} of {inside}, shared by {device.mechanism}"
+    return f"slice {device.profile} of {gpu}" if device.profile else f"all of {gpu}"

@@ -1,0 +1,33 @@
+"""All that is known of a cluster's GPUs: one value, from which everything else is worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tranche.kubernetes.fleet.devices import Pool
+from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode
+from tranche.kubernetes.fleet.room import Room, room_of
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Nodes, what they offer, and every claim. `unread` says what the caller may not read, by what was to be read."""
+
+    nodes: tuple[FleetNode, ...] = ()
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    claims: tuple[FleetClaim, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def rooms(self) -> Mapping[str, Room]:
+        """What is left of each node that offers something."""
+        by_node: dict[str, dict[FleetClaim, None]] = {}
+        for claim in self.claims:
+            for given in claim.given:
+                by_node.setdefault(given.node, {})[claim] = None
+        return {node: room_of(pool, by_node.get(node, ())) for node, pool in self.pools.items()}
+
+    def claims_named(self, namespace: str, names: Iterable[str]) -> tuple[FleetClaim, ...]:
+        """The claims of these names that there are."""
+        wanted = set(names)
+        return tuple(each for each in self.claims if each.namespace == namespace and each.name in wanted)

@@ -1,0 +1,210 @@
+"""Nodes, claims and pods as an explanation needs them, decoded from API objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.share_request import read_share_request
+from tranche.kubernetes.claims.vocabulary import DRIVER, CapacityName
+from tranche.kubernetes.fleet.tolerance import FleetTaint, FleetToleration
+
+_RESOURCES = "nvidia.com/"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """A node. `resources` are what the device plugin offers of it, by the name of the extended resource."""
+
+    name: str
+    ready: bool = True
+    unschedulable: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[FleetTaint, ...] = ()
+    resources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> NodeMode | None:
+        """The administrator's word; None where it is no mode."""
+        return node_mode(self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device that a claim has. `memory` in bytes and `compute` in percent are what it takes of a shared one."""
+
+    node: str
+    device: str
+    request: str = ""
+    memory: int | None = None
+    compute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetClaim:
+    """A resource claim. `requests` and `constraints` are as the API has them; `given` are devices of Tranche's driver.
+
+    `asked` is the request that it was made from, as the options that make it; empty where it does not say. `pods` are the names
+    of those that it is reserved for.
+    """
+
+    namespace: str
+    name: str
+    uid: str = ""
+    asked: str = ""
+    requests: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    constraints: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    allocated: bool = False
+    given: tuple[ClaimedDevice, ...] = ()
+    pods: tuple[str, ...] = ()
+
+    @property
+    def holder(self) -> str:
+        """Who has it, for people."""
+        return f"pod {self.namespace}/{self.pods[0]}" if self.pods else f"claim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPod:
+    """A pod. `claims` are the names of its claims, where they exist, by its own names for them; `templates` alike.
+
+    `message` is the scheduler's own word on why it is not bound. `affinity` are the terms of which a node has to meet one.
+    `limits` are how many it asks for of each of NVIDIA's extended resources.
+    """
+
+    namespace: str
+    name: str
+    phase: str = "Pending"
+    node: str = ""
+    gated: bool = False
+    message: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    tolerations: tuple[FleetToleration, ...] = ()
+    claims: Mapping[str, str] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
+    """A `v1.Node`."""
+    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    ready: Mapping[str, Any] = next(
+        (each for each in status.get("conditions") or () if each.get("type") == "Ready"), {}
+    )
+    return FleetNode(
+        name=str(meta.get("name") or ""),
+        ready=ready.get("status") == "True",
+        unschedulable=bool(spec.get("unschedulable")),
+        labels={str(key): str(value) for key, value in _part(meta, "labels").items()},
+        taints=tuple(FleetTaint.decode(each) for each in spec.get("taints") or ()),
+        resources=_counts(_part(status, "allocatable")),
+    )
+
+
+def decode_fleet_claim(raw: Mapping[str, Any]) -> FleetClaim:
+    """A `resource.k8s.io/v1.ResourceClaim`."""
+    meta, status = _part(raw, "metadata"), _part(raw, "status")
+    devices = _part(_part(raw, "spec"), "devices")
+    results = _part(_part(status, "allocation"), "devices").get("results") or ()
+    return FleetClaim(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        uid=str(meta.get("uid") or ""),
+        asked=_asked(devices),
+        requests=tuple(devices.get("requests") or ()),
+        constraints=tuple(devices.get("constraints") or ()),
+        allocated="allocation" in status,
+        given=tuple(_given(each) for each in results if each.get("driver") == DRIVER),
+        pods=tuple(str(each.get("name")) for each in status.get("reservedFor") or () if each.get("resource") == "pods"),
+    )
+
+
+def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
+    """A `v1.Pod`."""
+    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    scheduled: Mapping[str, Any] = next(
+        (each for each in status.get("conditions") or () if each.get("type") == "PodScheduled"), {}
+    )
+    asked = {str(each.get("name")): each for each in spec.get("resourceClaims") or ()}
+    made = {str(each.get("name")): each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
+    names = {name: made.get(name) or each.get("resourceClaimName") for name, each in asked.items()}
+    required = _part(_part(_part(spec, "affinity"), "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
+    extended = _part(status, "extendedResourceClaimStatus").get("resourceClaimName")
+    return FleetPod(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        phase=str(status.get("phase") or "Pending"),
+        node=str(spec.get("nodeName") or ""),
+        gated=bool(spec.get("schedulingGates")),
+        message=str(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
+        node_selector={str(key): str(value) for key, value in _part(spec, "nodeSelector").items()},
+        affinity=tuple(required.get("nodeSelectorTerms") or ()),
+        tolerations=tuple(FleetToleration.decode(each) for each in spec.get("tolerations") or ()),
+        claims={name: str(claim) for name, claim in {**names, "extended resources": extended}.items() if claim},
+        templates={
+            name: str(each["resourceClaimTemplateName"])
+            for name, each in asked.items()
+            if each.get("resourceClaimTemplateName")
+        },
+        limits=_limits(spec),
+    )
+
+
+def _asked(devices: Mapping[str, Any]) -> str:
+    for each in devices.get("config") or ():
+        opaque = _part(each, "opaque")
+        if opaque.get("driver") == DRIVER:
+            try:
+                return str(read_share_request(_part(opaque, "parameters")))
+            except UsageError:
+                continue  # of another version, or another hand
+    return ""
+
+
+def _given(raw: Mapping[str, Any]) -> ClaimedDevice:
+    consumed = _part(raw, "consumedCapacity")
+    return ClaimedDevice(
+        node=str(raw.get("pool") or ""),
+        device=str(raw.get("device") or ""),
+        request=str(raw.get("request") or ""),
+        memory=_amount(consumed.get(CapacityName.MEMORY)),
+        compute=_amount(consumed.get(CapacityName.COMPUTE)),
+    )
+
+
+def _amount(text: Any) -> int | None:
+    try:
+        return None if text is None else parse_quantity(str(text))
+    except UsageError:
+        return None
+
+
+def _limits(spec: Mapping[str, Any]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for container in spec.get("containers") or ():
+        for name, count in _counts(_part(_part(container, "resources"), "limits")).items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def _counts(quantities: Mapping[str, Any]) -> Mapping[str, int]:
+    return dict(_nvidia(quantities))
+
+
+def _nvidia(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, text in quantities.items():
+        if str(name).startswith(_RESOURCES) and (amount := _amount(text)):
+            yield str(name), amount
+
+
+def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    return value if isinstance(value, Mapping) else {}

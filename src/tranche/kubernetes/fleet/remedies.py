@@ -1,0 +1,176 @@
+"""What would let a waiting pod start, cheapest first. Pure; it looks at a bounded number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from tranche.core.quantity import MIB, format_memory
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
+from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason
+from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
+from tranche.kubernetes.fleet.room import Room, against, served
+from tranche.kubernetes.fleet.tolerance import FleetToleration
+from tranche.kubernetes.fleet.wanted import Demanded, Wanted
+
+_MOST = 6
+_ENDS = 3
+_NODES = 50
+_CLAIMS = 100
+
+
+def remedies(
+    pod: FleetPod,
+    demands: Sequence[Demanded],
+    answers: Sequence[NodeAnswer],
+    nodes: Sequence[FleetNode],
+    rooms: Mapping[str, Room],
+) -> tuple[str, ...]:
+    """At most six sentences."""
+    by_name = {each.name: each for each in nodes}
+    # What keeps a pod off a node keeps it off every device there.
+    open_rooms = [
+        rooms[each.node]
+        for each in answers
+        if each.node in rooms and each.reason not in _KEPT_OUT and rooms[each.node].pool.complete
+    ][:_NODES]
+    found = _all(pod, demands, answers, by_name, rooms, open_rooms)
+    return tuple(islice(found, _MOST))
+
+
+_KEPT_OUT = (
+    NodeReason.NODE_NOT_READY,
+    NodeReason.NODE_CORDONED,
+    NodeReason.NODE_SELECTOR,
+    NodeReason.NODE_TAINT,
+)
+
+
+def _all(
+    pod: FleetPod,
+    demands: Sequence[Demanded],
+    answers: Sequence[NodeAnswer],
+    nodes: Mapping[str, FleetNode],
+    rooms: Mapping[str, Room],
+    open_rooms: Sequence[Room],
+) -> Iterator[str]:
+    yield from islice(_ends(demands, open_rooms), _ENDS)
+    yield from _less(demands, open_rooms)
+    yield from _weaker(demands, open_rooms)
+    yield from _nodes(pod, answers)
+    yield from _modes(demands, answers, nodes, rooms)
+    if not any(each.could for each in answers):
+        yield from _offers(demands, open_rooms)
+
+
+def _ends(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+    """Claims whose end alone would make room."""
+    tried = 0
+    for room in rooms:
+        for claim in dict.fromkeys(each.claim for each in room.holdings):
+            tried += 1
+            if tried > _CLAIMS:
+                return
+            if _serves(room.without(claim), demands):
+                yield f"the end of {claim.holder} on node {room.pool.node} would make room"
+
+
+def _serves(room: Room, demands: Sequence[Demanded]) -> bool:
+    return all(any(served(room, each) is not None for each in demand.alternatives) for demand in demands)
+
+
+def _less(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+    """The most memory that could be had now."""
+    wanted = [each for demand in demands for each in demand.alternatives if each.memory is not None and each.count == 1]
+    if len(demands) != 1 or not wanted:
+        return
+    asked = max(each.memory or 0 for each in wanted)
+    best = max(
+        ((_most(room, replace(each, memory=1)), room.pool.node) for room in rooms for each in wanted),
+        default=(0, ""),
+    )
+    if MIB <= best[0] < asked:
+        yield f"{format_memory(best[0] // MIB * MIB)} could be had now, on node {best[1]}"
+
+
+def _most(room: Room, wanted: Wanted) -> int:
+    found = 0
+    for device in room.pool.devices:
+        if wanted.misfit(device) is None and not against(device, wanted.tolerations) and room.free(device, wanted):
+            found = max(found, room.memory_left(device) if device.shared else device.memory)
+    return found
+
+
+def _weaker(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+    """A weaker fence that could be had now."""
+    if not any(each.isolations for demand in demands for each in demand.alternatives):
+        return
+    weaker = [
+        replace(demand, alternatives=tuple(replace(each, isolations=frozenset()) for each in demand.alternatives))
+        for demand in demands
+    ]
+    for room in rooms:
+        if _serves(room, weaker):
+            yield f"with --isolation none node {room.pool.node} would serve it now"
+            return
+
+
+def _nodes(pod: FleetPod, answers: Sequence[NodeAnswer]) -> Iterator[str]:
+    """Nodes that could serve it, were it let onto them."""
+    texts = {
+        NodeReason.NODE_CORDONED: "kubectl uncordon {node}: it could serve this",
+        NodeReason.NODE_SELECTOR: "without the pod's node selector or affinity node {node} could serve it",
+        NodeReason.NODE_TAINT: "a toleration for the taint of node {node}, which could serve it",
+    }
+    for reason, text in texts.items():
+        first = next((each for each in answers if each.reason == reason and each.could), None)
+        if first is not None:
+            yield text.format(node=first.node)
+
+
+def _modes(
+    demands: Sequence[Demanded],
+    answers: Sequence[NodeAnswer],
+    nodes: Mapping[str, FleetNode],
+    rooms: Mapping[str, Room],
+) -> Iterator[str]:
+    """A node whose GPUs the administrator gives away in another way, and could give in this one."""
+    tolerant = FleetToleration(str(TaintKey.MODE), "Exists")
+    anyhow = [
+        replace(
+            demand,
+            alternatives=tuple(
+                replace(each, tolerations=(*each.tolerations, tolerant)) for each in demand.alternatives
+            ),
+        )
+        for demand in demands
+    ]
+    for each in answers[:_NODES]:
+        node, room = nodes[each.node], rooms.get(each.node)
+        if each.reason != NodeReason.NODE_MODE or node.mode is NodeMode.OFF:
+            continue
+        if room is None or _serves(room, anyhow):
+            word = NodeMode.DYNAMIC if _only_alone(demands) else NodeMode.MIXED
+            change = f"kubectl label node {each.node} {MODE_LABEL}={word} --overwrite"
+            yield f"an administrator could have node {each.node} serve it: {change}"
+            return
+
+
+def _only_alone(demands: Sequence[Demanded]) -> bool:
+    """Whether nothing but slices and whole GPUs is asked for."""
+    types = {each.type for demand in demands for each in demand.alternatives}
+    return types <= {DeviceType.SLICE, DeviceType.WHOLE}
+
+
+def _offers(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+    """What the cluster has, for whoever asks for what it has not."""
+    devices = [device for room in rooms for device in room.pool.devices if not device.taints]
+    if any(each.label for demand in demands for each in demand.alternatives):
+        if profiles := sorted({device.profile for device in devices if device.profile and not device.shared}):
+            yield f"ask for a profile that there is: {', '.join(profiles)}"
+        return
+    largest = max((device.memory for device in devices), default=0)
+    if largest and any((each.memory or 0) > largest for demand in demands for each in demand.alternatives):
+        yield f"ask for {format_memory(largest)} at most, the largest share that there is"

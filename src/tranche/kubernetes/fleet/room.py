@@ -1,0 +1,128 @@
+"""What claims have left of a node's devices: counters of its GPUs, and memory and compute of those that several share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
+from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
+from tranche.kubernetes.fleet.tolerance import FleetToleration
+from tranche.kubernetes.fleet.wanted import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevice:
+    """A device that a claim has."""
+
+    claim: FleetClaim
+    given: ClaimedDevice
+    device: FleetDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A node's pool and who has what of it. `left` is what is left of the counters, by set; `by_device` are the holdings."""
+
+    pool: Pool
+    holdings: tuple[HeldDevice, ...] = ()
+    left: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    by_device: Mapping[str, Sequence[HeldDevice]] = field(default_factory=dict)
+
+    def without(self, claim: FleetClaim) -> Room:
+        """The same after the end of that claim."""
+        kept = [each.claim for each in self.holdings if each.claim != claim]
+        return room_of(self.pool, dict.fromkeys(kept))
+
+    def memory_left(self, device: FleetDevice) -> int:
+        """The bytes of a shared device that nobody has."""
+        taken = (each.given.memory for each in self.by_device.get(device.name, ()))
+        return device.memory - sum(device.memory if each is None else each for each in taken)
+
+    def holders(self, device: FleetDevice) -> tuple[HeldDevice, ...]:
+        """Who has the device, or something that it cannot be had beside."""
+        return tuple(
+            each
+            for each in self.holdings
+            if each.device.name == device.name
+            or (each.device.counter_set == device.counter_set and set(each.device.counters) & set(device.counters))
+        )
+
+    def free(self, device: FleetDevice, wanted: Wanted) -> bool:
+        """Whether the device serves one more, taints aside."""
+        own = self.by_device.get(device.name, ())
+        if device.shared and own:
+            return self._part_fits(device, wanted, own)
+        if own:
+            return False
+        left = self.left.get(device.counter_set, {})
+        return all(left.get(name, 0) >= amount for name, amount in device.counters.items()) and (
+            not device.shared or self._part_fits(device, wanted, own)
+        )
+
+    def _part_fits(self, device: FleetDevice, wanted: Wanted, own: Sequence[HeldDevice]) -> bool:
+        if self.memory_left(device) < device.consumed(wanted.memory):
+            return False
+        if device.clients is not None and len(own) >= device.clients:
+            return False
+        taken = sum(each.given.compute or 0 for each in own)
+        return wanted.compute is None or device.compute is None or device.compute - taken >= wanted.compute
+
+
+def room_of(pool: Pool, claims: Iterable[FleetClaim]) -> Room:
+    """The pool with what these claims have of it."""
+    by_name = {each.name: each for each in pool.devices}
+    holdings = tuple(
+        HeldDevice(claim, given, by_name[given.device])
+        for claim in claims
+        for given in claim.given
+        if given.node == pool.node and given.device in by_name
+    )
+    left = {name: dict(counters) for name, counters in pool.counters.items()}
+    for device in {each.device.name: each.device for each in holdings}.values():
+        counters = left.setdefault(device.counter_set, {})
+        for name, amount in device.counters.items():
+            counters[name] = counters.get(name, 0) - amount
+    by_device: dict[str, list[HeldDevice]] = {}
+    for each in holdings:
+        by_device.setdefault(each.device.name, []).append(each)
+    return Room(pool, holdings, left, by_device)
+
+
+def against(device: FleetDevice, tolerations: Sequence[FleetToleration]) -> tuple[DeviceTaint, ...]:
+    """The taints for which the device is not given away now."""
+    return tuple(
+        taint
+        for taint in device.taints
+        if not any(each.covers(taint.key, taint.value, taint.effect) for each in tolerations)
+    )
+
+
+def served(room: Room, wanted: Wanted) -> tuple[FleetDevice, ...] | None:
+    """The devices that the scheduler would give now, in its order; None without enough of them.
+
+    Several are taken one after the other, each with the room that those before it leave.
+    """
+    taken: list[FleetDevice] = []
+    for _ in range(wanted.count):
+        device = next(_servable(room, wanted, taken), None)
+        if device is None:
+            return None
+        taken.append(device)
+        memory = device.consumed(wanted.memory) if device.shared else None
+        given = ClaimedDevice(device.node, device.name, memory=memory, compute=wanted.compute)
+        guest = FleetClaim("", f"wanted {len(taken)}", given=(given,))
+        room = room_of(room.pool, [*dict.fromkeys(each.claim for each in room.holdings), guest])
+    return tuple(taken)
+
+
+def _servable(room: Room, wanted: Wanted, taken: Sequence[FleetDevice]) -> Iterator[FleetDevice]:
+    gpus = {each.uuid for each in taken} if wanted.distinct else set()
+    for device in room.pool.devices:
+        if (
+            device.uuid not in gpus
+            and wanted.misfit(device) is None
+            and not against(device, wanted.tolerations)
+            and room.free(device, wanted)
+        ):
+            yield device

@@ -1,0 +1,221 @@
+"""What a claim asks of a device, read out of its spec: the forms that Tranche writes, and as much of others as is plain. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.quantity import MIB, format_memory
+from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    WHOLE_RESOURCE,
+    AttributeName,
+    CapacityName,
+    DeviceClassName,
+    DeviceType,
+    profile_label,
+)
+from tranche.kubernetes.fleet.devices import FleetDevice
+from tranche.kubernetes.fleet.objects import FleetClaim, FleetPod
+from tranche.kubernetes.fleet.tolerance import FleetToleration
+from tranche.planning.obstacle import Reason
+
+_ATTRIBUTE = rf'device\.attributes\["{re.escape(DRIVER)}"\]\.'
+_ISOLATIONS = re.compile(rf'{_ATTRIBUTE}{AttributeName.ISOLATION} (?:== ("\w+")|in (\[[^\]]*\]))')
+_NOT_MECHANISM = re.compile(rf'{_ATTRIBUTE}{AttributeName.MECHANISM} != "([\w-]+)"')
+_CARD = re.compile(rf"{_ATTRIBUTE}{AttributeName.CARD_MEMORY} == (\d+)")
+_MODEL = re.compile(rf'{_ATTRIBUTE}{AttributeName.MODEL}\.lowerAscii\(\)\.contains\(("(?:[^"\\]|\\.)*")\)')
+_CLASS_TYPES = {
+    DeviceClassName.ANY: None,
+    DeviceClassName.SLICE: DeviceType.SLICE,
+    DeviceClassName.WHOLE: DeviceType.WHOLE,
+    DeviceClassName.SHARED: DeviceType.SHARED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a device can never serve: `rank` says how near it comes, and `missing` what memory it lacks, in bytes."""
+
+    reason: Reason
+    text: str
+    rank: int
+    missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One alternative of a claim's request. None is what is not asked for; `memory` in bytes, `share` and `compute` in percent.
+
+    `type` and `label` are what its class holds: a type of device, and a profile's label. `unread` are conditions that are not in
+    Tranche's own words, and count as met.
+    """
+
+    name: str = ""
+    type: DeviceType | None = None
+    label: str = ""
+    count: int = 1
+    memory: int | None = None
+    share: int | None = None
+    compute: int | None = None
+    isolations: frozenset[str] = frozenset()
+    not_mechanism: str = ""
+    card_memory: int | None = None
+    model: str = ""
+    distinct: bool = False
+    tolerations: tuple[FleetToleration, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def misfit(self, device: FleetDevice) -> Misfit | None:
+        """Why the device can never serve it, the nearest miss with the highest rank; None when it can."""
+        if self.model and self.model not in device.model.lower():
+            return Misfit(Reason.GPU_MODEL_MISMATCH, f"its GPUs are {device.model}", 0)
+        if self.label and _label(device.profile) != self.label:
+            return Misfit(Reason.PROFILE_NOT_SUPPORTED, "its GPUs offer no such slice", 1)
+        if self.card_memory is not None and device.card_memory != self.card_memory:
+            return Misfit(Reason.SHARING_UNAVAILABLE, "its GPUs are of another size", 1)
+        if self.type is not None and device.type != self.type:
+            return Misfit(_TYPE_REASONS[self.type], _TYPE_TEXTS[self.type], 2)
+        if self.isolations and device.isolation not in self.isolations:
+            return Misfit(Reason.SHARING_UNAVAILABLE, f"it fences no part so well ({device.isolation} isolation)", 3)
+        if self.not_mechanism and device.mechanism == self.not_mechanism:
+            return Misfit(Reason.SHARING_UNAVAILABLE, f"one program cannot have several parts by {device.mechanism}", 3)
+        if self.compute is not None and (device.compute is None or device.compute < self.compute):
+            return Misfit(Reason.SHARING_UNAVAILABLE, "it keeps no ceiling of compute", 3)
+        if self.share is not None and (device.share is None or device.share < self.share):
+            return Misfit(Reason.MEMORY_TOO_SMALL, "its slices are smaller", 4)
+        if self.memory is not None and device.memory < self.memory:
+            text = f"its largest has {format_memory(device.memory)}"
+            return Misfit(Reason.MEMORY_TOO_SMALL, text, 4, self.memory - device.memory)
+        return None
+
+
+_TYPE_REASONS = {
+    DeviceType.SLICE: Reason.PROFILE_NOT_SUPPORTED,
+    DeviceType.SHARED: Reason.SHARING_UNAVAILABLE,
+    DeviceType.WHOLE: Reason.POLICY,
+}
+_TYPE_TEXTS = {
+    DeviceType.SLICE: "its GPUs have no MIG",
+    DeviceType.SHARED: "its GPUs are not shared",
+    DeviceType.WHOLE: "it offers no whole GPU",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; else empty."""
+
+    name: str
+    alternatives: tuple[Wanted, ...] = ()
+    foreign: str = ""
+
+
+def demanded_by(claim: FleetClaim) -> tuple[Demanded, ...]:
+    """Every request of the claim."""
+    distinct = any(
+        str(each.get("distinctAttribute") or "") == f"{DRIVER}/{AttributeName.UUID}" for each in claim.constraints
+    )
+    return tuple(_demanded(each, distinct) for each in claim.requests)
+
+
+def demanded_by_limits(pod: FleetPod) -> tuple[Demanded, ...]:
+    """What a pod asks for by NVIDIA's extended resources, as far as Tranche's classes serve them."""
+    found = []
+    for name, count in sorted(pod.limits.items()):
+        if name == WHOLE_RESOURCE:
+            found.append(Demanded(name, (Wanted(type=DeviceType.WHOLE, count=count),)))
+        elif name.startswith("nvidia.com/mig-"):
+            label = name.removeprefix("nvidia.com/mig-").replace(".", "-")
+            found.append(Demanded(name, (Wanted(type=DeviceType.SLICE, label=label, count=count),)))
+    return tuple(found)
+
+
+def _demanded(raw: Mapping[str, Any], distinct: bool) -> Demanded:
+    name = str(raw.get("name") or "")
+    several: Sequence[Mapping[str, Any]] = raw.get("firstAvailable") or ([raw["exactly"]] if "exactly" in raw else [])
+    alternatives = []
+    for each in several:
+        class_name = str(each.get("deviceClassName") or "")
+        wanted = _class(class_name)
+        if wanted is None:
+            return Demanded(name, foreign=f"it asks for devices of class '{class_name}', which is not Tranche's")
+        alternatives.append(replace(_wanted(each, wanted), name=str(each.get("name") or name), distinct=distinct))
+    return Demanded(name, tuple(alternatives))
+
+
+def _class(name: str) -> Wanted | None:
+    if name in tuple(DeviceClassName):
+        return Wanted(type=_CLASS_TYPES[DeviceClassName(name)])
+    label = name.removeprefix("tranche-")
+    return Wanted(type=DeviceType.SLICE, label=label) if label != name else None
+
+
+def _wanted(raw: Mapping[str, Any], of_class: Wanted) -> Wanted:
+    capacity = (raw.get("capacity") or {}).get("requests") or {}
+    found = replace(
+        of_class,
+        count=int(raw.get("count") or 1),
+        memory=_amount(capacity.get(CapacityName.MEMORY)),
+        share=_amount(capacity.get(CapacityName.SHARE)),
+        compute=_amount(capacity.get(CapacityName.COMPUTE)),
+        tolerations=tuple(FleetToleration.decode(each) for each in raw.get("tolerations") or ()),
+    )
+    for each in raw.get("selectors") or ():
+        found = _with_condition(found, str((each.get("cel") or {}).get("expression") or ""))
+    return found
+
+
+def _with_condition(wanted: Wanted, expression: str) -> Wanted:
+    if found := _ISOLATIONS.fullmatch(expression):
+        words = json.loads(found[2] or f"[{found[1]}]")
+        return replace(wanted, isolations=frozenset(map(str, words)))
+    if found := _NOT_MECHANISM.fullmatch(expression):
+        return replace(wanted, not_mechanism=found[1])
+    if found := _CARD.fullmatch(expression):
+        return replace(wanted, card_memory=int(found[1]))
+    if found := _MODEL.fullmatch(expression):
+        return replace(wanted, model=str(json.loads(found[1])))
+    return replace(wanted, unread=(*wanted.unread, expression))
+
+
+def _label(profile: str) -> str:
+    try:
+        name: ProfileName = parse_profile(profile)
+    except UsageError:
+        return ""
+    return profile_label(name)
+
+
+def _amount(text: Any) -> int | None:
+    try:
+        return None if text is None else parse_quantity(str(text))
+    except UsageError:
+        return None
+
+
+def in_words(wanted: Wanted) -> str:
+    """What is asked for, for people: `2 slices 1g-5gb`, `a share of 4 GiB`."""
+    kind = {
+        None: "share",
+        DeviceType.SLICE: "slice",
+        DeviceType.SHARED: "part of a shared GPU",
+        DeviceType.WHOLE: "whole GPU",
+    }[wanted.type]
+    size = [
+        wanted.label and f"{wanted.label}",
+        wanted.memory is not None and f"of {format_memory(wanted.memory)}",
+        wanted.share is not None and f"of {wanted.share}% of a GPU",
+        wanted.compute is not None and f"with {wanted.compute}% of the compute at most",
+        wanted.card_memory is not None and f"on GPUs of {format_memory(wanted.card_memory * MIB)}",
+        wanted.model and f"on a {wanted.model}",
+        bool(wanted.isolations) and f"with isolation {' or '.join(sorted(wanted.isolations))}",
+    ]
+    several = f"{wanted.count} × " if wanted.count > 1 else ""
+    return " ".join([f"{several}{kind}", *(str(each) for each in size if each)])

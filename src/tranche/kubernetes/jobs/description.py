@@ -1,0 +1,88 @@
+"""A job with all that there is to say about it: its pods, what they have, why they wait, and what happened to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.fleet.documents import explanation_document, given_document
+from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explain_pod
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import decode_fleet_pod
+from tranche.kubernetes.fleet.reading import read_fleet
+from tranche.kubernetes.fleet.room import HeldDevice
+from tranche.kubernetes.jobs.client import JobClient
+from tranche.kubernetes.jobs.documents import job_document
+from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order
+from tranche.kubernetes.jobs.manifest import JOB_LABEL
+
+_EVENTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescription:
+    """`waiting` explains each pod that has no place. `events` are the last warnings about the pods, newest last."""
+
+    job: KubeJob
+    pods: tuple[JobPod, ...]
+    holdings: Mapping[str, Sequence[HeldDevice]]
+    waiting: tuple[FleetExplanation, ...] = ()
+    events: tuple[str, ...] = ()
+
+    def has(self, pod: JobPod) -> tuple[str, ...]:
+        """What the pod has, for people."""
+        return tuple(device_text(each) for each in self.holdings.get(pod.name, ()))
+
+
+async def describe_job(connection: ApiConnection, namespace: str, name: str) -> JobDescription:
+    """All about that job; KubernetesNotFound when there is none."""
+    job = await JobClient(connection).job(namespace, name)
+    reader = ClusterReader(connection)
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    raw = await reader.objects("the job's pods", path, labelSelector=f"{JOB_LABEL}={name}") or ()
+    fleet = await read_fleet(connection, namespace)
+    waiting = [decode_fleet_pod(each) for each in raw]
+    explained = tuple(explain_pod(each, fleet) for each in waiting if not each.node and each.phase == "Pending")
+    pods = in_order(map(decode_job_pod, raw))
+    return JobDescription(job, pods, _holdings(pods, fleet), explained, await _warnings(reader, namespace, pods))
+
+
+def description_document(found: JobDescription) -> dict[str, object]:
+    """The description as JSON data."""
+    return {
+        "job": job_document(found.job, found.pods),
+        "given": [given_document(each) for held in found.holdings.values() for each in held],
+        "waiting": [explanation_document(each) for each in found.waiting],
+        "events": list(found.events),
+    }
+
+
+def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[HeldDevice]]:
+    owners = {(pod.namespace, claim): pod.name for pod in pods for claim in pod.claims.values()}
+    found: dict[str, list[HeldDevice]] = {}
+    for room in fleet.rooms().values():
+        for each in room.holdings:
+            owner = owners.get((each.claim.namespace, each.claim.name))
+            if owner is not None:
+                found.setdefault(owner, []).append(each)
+    return found
+
+
+async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod]) -> tuple[str, ...]:
+    """The last warnings about pods that do not run: why the node could not prepare a share, for one."""
+    names = {each.name for each in pods if not each.started}
+    if not names:
+        return ()
+    path = f"/api/v1/namespaces/{namespace}/events"
+    events = await reader.objects("events", path, fieldSelector="type=Warning,involvedObject.kind=Pod") or ()
+    ours = [each for each in events if (each.get("involvedObject") or {}).get("name") in names]
+    ours.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
+    return tuple(dict.fromkeys(map(_event_text, ours)))[-_EVENTS:]
+
+
+def _event_text(event: Mapping[str, Any]) -> str:
+    name = (event.get("involvedObject") or {}).get("name")
+    return f"{name}: {event.get('reason')}: {event.get('message')}"

@@ -1,0 +1,202 @@
+"""Why pods wait: what each situation is answered with, and that a thousand nodes are answered as shortly as three."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import Golden
+from tests.kubernetes.claims.examples import possible_requests
+from tests.kubernetes.fleet.clusters import (
+    TIME_SLICING,
+    a100s,
+    claim,
+    cluster,
+    filled,
+    node,
+    pod,
+    published,
+    t4s,
+)
+from tranche.core.request import parse_request
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_pod
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim
+from tranche.kubernetes.fleet.room import served
+from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
+from tranche.kubernetes.fleet.wanted import demanded_by
+
+P4D, T4 = published("p4d", a100s(2), NodeMode.DYNAMIC), published("t4", t4s(), NodeMode.SHARED)
+NODES = [node("p4d", mode="dynamic"), node("t4", mode="shared")]
+GiB4, SMALL = parse_request(gpu_memory="4Gi"), parse_request(mig_profile="1g.5gb")
+Situation = tuple[FleetPod, Fleet]
+
+
+def startable() -> Situation:
+    return pod(), filled(NODES, [*P4D, *T4], {}, {"train-0": GiB4})
+
+
+def share_of_a_gpu() -> Situation:
+    full = {f"old-{number}": parse_request(mig_profile="7g.40gb") for number in range(2)}
+    return pod(), filled(NODES, [*P4D, *T4], full, {"train-0": parse_request(gpu="0.2")})
+
+
+def everything_is_held() -> Situation:
+    held = {f"old-{number}": SMALL for number in range(14)} | {"t": parse_request(gpu_memory="12Gi")}
+    return pod(), filled(NODES, [*P4D, *T4], held, {"train-0": GiB4})
+
+
+def has_its_slice() -> Situation:
+    return pod("old"), filled(NODES, [*P4D, *T4], {"old": GiB4}, {})
+
+
+def too_large() -> Situation:
+    return pod(), filled(NODES, [*P4D, *T4], {}, {"train-0": parse_request(gpu_memory="50Gi")})
+
+
+def unknown_profile() -> Situation:
+    return pod(), filled(NODES, [*P4D, *T4], {}, {"train-0": parse_request(mig_profile="1g.10gb")})
+
+
+def too_weak_a_fence() -> Situation:
+    slices = published("t4", t4s(), NodeMode.SHARED, TIME_SLICING)
+    held = {"old": parse_request(gpu_memory="1Gi", isolation="none")}
+    return pod(), filled([NODES[1]], slices, held, {"train-0": GiB4})
+
+
+def kept_off_its_nodes() -> Situation:
+    nodes = [
+        node("a", mode="shared", unschedulable=True),
+        node("b", mode="shared", taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}]),
+        node("c", mode="shared", ready=False),
+        node("d", mode="shared", labels={"zone": "z"}),
+        node("e"),
+        node("g", mode="shared", labels={"zone": "y"}, taints=[{"key": "team", "value": "g", "effect": "NoExecute"}]),
+        node("f", mode="static"),
+    ]
+    slices = [each for name in "abcdg" for each in published(name, t4s(), NodeMode.SHARED)]
+    return pod(nodeSelector={"zone": "y"}), filled(nodes, slices, {}, {"train-0": GiB4})
+
+
+def not_in_this_mode() -> Situation:
+    slices = published("p4d", a100s(1), NodeMode.SHARED)
+    return pod(), filled([node("p4d", mode="shared")], slices, {}, {"train-0": SMALL})
+
+
+def one_of_several_is_held() -> Situation:
+    request = parse_request(mig_profile="7g.40gb", count="2")
+    return pod(), filled(NODES, [*P4D, *T4], {"old": SMALL}, {"train-0": request})
+
+
+def several_gpus() -> Situation:
+    request = parse_request(mig_profile="3g.20gb", count="3")
+    return pod(), filled(NODES, [*P4D, *T4], {}, {"train-0": request})
+
+
+def whole_gpus() -> Situation:
+    return pod(), filled(NODES, [*P4D, *T4], {"old": SMALL}, {"train-0": parse_request(gpus="2")})
+
+
+def no_claim_yet() -> Situation:
+    return replace(pod(), claims={}), cluster(NODES, [*P4D, *T4])
+
+
+def no_gpu() -> Situation:
+    return replace(pod(), claims={}, templates={}), cluster(NODES, [*P4D, *T4])
+
+
+def an_old_manifest() -> Situation:
+    held = {f"old-{number}": parse_request(mig_profile="7g.40gb") for number in range(2)}
+    asked = replace(pod(), claims={}, templates={}, limits={"nvidia.com/mig-1g.5gb": 1})
+    return asked, filled(NODES, [*P4D, *T4], held, {})
+
+
+def somebody_elses_claim() -> Situation:
+    other = {"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic.example.com"}}]}
+    raw = {"metadata": {"namespace": "team-a", "name": "train-0-gpu"}, "spec": {"devices": other}}
+    return pod(), cluster(NODES, [*P4D, *T4], [raw])
+
+
+def a_condition_of_another_hand() -> Situation:
+    raw = claim("train-0", GiB4, P4D)
+    asked = raw["spec"]["devices"]["requests"][0]["exactly"]
+    asked["selectors"].append({"cel": {"expression": 'device.attributes["gpu.tranche.dev"].numaNode == 1'}})
+    return pod(), cluster(NODES, [*P4D, *T4], [raw])
+
+
+def whoever_may_read_little() -> Situation:
+    known = filled(NODES, T4, {}, {"train-0": GiB4})
+    return pod(), replace(known, nodes=(), unread={"nodes": "no", "claims of all namespaces": "no"})
+
+
+SITUATIONS = (
+    startable, share_of_a_gpu, everything_is_held, has_its_slice, too_large, unknown_profile, too_weak_a_fence,
+    kept_off_its_nodes, not_in_this_mode, one_of_several_is_held, several_gpus, whole_gpus, no_claim_yet, no_gpu, an_old_manifest,
+    somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little,
+)  # fmt: skip
+
+
+def text_of(found: FleetExplanation) -> str:
+    rows = [" | ".join(str(each) or "-" for each in group_row(group)) for group in found.groups]
+    table = [" | ".join(GROUP_COLUMNS), *rows] if rows else []
+    return "\n".join([*head_lines(found), *table, *tail_lines(found)]) + "\n"
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.__name__)
+def test_every_situation_is_answered(situation: Callable[[], Situation], golden: Golden) -> None:
+    golden(f"{situation.__name__}.txt", text_of(explain_pod(*situation())))
+
+
+def test_a_thousand_nodes_are_answered_shortly() -> None:
+    nodes, slices = [], []
+    for number in range(1000):
+        name = f"node-{number:04}"
+        nodes.append(node(name, mode="shared", labels={"number": str(number)}, unschedulable=number % 50 == 0))
+        slices += published(name, t4s(1), NodeMode.SHARED) if number % 2 else []
+    asked = {"train-0": parse_request(gpu_memory="30Gi")}
+    found = explain_pod(pod(), filled(nodes, slices, {}, asked))
+    assert found.status is WaitStatus.IMPOSSIBLE
+    assert sum(group.count for group in found.groups) + found.unnamed == 1000
+    assert len(text_of(found)) < 1500
+
+
+@settings(max_examples=60)
+@given(st.lists(possible_requests(), max_size=12), possible_requests(), st.data())
+def test_the_answer_agrees_with_what_there_is(held: list[Any], asked: Any, data: st.DataObject) -> None:
+    slices = [*published("p4d", a100s(2)), *T4]
+    nodes = [node("p4d", mode="mixed"), NODES[1]]
+    known = cluster(nodes, slices)
+    claims: list[dict[str, Any]] = []
+    for number, request in enumerate(held):
+        (demand,) = demanded_by(decode_fleet_claim(claim(f"old-{number}", request, slices)))
+        rooms = known.rooms().values()
+        ways = [(each, found) for room in rooms for each in demand.alternatives if (found := served(room, each))]
+        if not ways:
+            continue
+        wanted, found = data.draw(st.sampled_from(ways))
+        raw = claim(f"old-{number}", request, slices, found)
+        for result in raw["status"]["allocation"]["devices"]["results"]:
+            if "consumedCapacity" in result:
+                device = next(each for each in found if each.name == result["device"])
+                result["consumedCapacity"] = {
+                    "memory": str(device.consumed(wanted.memory)),
+                    "compute": str(wanted.compute or 0),
+                }
+        claims.append(raw)
+        known = cluster(nodes, slices, claims)
+    for room in known.rooms().values():
+        assert all(left >= 0 for counters in room.left.values() for left in counters.values())
+        assert all(room.memory_left(device) >= 0 for device in room.pool.devices if device.shared)
+    known = cluster(nodes, slices, [*claims, claim("train-0", asked, slices)])
+    (demand,) = demanded_by(decode_fleet_claim(claim("train-0", asked, slices)))
+    able = any(served(room, each) for room in known.rooms().values() for each in demand.alternatives)
+    answer = explain_pod(pod(), known)
+    assert (answer.status is WaitStatus.STARTABLE) == able
+    assert (answer.get is not None) == able
+    assert sum(group.count for group in answer.groups) + answer.unnamed <= 2 - able
