@@ -32,6 +32,8 @@ def values_of(cluster: Path, options: Sequence[str]) -> dict[str, Any]:
             _put(values, (_PARTS[value], "enabled"), False)
         elif name == "--share-by-mps":  # no option of the agent's, but a value of the chart's
             values["shareByMps"] = True
+        elif name == "--with-dra":
+            _put(values, ("dra", "enabled"), True)
         elif name == "--vgpu":
             values |= {"shareByMps": True, "virtualGPUs": int(value)}
         elif name == "--vgpu-thread-percentage":

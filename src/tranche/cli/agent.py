@@ -75,6 +75,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.mig_manager.manager import MigSettings
     from tranche.kubernetes.rollout.budget import parse_budget
 
+    by_claims = "dra" not in values["without"]
     layouts = MigSettings(
         config_map=values["layouts"],
         default_layout=values["default_layout"],
@@ -82,24 +83,27 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         with_reboot=values["with_reboot"],
         host_root=values["host_root"],
         operator_namespaces=frozenset(values["operator_namespace"]),
+        heeds_mode=by_claims,
     )
-    built: dict[str, Part] = {
-        "device-plugin": partial(parts.device_plugin, cdi_folder=values["cdi_folder"]),
-        "mig-manager": partial(
-            parts.mig_manager,
-            settings=layouts,
-            budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
-            daemon_set=values["daemon_set"],
-        ),
-        "feature-labels": parts.feature_labels,
-        "dra": partial(
-            parts.claim_driver,
-            kubelet_folder=values["kubelet_folder"],
-            instance=values["pod_uid"],
-            cdi_folder=values["cdi_folder"],
-        ),
+    manager = partial(
+        parts.mig_manager,
+        settings=layouts,
+        budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
+        daemon_set=values["daemon_set"],
+    )
+    driver = partial(
+        parts.claim_driver,
+        kubelet_folder=values["kubelet_folder"],
+        instance=values["pod_uid"],
+        cdi_folder=values["cdi_folder"],
+    )
+    built: dict[str, tuple[Part, ...]] = {
+        "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], heeds_mode=by_claims),),
+        "mig-manager": (manager,),
+        "feature-labels": (parts.feature_labels,),
+        "dra": (driver, parts.claim_slices),
     }
-    return [part for name, part in built.items() if name not in values["without"]]
+    return [part for name, found in built.items() if name not in values["without"] for part in found]
 
 
 def _metrics(values: dict[str, Any]) -> MetricsSettings | None:

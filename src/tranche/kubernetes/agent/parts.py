@@ -1,30 +1,39 @@
-"""Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims, feature labels."""
+"""Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims and its slices, feature labels."""
 
 from __future__ import annotations
 
 import os
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from tranche.core.allocation import NodeView
 from tranche.hardware.daemon_group import why_tied
+from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
+from tranche.kubernetes.api.resource_slices import SliceClient
+from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
 from tranche.kubernetes.dra.driver import ClaimDriver
+from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.observation.health import XidPolicy, xid_policy
 from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import Me
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 
 
-def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: Path) -> DevicePlugin:
+def device_plugin(
+    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, heeds_mode: bool = False
+) -> DevicePlugin:
     """The device plugin for the machine that is meant: one with a driver, or a simulated one."""
     return DevicePlugin(
         config,
@@ -36,6 +45,7 @@ def device_plugin(services: NodeServices, config: ConfigSource, *, cdi_folder: P
         Announcer(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,
         cdi_folder=cdi_folder,
+        heeds_mode=heeds_mode,
     )
 
 
@@ -81,6 +91,27 @@ def claim_driver(
         cdi_folder=cdi_folder,
         files=files,
         configured=config.latest.first,
+        clock=time.monotonic,
+    )
+
+
+def claim_slices(services: NodeServices, config: ConfigSource) -> SlicePublisher:
+    """What shows claims the devices of this node."""
+
+    def roots(view: NodeView) -> Mapping[str, str]:
+        return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
+
+    def policy() -> XidPolicy:
+        if not config.latest.synced:
+            return XidPolicy()
+        return xid_policy(config.latest.value.disabled_health_checks, config.latest.value.enabled_health_checks)
+
+    return SlicePublisher(
+        services,
+        SliceClient(services.connection, services.node_name, DRIVER, random=random.random),
+        pcie_roots=roots,
+        needs_recovery=needs_recovery,
+        policy=policy,
         clock=time.monotonic,
     )
 

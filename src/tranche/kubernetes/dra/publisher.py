@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 from tranche.core.allocation import NodeView, Slice, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
-from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.pool import SliceContent, pool_contents
@@ -66,12 +66,15 @@ class SlicePublisher:
         self._generation = 0
         self._ward = Ward()
         self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
+        self._basis: _Basis | None = None
         self._wake = asyncio.Event()
         self._trouble = "nothing was shown to claims yet"
 
     def ready(self) -> Readiness:
-        """Ready when the pool showed the truth at the last look."""
-        return Readiness(not self._trouble, self._trouble)
+        """Ready when the pool showed the truth at the last look; where claims get nothing, also while it cannot be read."""
+        node = self._services.node.value if self._services.node.synced else None
+        idle = not self._known.synced and node is not None and not mode_in_force(node.labels).by_claims
+        return Readiness(idle or not self._trouble, "" if idle else self._trouble)
 
     async def run(self) -> None:
         """Keep the slices until cancelled. They stay then: the kubelet removes them when no agent comes back."""
@@ -139,15 +142,17 @@ class SlicePublisher:
         if node is None or not node.uid:
             return False
         view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_in_force(node.labels)
-        held = _held_by_claims(view)
-        devices = tuple(each for each in await self._devices(view) if mode.by_claims or each.gpu_uuid in held)
-        against = reasons_against(devices, view, Circumstances(mode, _faulty(self._ward, view)))
-        shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
-        contents = pool_contents(node.name, devices, view, against, shown)
-        writes = slice_writes(contents, known, Owner(node.name, node.uid), self._generation)
+        basis = (node.name, node.uid, mode, view, known, self._ward)
+        if basis == self._basis:
+            return False
+        devices = await self._devices(view)
+        # Half a thousand devices are compared with what is shown: too long for the event loop.
+        writes = await asyncio.to_thread(_decide, basis, devices, self._generation)
         if writes.count:
             await self._write(writes)
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
+        else:
+            self._basis = basis
         return writes.count > 0
 
     async def _devices(self, view: NodeView) -> tuple[NodeDevice, ...]:
@@ -183,6 +188,20 @@ class SlicePublisher:
                 async for _ in self._known.changes():
                     if seen():
                         return
+
+
+_Basis = tuple[str, str, NodeMode, NodeView, tuple[NodeSlice, ...], Ward]
+"""The node by name and uid, its mode, what it is and has, what it shows, and which GPUs are sick."""
+
+
+def _decide(basis: _Basis, devices: Sequence[NodeDevice], generation: int) -> SliceWrites:
+    name, uid, mode, view, known, ward = basis
+    held = _held_by_claims(view)
+    offered = tuple(each for each in devices if mode.by_claims or each.gpu_uuid in held)
+    against = reasons_against(offered, view, Circumstances(mode, _faulty(ward, view)))
+    shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
+    contents = pool_contents(name, offered, view, against, shown)
+    return slice_writes(contents, known, Owner(name, uid), generation)
 
 
 def _faulty(ward: Ward, view: NodeView) -> frozenset[WholeGpu | Slice]:
