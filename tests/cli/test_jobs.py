@@ -14,9 +14,11 @@ import yaml
 
 from tests.cli.api_server_thread import ServedApi, served_api
 from tests.cli.in_process import Outcome, run
+from tests.conftest import Golden
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.jobs.jobs_server import JOBS, LABELS, PODS, TEMPLATES, ended, put_job, put_pod
 from tranche.core.request import parse_request
+from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import DRIVER
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
@@ -185,6 +187,39 @@ def test_delete_removes_what_submit_made_and_nothing_else(api: ServedApi) -> Non
     assert not _names(api, JOBS)
     assert not _names(api, TEMPLATES)
     assert "no job 'train'" in tranche(api, "delete", "train", code=42).stderr
+
+
+def test_nodes_and_their_gpus_are_shown_with_who_has_what(api: ServedApi, golden: Golden) -> None:
+    def a_cluster(server: FakeApiServer) -> None:
+        from tests.kubernetes.fleet.clusters import a100s, node, published, t4s
+
+        waiting_job(server)
+        server.put("/api/v1/nodes/t4", node("t4", mode="shared", unschedulable=True))
+        server.put("/api/v1/nodes/p5", node("p5", mode="static"))
+        server.put("/api/v1/nodes/cpu", node("cpu", ready=False))
+        server.put("/api/v1/nodes/off", node("off", mode="off"))
+        slices = published("t4", t4s(), NodeMode.SHARED) + published("off", a100s(1), NodeMode.OFF)
+        for each in slices:
+            server.put(f"{SLICES}/{each['metadata']['name']}", each)
+
+    api.change(a_cluster)
+    golden("nodes.txt", tranche(api, "nodes").stdout)
+    golden("gpus-cluster.txt", tranche(api, "gpus", "--cluster").stdout)
+    nodes = json.loads(tranche(api, "nodes", "-o", "json").stdout)["nodes"]
+    assert [(each["name"], each["mode"], each["claims"]) for each in nodes] == [
+        ("off", "off", 0), ("p4d", "mixed", 1), ("p5", "static", 0), ("t4", "shared", 0),
+    ]  # fmt: skip
+    gpus = json.loads(tranche(api, "gpus", "--cluster", "-o", "json").stdout)["gpus"]
+    assert [held["pods"] for gpu in gpus for held in gpu["held"]] == [["team-a/old"]]
+    assert "add --cluster" in tranche(api, "gpus", "--kubeconfig", "x", code=2).stderr
+
+
+def test_whoever_may_not_read_nodes_is_told_and_sees_what_is_left(api: ServedApi) -> None:
+    api.change(waiting_job)
+    api.change(lambda server: server.refusals.update({("GET", "/nodes"): (403, {"message": "no"})}))
+    done = tranche(api, "nodes")
+    assert "your account may not read nodes" in done.stderr
+    assert done.stdout.splitlines()[1].startswith("p4d")
 
 
 WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}

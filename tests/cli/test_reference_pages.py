@@ -14,7 +14,9 @@ from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_
 from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
 from tranche.core.errors import all_errors
 from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
+from tranche.kubernetes.fleet.documents import gpu_document, node_document
 from tranche.kubernetes.fleet.explanation import explain_pod
+from tranche.kubernetes.fleet.overview import summaries
 from tranche.kubernetes.jobs.description import JobDescription, description_document
 from tranche.kubernetes.jobs.documents import job_document, pod_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
@@ -133,7 +135,18 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     assert described["GivenDevice"] == has["given"][0].keys()
     description = JobDescription(KubeJob("team-a", "train", JobStatus.PENDING), (), {})
     assert described["JobDescription"] == description_document(description).keys()
-    unprinted |= {"PodExplanation", "NodeGroup", "GivenDevice"}
+    (summary, *_) = summaries(has_its_slice()[1])
+    assert described["ClusterNode"] == node_document(summary).keys()
+    assert described["ClusterGpu"] == gpu_document(summary.gpus[0]).keys()
+    unprinted |= {
+        "PodExplanation",
+        "NodeGroup",
+        "GivenDevice",
+        "NodeList",
+        "ClusterNode",
+        "ClusterGpuList",
+        "ClusterGpu",
+    }
     assert described.keys() - printed.keys() == unprinted
     asked = [ps["allocations"][0]["request"], ps["allocations"][1]["request"]]
     for fields in asked:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tranche.cli.bundle_machine import LeftOut, machine_entries
-from tranche.cli.cluster_checkup import asked_of_cluster, kubeconfig_option
+from tranche.cli.cluster_checkup import asked_of_cluster
 from tranche.cli.doctor import machine_findings
+from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_table, say, warn
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError

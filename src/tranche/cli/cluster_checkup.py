@@ -25,12 +25,6 @@ Result = TypeVar("Result")
 _COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _NAMED = 8
 
-kubeconfig_option = click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="How to reach the cluster; else $KUBECONFIG, ~/.kube/config, or as a pod.",
-)
-
 
 def cluster_checkup(kubeconfig: str | None, *, as_json: bool) -> int:
     """Check the cluster and print what was found; the exit code."""

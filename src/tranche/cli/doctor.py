@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from tranche.cli.answers import DriverAnswers
-from tranche.cli.cluster_checkup import cluster_checkup, kubeconfig_option, print_finding
+from tranche.cli.cluster_checkup import cluster_checkup, print_finding
+from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_json
 from tranche.cli.runtime import open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option

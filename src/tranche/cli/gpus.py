@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_json, print_table, warn
 from tranche.cli.runtime import child_environment, open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
-from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
+from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError, UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.documents import describe
@@ -21,14 +22,25 @@ _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
 
 
 @click.command(cls=TrancheCommand)
+@click.option("--cluster", is_flag=True, help="The GPUs that nodes of a Kubernetes cluster offer to claims.")
+@kubeconfig_option
 @output_option("table", "wide", "json")
 @click.pass_obj
-def command(settings: Settings, /, output: str) -> None:
+def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
     """List the GPUs, the slices they are cut into, who holds them, and what there is room for.
 
     Slices stand under their GPU with the index of their MIG device. `tranche` or `foreign` tells who made a slice. Without
     permission to use the ledger, gpus shows the hardware alone.
+
+    With --cluster it lists the GPUs of all nodes, and which pods have what of them, as far as your account may read it.
     """
+    if kubeconfig is not None and not cluster:
+        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+    if cluster:
+        from tranche.cli.cluster_gpus import show_gpus  # seldom needed, and slow to import
+
+        show_gpus(kubeconfig, as_json=output == "json")
+        return
     view, ledger_read = _look(settings)
     if output == "json":
         documents = [gpu_document(view, gpu, ledger_read=ledger_read) for gpu in view.node]

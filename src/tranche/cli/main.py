@@ -40,6 +40,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("tranche.cli.jobs.listing", "The jobs that were submitted to a cluster"),
     "logs": ("tranche.cli.jobs.logs", "What a cluster's job prints"),
     "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
+    "nodes": ("tranche.cli.nodes", "A cluster's nodes with GPUs, and what is left of them"),
     "policy": ("tranche.cli.policy", "How GPUs may be shared: the administrator's word"),
     "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
     "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tranche.cli.cluster_checkup import kubeconfig_option
 from tranche.cli.extras import extra_missing
+from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.core.errors import KubernetesForbidden
 
 if TYPE_CHECKING:

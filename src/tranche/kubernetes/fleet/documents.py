@@ -1,10 +1,11 @@
-"""A cluster's GPUs and explanations as JSON data."""
+"""A cluster's nodes, GPUs and explanations as JSON data."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup
+from tranche.kubernetes.fleet.overview import FleetGpu, FleetNodeSummary
 from tranche.kubernetes.fleet.room import HeldDevice
 
 
@@ -52,4 +53,34 @@ def _group_document(group: NodeGroup) -> dict[str, object]:
         "count": group.count,
         "missingMemoryBytes": group.missing,
         "holders": list(group.holders),
+    }
+
+
+def node_document(summary: FleetNodeSummary) -> dict[str, Any]:
+    """A node with its GPUs."""
+    node = summary.node
+    return {
+        "name": node.name,
+        "ready": node.ready,
+        "unschedulable": node.unschedulable,
+        "mode": None if node.mode is None else str(node.mode),
+        "resources": dict(node.resources),
+        "complete": summary.complete,
+        "claims": summary.claims,
+        "largestFreeBytes": summary.largest_free,
+        "gpus": [gpu_document(each) for each in summary.gpus],
+    }
+
+
+def gpu_document(gpu: FleetGpu) -> dict[str, Any]:
+    """A GPU of a node."""
+    return {
+        "node": gpu.node,
+        "minor": gpu.minor,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "memoryBytes": gpu.memory,
+        "largestFreeBytes": gpu.largest_free,
+        "taints": list(gpu.out),
+        "held": [given_document(each) for each in gpu.held],
     }

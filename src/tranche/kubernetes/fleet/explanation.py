@@ -185,3 +185,11 @@ def device_text(holding: HeldDevice) -> str:
         inside = f"slice {device.profile} of {gpu}" if device.profile else gpu
         return f"{memory} of {inside}, shared by {device.mechanism}"
     return f"slice {device.profile} of {gpu}" if device.profile else f"all of {gpu}"
+
+
+def share_text(holding: HeldDevice) -> str:
+    """What kind of share it is, for people: `slice 1g.5gb`, `part by mps`."""
+    device = holding.device
+    if not device.shared:
+        return f"slice {device.profile}" if device.profile else "whole"
+    return f"part of slice {device.profile} by {device.mechanism}" if device.profile else f"part by {device.mechanism}"

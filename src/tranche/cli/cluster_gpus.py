@@ -1,0 +1,67 @@
+"""What `tranche nodes` and `tranche gpus --cluster` show: a cluster's GPUs, as far as the caller may read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tranche.cli.jobs.target import asked_as_person
+from tranche.cli.output import print_json, print_table, warn
+from tranche.core.quantity import format_memory
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.fleet.fleet import Fleet
+
+_NODE_COLUMNS = ("NODE", "STATUS", "MODE", "GPUS", "CLAIMS", "LARGEST FREE", "OUT")
+_GPU_COLUMNS = ("NODE", "GPU", "MODEL OR SHARE", "MEMORY", "STATE OR HOLDER")
+
+
+def show_nodes(kubeconfig: str | None, *, as_json: bool) -> None:
+    """Print the nodes that have GPUs."""
+    from tranche.kubernetes.fleet.documents import node_document
+    from tranche.kubernetes.fleet.overview import summaries
+
+    fleet = _fleet(kubeconfig)
+    found = summaries(fleet)
+    if as_json:
+        print_json("NodeList", unread=dict(fleet.unread), nodes=[node_document(each) for each in found])
+        return
+    rows = []
+    for each in found:
+        mode = "unknown" if each.node.mode is None else each.node.mode
+        free = format_memory(each.largest_free) if each.largest_free else ""
+        out = ", ".join([*each.out, *([] if each.complete else ["publishing"])])
+        rows.append((each.node.name, each.status, mode, ", ".join(each.models), each.claims, free, out))
+    print_table(_NODE_COLUMNS, rows)
+
+
+def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
+    """Print the GPUs that nodes offer to claims, and who has what of them."""
+    from tranche.kubernetes.fleet.documents import gpu_document
+    from tranche.kubernetes.fleet.explanation import share_text
+    from tranche.kubernetes.fleet.overview import summaries
+
+    fleet = _fleet(kubeconfig)
+    gpus = [gpu for each in summaries(fleet) for gpu in each.gpus]
+    if as_json:
+        print_json("ClusterGpuList", unread=dict(fleet.unread), gpus=[gpu_document(each) for each in gpus])
+        return
+    rows: list[tuple[object, ...]] = []
+    for gpu in gpus:
+        rows.append((gpu.node, gpu.minor, gpu.model, format_memory(gpu.memory), gpu.state))
+        for held in gpu.held:
+            memory = held.device.memory if held.given.memory is None else held.given.memory
+            rows.append((gpu.node, gpu.minor, f"  {share_text(held)}", format_memory(memory), held.claim.holder))
+    print_table(_GPU_COLUMNS, rows)
+
+
+def _fleet(kubeconfig: str | None) -> Fleet:
+    async def ask(api: ApiConnection, namespace: str) -> Fleet:
+        from tranche.kubernetes.fleet.reading import read_fleet
+
+        return await read_fleet(api, namespace)
+
+    fleet = asked_as_person(kubeconfig, None, ask)
+    for what in fleet.unread:
+        warn(f"your account may not read {what}")
+    return fleet
