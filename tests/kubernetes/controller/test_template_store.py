@@ -11,13 +11,19 @@ import pytest
 
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently
-from tranche.core.errors import KubernetesForbidden
+from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.controller.injection import TEMPLATE_LABEL, USED_ANNOTATION, template_name
-from tranche.kubernetes.controller.template_store import KEPT, NOTE_SECONDS, TemplateStore
+from tranche.kubernetes.controller.template_store import (
+    KEPT,
+    MADE_SECONDS,
+    MOST_MADE,
+    NOTE_SECONDS,
+    TemplateStore,
+)
 
 FOLDER = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates"
 REQUEST = parse_request(gpu_memory="4Gi")
@@ -105,6 +111,24 @@ def test_a_refusal_of_the_api_server_is_told_and_not_remembered_as_success() -> 
         with pytest.raises(KubernetesForbidden, match="exceeded quota"):
             await ensured(store)
         assert await ensured(store) == NAME
+
+    run(check)
+
+
+def test_nobody_has_more_than_a_hundred_made_in_a_minute_and_those_that_are_there_serve_on() -> None:
+    async def check(server: FakeApiServer, clocks: Clocks) -> None:
+        store = clocks.store(server)
+        for number in range(MOST_MADE):
+            await store.ensure("team", {"number": number}, "")
+        with pytest.raises(KubernetesUnavailable, match="100 templates were made in the last minute"):
+            await ensured(store)
+        assert len(server.objects) == MOST_MADE
+        await store.ensure("team", {"number": 0}, "")
+        clocks.go(MADE_SECONDS)
+        assert await ensured(store) == NAME
+        # Of the hundred before it, those that were made longer ago than a minute do not count any more.
+        clocks.go(MADE_SECONDS)
+        await clocks.store(server).ensure("team", DEVICES, str(REQUEST))
 
     run(check)
 

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from http import HTTPStatus
+
+import pytest
 
 from tests.kubernetes.agent.measured_node import scrape
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+def test_an_answer_is_sent_at_once(host: str) -> None:
+    waits: list[bool] = []
+
+    async def answer(path: str, headers: Mapping[str, str]) -> HttpAnswer:
+        (writer,) = server._open
+        waits.append(not writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return HttpAnswer(HTTPStatus.OK)
+
+    async def check() -> None:
+        await server.start(host, 0, option="--port")
+        await scrape(server.port)
+        server.stop()
+
+    server = HttpServer(answer)
+    asyncio.run(asyncio.wait_for(check(), 30))
+    assert waits == [False]
 
 
 def test_of_too_many_connections_the_oldest_goes_and_the_next_request_is_answered() -> None:

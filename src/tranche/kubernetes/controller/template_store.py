@@ -2,11 +2,15 @@
 
 Name and content go together, so it does not matter who makes one, nor how often. Each use is noted on the template every few
 minutes. It is removed an hour after its last use, in the version that was seen unused; a use in between is a newer version.
+
+Whoever reaches the webhook's port can ask as the API server asks. So no more than a hundred templates are made in a minute: with
+the hour after which they go, nobody fills the cluster with them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +30,8 @@ NOTE_SECONDS = 300.0
 """For so long after a use was noted, others are not."""
 
 KEPT = timedelta(hours=1)
+MOST_MADE, MADE_SECONDS = 100, 60.0
+"""So many are made at most in so many seconds. Those that are there already do not count."""
 _MOST_KNOWN = 10_000
 _PAGE = "500"
 _GROUP = "/apis/resource.k8s.io/v1"
@@ -41,6 +47,7 @@ class TemplateStore:
         self._now = now
         self._clock = clock
         self._noted: dict[tuple[str, str], float] = {}
+        self._made: deque[float] = deque(maxlen=MOST_MADE)
 
     async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
         """The name of the template of such claims, which is there and was used now."""
@@ -53,9 +60,11 @@ class TemplateStore:
         made = claim_template(namespace, devices, request, timestamp(self._now()))
         what = f"make the claim template {namespace}/{name}"
         for _ in range(3):
+            self._refuse_too_many(what)
             answer = await self._connection.ask(what, "POST", path, made)
             if answer.status != 409:
                 answer.accepted()
+                self._made.append(self._clock())
                 break
             # In whole, not by a patch: the API server compares the config in a claim byte by byte, and a patch writes it anew.
             answer = await self._connection.ask(what, "PUT", f"{path}/{name}", made)
@@ -68,6 +77,13 @@ class TemplateStore:
             self._noted.clear()
         self._noted[namespace, name] = began
         return name
+
+    def _refuse_too_many(self, what: str) -> None:
+        if len(self._made) == MOST_MADE and self._clock() - self._made[0] < MADE_SECONDS:
+            raise KubernetesUnavailable(
+                f"cannot {what}: {MOST_MADE} templates were made in the last minute",
+                hint="pods that ask for the same share have one template; try again in a minute",
+            )
 
     async def sweep(self) -> int:
         """Remove what no pod needs and nobody has used for an hour; how many were removed."""

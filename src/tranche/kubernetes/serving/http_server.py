@@ -123,8 +123,14 @@ def _headers(lines: list[str]) -> Mapping[str, str]:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """One socket: "" by name would give one for IPv4 and one for IPv6, and under port 0 with different ports."""
+    """One socket: "" by name would give one for IPv4 and one for IPv6, and under port 0 with different ports.
+
+    Its connections send at once: asyncio sees to that only for sockets of its own. Under TLS an answer would else wait for the
+    acknowledgement of what the handshake sent, which takes 40 ms.
+    """
     if host == "" and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
