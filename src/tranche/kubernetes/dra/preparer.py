@@ -111,6 +111,8 @@ class Preparer:
         await asyncio.to_thread(self._write_file, keeper, grants)
 
     async def _prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         claim = await self._read(ref)
         if claim is None:
             raise KubernetesNotFound(f"there is no {ref}: it was deleted")
@@ -118,7 +120,8 @@ class Preparer:
         order = order_of(ref, given)
         await self.backlog.realise(order)
         await self.write_file(order.keeper, order.grants)
-        _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid})
+        seconds = round(loop.time() - asked, 6)
+        _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
         return given
 
     def _write_file(self, keeper: ClaimKeeper, grants: tuple[Wanted, ...]) -> None:
