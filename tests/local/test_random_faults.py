@@ -1,28 +1,37 @@
 """Random lives and deaths on a shared T4: nobody has more than his share unless it is said, and nothing is left at the end.
 
-`TRANCHE_FAULT_CASES` says how many faults there are, 16 by default; a shared GPU has about eight in one life.
+`TRANCHE_FAULT_CASES` says how many faults there are, 16 by default; a shared GPU has eight in one life. `TRANCHE_FAULT_SEED` is
+that of the first life, 0 by default; each life that fails says its seed and what was done to it.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.local.test_fractions import Tenant, end_daemons, holders, later, nothing_left, tenant
+from tests.local.test_fractions import ILLEGAL_ADDRESS, Tenant, end_daemons, holders, later, nothing_left, tenant
 from tests.machines import TestMachine, machine_in, wait_until
+from tests.simulator.control_groups import hierarchy
+from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
+from tranche.hardware.mps_process import DaemonProcess
+from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 from tranche.node.session import Places
 
 FAULTS = int(os.environ.get("TRANCHE_FAULT_CASES", "16"))
+FIRST_SEED = int(os.environ.get("TRANCHE_FAULT_SEED", "0"))
 IN_ONE_LIFE = 8
+LIVES = max(2, FAULTS // IN_ONE_LIFE)
 SEVERAL = 3
 # It takes what it can get, works, asks the driver once more at each word, and goes on whatever it hears.
 BUSY = """
@@ -39,11 +48,17 @@ while wait().strip() == "more": cu.cuMemAlloc(64 << 20)
 """
 
 
-class Life:
-    """One shared GPU, its tenants, and who kills them."""
+REFUSED = {
+    each.exit_code for each in (NoRoom, GpuBusy, MpsFailed, VerificationFailed, HardwareError, SharingUnavailable)
+}
 
-    def __init__(self, machine: TestMachine, seed: int) -> None:
+
+class Life:
+    """One shared GPU, its tenants, and who kills them. `limits` tells that the driver limits their memory, and not MPS."""
+
+    def __init__(self, machine: TestMachine, seed: int, *, limits: bool) -> None:
         self.machine = machine
+        self.limits = limits
         self.random = random.Random(seed)
         self.tenants: list[Tenant] = []
         self.said: list[str] = []
@@ -52,26 +67,38 @@ class Life:
     def records(self) -> tuple[DaemonRecord, ...]:
         return DaemonRecords(Places(self.machine.state_dir).mps).all()
 
+    @property
+    def servers(self) -> tuple[DaemonProcess, ...]:
+        daemons = MpsDaemons(Places(self.machine.state_dir), self.machine.environment)
+        return tuple(server for record in self.records for server in daemons.process(record.device_uuid).servers())
+
     def come(self) -> None:
-        """Somebody asks for a part, and gets it or is refused."""
-        each = tenant(self.machine, "--no-wait", "--gpu-memory", self.random.choice(["2G", "3G", "4G"]), code=BUSY)
+        """Somebody asks for a part, and gets it or is refused; he is not let in to hang."""
+        each = self.ask()
         if each.told() is None:
             code, said = each.ended()
-            assert code in (26, 28, 32), said
+            assert code in REFUSED, (code, said, self.said)
         else:
             self.tenants.append(each)
 
+    def ask(self) -> Tenant:
+        memory = self.random.choice(["2G", "3G", "4G"])
+        return tenant(self.machine, "--no-wait", "--gpu-memory", memory, code=BUSY)
+
     def fault(self) -> None:
         """One of the things that can go wrong."""
-        faults: list[Callable[[], None]] = [
-            self.kill_tenant,
-            self.kill_run,
+        any_time = [self.kill_tenant, self.kill_run, self.kill_command, self.take_back, self.lose_folder]
+        by_mps: list[Callable[[], None]] = [
             self.kill_server,
             self.kill_daemon,
-            self.take_back,
+            self.stop_one,
+            self.go_on,
+            self.wedge,
+            self.fail_start,
+            self.illegal_address,
             self.break_limits,
         ]
-        act = self.random.choice(faults)
+        act = self.random.choice([*any_time, *([self.refuse_limits] if self.limits else by_mps)])
         self.said.append(act.__name__)
         act()
 
@@ -86,16 +113,57 @@ class Life:
         for each in self.random.sample(self.tenants, min(1, len(self.tenants))):
             each.process.kill()
 
+    def kill_command(self) -> None:
+        """At any moment, from its first line on."""
+        each = self.ask()
+        time.sleep(self.random.random())
+        each.process.kill()
+        each.process.communicate()
+
     def kill_server(self) -> None:
-        for record in self.records:
-            for server in MpsDaemons(Places(self.machine.state_dir)).process(record.device_uuid).servers():
-                os.kill(server.pid, signal.SIGKILL)
+        for server in self.servers:
+            os.kill(server.pid, signal.SIGKILL)
 
     def kill_daemon(self) -> None:
         for record in self.records:
             if record.pid:
                 with suppress(ProcessLookupError):
                     os.kill(record.pid, signal.SIGKILL)
+
+    def stop_one(self) -> None:
+        """Somebody stops the daemon or its server, and may forget it."""
+        pids = [server.pid for server in self.servers] + [record.pid for record in self.records if record.pid]
+        for pid in self.random.sample(pids, min(1, len(pids))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for pid in [server.pid for server in self.servers] + [record.pid for record in self.records if record.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def wedge(self) -> None:
+        """The server says that it is well, and answers no client from the next one on."""
+        self.machine.machine.inject_error("mpsServerHangs", 999)
+
+    def fail_start(self) -> None:
+        self.machine.machine.inject_error("mpsServerStart", 999)
+
+    def illegal_address(self) -> None:
+        self.machine.machine.inject_error("cuMemAlloc", ILLEGAL_ADDRESS)
+        for each in self.random.sample(self.tenants, min(1, len(self.tenants))):
+            assert each.process.stdin is not None
+            with suppress(BrokenPipeError):
+                each.process.stdin.write("more\n")
+                each.process.stdin.flush()
+
+    def lose_folder(self) -> None:
+        """Somebody deletes the state folder, the sockets of daemons and the notes of groups with it."""
+        shutil.rmtree(self.machine.state_dir, ignore_errors=True)
+        self.machine.tranche("ps")
+
+    def refuse_limits(self) -> None:
+        self.machine.machine.inject_error("nvmlDeviceSetMemoryLimits", 999)
 
     def take_back(self) -> None:
         for holder in self.random.sample(there := holders(self.machine), min(1, len(there))):
@@ -123,6 +191,8 @@ class Life:
         later(self.machine)
         self.machine.tranche("gpus")
         nothing_left(self.machine)
+        places = Places(self.machine.state_dir)
+        assert [*MemoryGroups(places).left(()), *MemoryGroups(places).strays()] == []
         self.machine.machine.clear_injections()
         last = tenant(self.machine, "--no-wait", "--gpu-memory", "4G", code=BUSY)
         result, made = last.told()
@@ -130,14 +200,17 @@ class Life:
         assert 4 * 10**9 - (128 << 20) < made << 20 < 4 * 10**9 + (400 << 20)
 
 
-@pytest.mark.parametrize("seed", range(max(1, FAULTS // IN_ONE_LIFE)))
-def test_whatever_dies_nobody_has_more_than_it_is_said_and_nothing_is_left(seed: int) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as name,
-        machine_in(Path(name), machine_type="g4dn.xlarge") as machine,
-    ):
+def live(seed: int, folder: Path, *, limits: bool) -> None:
+    """A life, its faults, and its end."""
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp"))
+        if limits:
+            stack.enter_context(hierarchy(folder))
+        machine = stack.enter_context(machine_in(Path(name), machine_type="g4dn.xlarge"))
         machine.machine.set_time_scale(1.0)
-        life = Life(machine, seed)
+        if limits:
+            machine.machine.set_driver("615.71.09")
+        life = Life(machine, seed, limits=limits)
         try:
             for _ in range(IN_ONE_LIFE):
                 for _ in range(life.random.randint(1, SEVERAL)):
@@ -146,6 +219,14 @@ def test_whatever_dies_nobody_has_more_than_it_is_said_and_nothing_is_left(seed:
                 life.fault()
                 life.check()
             life.end()
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {' '.join(life.said)}")
+            raise
         finally:
             machine.end()
             end_daemons(machine)
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + LIVES))
+def test_whatever_dies_nobody_has_more_than_it_is_said_and_nothing_is_left(seed: int, tmp_path: Path) -> None:
+    live(seed, tmp_path, limits=seed % 4 == 1)
