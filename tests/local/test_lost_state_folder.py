@@ -97,6 +97,24 @@ def test_an_idle_daemon_and_a_server_without_one_end_at_once(shared_t4: TestMach
         assert compute_mode(shared_t4) == "Default"
 
 
+def test_a_compute_mode_is_put_back_when_nothing_of_the_daemon_is_left_but_who_shared(shared_t4: TestMachine) -> None:
+    first = tenant(shared_t4, "--gpu-memory", "3G", code=JOB)
+    assert first.told() == 0
+    (before,) = records(shared_t4)
+    (server,) = MpsDaemons(Places(shared_t4.state_dir)).process(before.device_uuid).servers()
+    for pid in (before.pid, server.pid):
+        end(pid)
+    lose(shared_t4)
+    (holder,) = holders(shared_t4)
+    assert holder["grants"][0]["isolation"] == "none"
+    assert compute_mode(shared_t4) == "Exclusive_Process"
+    os.kill(holder["pid"], signal.SIGKILL)
+    wait_until(lambda: holders(shared_t4) == [])
+    shared_t4.tranche("gpus")
+    assert compute_mode(shared_t4) == "Default"
+    assert records(shared_t4) == ()
+
+
 def test_a_daemon_of_a_device_that_is_not_there_ends_too(shared_t4: TestMachine) -> None:
     pipes = Places(shared_t4.state_dir).mps / "abc"
     process = MpsProcess(pipes, shared_t4.environment)

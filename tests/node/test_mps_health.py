@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,12 +15,12 @@ from tests.local.test_parts import admit, part_of
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, cut, nothing_left, only, place_of, share, short, start, t4
-from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
 from tranche.core.events import DaemonFault, EventKind
 from tranche.core.fences import fenced
 from tranche.core.keeper import PodKeeper
-from tranche.core.request import GpuMemory, Request
+from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.node import mps_health
@@ -166,6 +167,36 @@ def test_an_idle_one_that_is_stopped_is_replaced(t4: Node, who: str) -> None:
         stop(server.pid if who == "server" else record.pid)
         host.view()
         nothing_left(t4, host)
+
+
+# One without sockets is passed by, and says nothing
+
+
+@isolated
+def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> None:
+    with cut.host() as host:
+        gpu = only(host)
+        place = Slice(gpu.uuid, place_of(gpu).profile, place_of(gpu).placement)
+        part = Part(place, 4 * GIB, Sharing.MPS)
+        admit(host, part)
+        (record,) = host.daemons.records.all()
+        shutil.rmtree(host.daemons.records.pipes(record.device_uuid))
+        with pytest.raises(GpuBusy, match="nobody finds it any more"):
+            admit(host, part)
+        (left,) = host.view().allocations
+        assert left.grants[0].isolation is Isolation.NONE
+        assert [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+
+
+@isolated
+def test_an_idle_daemon_whose_sockets_are_gone_is_replaced(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (record,) = host.daemons.records.all()
+        shutil.rmtree(host.daemons.records.pipes(record.device_uuid))
+        ask_for_part(host)
+        (now,) = host.daemons.records.all()
+        assert now.pid != record.pid
 
 
 # One that does not start is undone

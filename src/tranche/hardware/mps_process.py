@@ -27,7 +27,6 @@ from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsCont
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
 _SOCKET_PATH_BYTES: Final = 107
 """What the kernel takes as the name of a socket (sun_path), without its closing zero."""
-_SOCKET: Final = "control"
 _LONGEST_NAME: Final = "control_privileged"
 _PID_FILE: Final = f"{PROGRAM}.pid"
 _AS_DAEMON: Final = "-d"
@@ -82,11 +81,6 @@ class MpsProcess:
     def logs(self) -> Path:
         """The folder of the logs of daemon and servers."""
         return self.pipes.with_name(f"{self.pipes.name}.log")
-
-    @property
-    def reachable(self) -> bool:
-        """Whether the daemon's socket is where its clients look for it."""
-        return stat.S_ISSOCK(_mode_of(self.pipes / _SOCKET))
 
     @property
     def control(self) -> MpsControl:
@@ -251,13 +245,6 @@ def served_folders(root: Path, uid: int, proc: Path = _PROC) -> Mapping[str, str
             if pipes.parent.resolve() == root.resolve():
                 found[pipes.name] = environment.get("CUDA_VISIBLE_DEVICES", "")
     return found
-
-
-def _mode_of(path: Path) -> int:
-    try:
-        return path.stat().st_mode
-    except OSError:
-        return 0
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ class DaemonCare:
             for name in found.unclaimed(view.node):
                 with suppress(MpsFailed):  # its record stays, and it is tried again
                     self._daemons.end_unclaimed(name)
-        return bool(due or told)
+        return bool(due or told or self._daemons.records.look() != found)
 
     def _tell(self, known: Sequence[DaemonRecord]) -> bool:
         """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new."""

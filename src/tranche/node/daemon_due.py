@@ -40,7 +40,7 @@ def is_due(record: DaemonRecord, known: DaemonRecords, now: float) -> bool:
     """
     if DaemonTries(known.folder).failed_lately(record, now):
         return False
-    if record.state is not DaemonState.READY or record.suspect:
+    if record.state is not DaemonState.READY or record.suspect or not known.reachable(record):
         return True
     return now - known.idle_since(record) >= IDLE_SECONDS
 

@@ -19,7 +19,7 @@ from tranche.node.ledger import Ledger
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_strays import take_over
+from tranche.node.mps_strays import note_missing, take_over
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
@@ -109,6 +109,7 @@ class Inspection:
         there, now = devices(view.node), self._clock()
         found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now)
         found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
+        note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
         with self._ledger.write() as db:
             known = {each.id for each in register.allocations(db)}
             memory = shared_memory((grant for each in found for grant in each.grants), view.node)

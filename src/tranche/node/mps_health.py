@@ -36,7 +36,7 @@ class MpsHealth:
 
     def look(self, records: Sequence[DaemonRecord], seconds: float = LOOK_SECONDS) -> None:
         """Ask all of these daemons at once how their servers are, and write down what has changed."""
-        asked = [each for each in records if _worth_asking(each)]
+        asked = [each for each in records if _worth_asking(each) and not self._lost(each)]
         if len(asked) <= 1:
             said = [self._fault(each, seconds) for each in asked]
         else:
@@ -47,6 +47,13 @@ class MpsHealth:
         for record, fault in zip(asked, said, strict=True):
             if fault != record.fault:
                 self._records.write(record._replace(fault=fault))
+
+    def _lost(self, record: DaemonRecord) -> bool:
+        """Whether nobody comes to the daemon any more, which then counts as one that has died: who starts has no limit."""
+        if self._records.reachable(record):
+            return False
+        self._records.write(record._replace(boot=""))
+        return True
 
     def _fault(self, record: DaemonRecord, seconds: float) -> str:
         from tranche.hardware.mps_answers import ServerStatus
@@ -71,6 +78,8 @@ class MpsHealth:
         """
         if record.why or not (record.every_user or record.uid == os.geteuid()):
             return record.why
+        if self._lost(record):
+            return "its sockets are gone"
         patience = JOIN_SECONDS if seconds is None else min(seconds, JOIN_SECONDS)
         attempt = self._process(record.device_uuid).join(record.device_uuid, seconds=patience)
         if attempt.silent:

@@ -25,6 +25,7 @@ from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, 
 from tranche.node.session import boot_id, children_pids, process_lives, process_stopped
 
 _SUFFIX = ".json"
+_SOCKET = "control"
 _NAME_DIGITS = 12
 
 
@@ -161,6 +162,10 @@ class DaemonRecords:
     def pipes(self, device_uuid: str) -> Path:
         """The folder of the sockets of that device's daemon."""
         return self.folder / name_of(device_uuid)
+
+    def reachable(self, record: DaemonRecord) -> bool:
+        """Whether the daemon's socket is where clients look for it: without one they run without MPS, and are not told."""
+        return (self.pipes(record.device_uuid) / _SOCKET).is_socket()
 
     def look(self) -> Findings:
         """Everything that is there; LedgerUnavailable when the folder cannot be looked at."""

@@ -6,9 +6,12 @@ of its sockets, which it carries in its environment, and takes it over. It lets 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from tranche.core.devices import shareable_devices
+from tranche.core.allocation import Grant, Part
+from tranche.core.devices import device_uuid, shareable_devices
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_health import UNTIL
@@ -48,6 +51,15 @@ def take_over(daemons: MpsDaemons, node: NodeState, uid: int, *, whole: bool) ->
             daemons.records.write_damaged(stray.name)
 
 
+def note_missing(daemons: MpsDaemons, node: NodeState, grants: Iterable[Grant]) -> None:
+    """Write down the daemons that somebody must have had who has these: those that died left a compute mode, or a server."""
+    for grant in grants:
+        if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
+            gpu = node.gpu(grant.gpu_uuid)
+            if gpu.daemon_of(grant.slot) is None and (uuid := device_uuid(grant, gpu)):
+                daemons.records.write(_record(daemons, gpu.uuid, grant.slot, uuid))
+
+
 def _record(daemons: MpsDaemons, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
     """The record of a daemon that lives: fenced where its sockets are there, else lost, since nobody comes to it any more.
 
@@ -55,9 +67,8 @@ def _record(daemons: MpsDaemons, gpu_uuid: str, slot: InstanceKey | None, device
     """
     record = record_of(gpu_uuid, slot, device_uuid, ComputeMode.DEFAULT if slot is None else None)
     record = record._replace(ready=True, wedged=True, fault=_LOST + UNTIL)
-    process = daemons.process(device_uuid)
-    found = process.find()
-    if found is None or not process.reachable:
+    found = daemons.process(device_uuid).find()
+    if found is None or not daemons.records.reachable(record):
         return record
     return record._replace(
         pid=found.pid, started=found.started, uid=found.uid, every_user=found.every_user, boot=boot_id()
