@@ -198,7 +198,20 @@ def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
 def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
     dynamic = {"dra": {"enabled": True}}
     always = granted(*objects("ClusterRole"), *objects("Role"))
-    added = granted(*objects("ClusterRole", **dynamic), *objects("Role", **dynamic)) - always
+    roles = objects("ClusterRole", **dynamic)
+    (of_people,) = [role for role in roles if role["metadata"]["name"].endswith("-researcher")]
+    added = granted(*(role for role in roles if role != of_people), *objects("Role", **dynamic)) - always
+    # What people read, and nothing that they could change; nobody has it before it is bound.
+    assert {verb for _, _, verb in granted(of_people)} == {"get", "list"}
+    assert {resource for _, resource, _ in granted(of_people)} == {
+        "nodes",
+        "resourceslices",
+        "resourceclaims",
+        "deviceclasses",
+    }
+    assert of_people["metadata"]["name"] not in {
+        each["roleRef"]["name"] for each in objects("ClusterRoleBinding", **dynamic)
+    }
     seen = {
         ("", resource, verb) for resource in ("resourceslices", "resourceclaims") for verb in ("get", "list", "watch")
     }

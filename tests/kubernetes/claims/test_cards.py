@@ -33,6 +33,11 @@ def test_only_shared_gpus_that_are_not_cut_of_the_model_and_of_this_driver_count
     assert shared_cards(slices, "t4") == (SharedCards(14_914, 14_850 * MIB, 1),)
 
 
+def test_what_another_mode_of_its_node_would_offer_is_kept_in_mind() -> None:
+    tainted = {**device(), "taints": [{"key": "tranche.dev/mode", "effect": "NoSchedule"}]}
+    assert shared_cards([resource_slice(tainted)]) == (SharedCards(14_914, 14_850 * MIB, 0),)
+
+
 def test_what_is_not_understood_is_passed_over() -> None:
     slices = [{}, resource_slice({"name": "d"}, device("x"), device(0), device(room="much"))]
     assert shared_cards(slices) == ()

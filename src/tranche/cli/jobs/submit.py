@@ -140,8 +140,8 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobWish, dry_run: bo
 
 
 def _say_left_out(request: Request, spec: ClaimSpec) -> None:
-    if spec.left_out:
-        sizes = ", ".join(f"{format_memory(each.memory * MIB)} ({each.gpus} GPUs)" for each in spec.left_out)
+    if left_out := [each for each in spec.left_out if each.gpus]:
+        sizes = ", ".join(f"{format_memory(each.memory * MIB)} ({each.gpus} GPUs)" for each in left_out)
         warn(f"{request} is not asked for on GPUs of {sizes}: a claim lists eight alternatives at most")
         hint("name the GPUs with --gpu-model, or an amount with --gpu-memory")
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.claims.quantity import parse_quantity
-from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
+from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType, TaintKey
 
 
 @dataclass(frozen=True, slots=True)
 class SharedCards:
     """GPUs of one size that are shared uncut. `memory` is what programs can have of one, in MiB, as its devices say;
-    `room` is what can be given away of it, in bytes, where it is least; `gpus` is how many there are.
+    `room` is what can be given away of it, in bytes, where it is least; `gpus` is how many there are on nodes whose mode offers
+    them, 0 where they would be offered in another mode alone.
     """
 
     memory: int
@@ -38,7 +39,7 @@ def shared_cards(resource_slices: Iterable[Mapping[str, Any]], gpu_model: str = 
         named = gpu_model.lower() in _text(attributes, AttributeName.MODEL).lower()
         if shared and named and isinstance(memory, int) and memory > 0 and room > 0:
             before = found.get(memory, SharedCards(memory, room, 0))
-            found[memory] = SharedCards(memory, min(room, before.room), before.gpus + 1)
+            found[memory] = SharedCards(memory, min(room, before.room), before.gpus + _offered(device))
     return tuple(found[memory] for memory in sorted(found))
 
 
@@ -47,6 +48,10 @@ def _devices(resource_slices: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[s
         spec = each.get("spec") or {}
         if spec.get("driver") == DRIVER:
             yield from spec.get("devices") or ()
+
+
+def _offered(device: Mapping[str, Any]) -> bool:
+    return all(each.get("key") != TaintKey.MODE for each in device.get("taints") or ())
 
 
 def _text(attributes: Mapping[str, Any], name: AttributeName) -> str:
