@@ -33,6 +33,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
 from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
 from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
@@ -261,6 +262,7 @@ def test_every_label_that_the_agent_writes_is_one_that_the_policy_lets_it_write(
         ),
         *Report(state, "Reason", "").labels,
         *pause(KubeNode("n", labels=operands)),
+        *FREE_LABELS,
     }
     assert {key for key in written if not allowed.fullmatch(key)} == set()
 
@@ -275,7 +277,13 @@ def test_every_label_that_the_agent_writes_is_one_that_the_policy_lets_it_write(
             "nvidia.com/gpu.deploy.x",
         ),
         *("node-role.kubernetes.io/control-plane", "node-restriction.kubernetes.io/tenant", "kubernetes.io/hostname"),
-        *("tranche.dev/gpu", "x-nvidia.com/mig.config.state", "nvidia.com/mig.config.state/x", "nvidia.com/mig-1g"),
+        *(
+            "tranche.dev/mode",
+            "tranche.dev/gpu",
+            "x-nvidia.com/mig.config.state",
+            "nvidia.com/mig.config.state/x",
+            "nvidia.com/mig-1g",
+        ),
     ],
 )
 def test_a_label_that_decides_over_the_agent_or_over_others_is_not_the_agents_to_write(key: str) -> None:

@@ -15,7 +15,14 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.resource_slices import SliceClient
-from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, TaintKey
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    FREE_GPUS_LABEL,
+    LARGEST_MEMORY_LABEL,
+    LARGEST_SLICE_LABEL,
+    MODE_LABEL,
+    TaintKey,
+)
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
 
@@ -237,5 +244,18 @@ def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
                 await node.inventory.refresh()
             assert len(published.writes()) == count == len(published.slices)
             assert NODE in node.server.objects
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_the_node_is_labelled_with_what_fits_while_claims_are_offered_anything(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            memory = str(node.host.driver.observe().gpus[0].usable_memory >> 20)
+            free = {LARGEST_SLICE_LABEL: "7g.40gb", LARGEST_MEMORY_LABEL: memory, FREE_GPUS_LABEL: "1"}
+            await until(lambda: free.items() <= node.labels.items())
+            published.set_mode("static")
+            await until(lambda: not free.keys() & node.labels.keys())
 
     on_node(tmp_path, test, "A100-40GB")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tranche.kubernetes.claims.vocabulary import MODE_LABEL
+from tranche.kubernetes.claims.vocabulary import DYNAMIC_MIG_LABEL, MODE_LABEL
 
 
 class NodeMode(StrEnum):
@@ -36,10 +36,13 @@ class NodeMode(StrEnum):
 
 
 def node_mode(labels: Mapping[str, str]) -> NodeMode | None:
-    """The mode that the labels ask for, STATIC when none does; None for a word that is none."""
+    """The mode that the labels ask for, STATIC when none does; None for a word that is none.
+
+    Run:ai's label for a node that is cut on demand means DYNAMIC where ours is not there.
+    """
     word = labels.get(MODE_LABEL)
     if word is None:
-        return NodeMode.STATIC
+        return NodeMode.DYNAMIC if labels.get(DYNAMIC_MIG_LABEL) == "true" else NodeMode.STATIC
     return NodeMode(word) if word in tuple(NodeMode) else None
 
 

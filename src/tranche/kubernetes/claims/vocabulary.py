@@ -22,6 +22,19 @@ MODE_LABEL = "tranche.dev/mode"
 """The node label by which an administrator says how the node's GPUs are given away."""
 
 
+DYNAMIC_MIG_LABEL = "node-role.kubernetes.io/runai-dynamic-mig"
+"""The node label, with the value `true`, by which Run:ai's administrators have a node cut on demand."""
+
+LARGEST_SLICE_LABEL = "tranche.dev/free.largest-slice"
+"""The node label that names the largest profile of which a claim can have a slice now; none where there is none."""
+
+LARGEST_MEMORY_LABEL = "tranche.dev/free.largest-memory"
+"""The node label that says the most memory that one claim can have of one device now, in MiB; 0 for none."""
+
+FREE_GPUS_LABEL = "tranche.dev/free.gpus"
+"""The node label that says how many whole GPUs claims can have now."""
+
+
 class DeviceClassName(StrEnum):
     """The device classes that are always there; each profile has one of its own (`profile_class`)."""
 

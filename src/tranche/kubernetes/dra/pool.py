@@ -52,7 +52,7 @@ def pool_contents(
 ) -> tuple[SliceContent, ...]:
     """The slices of the pool, by name. `reasons` speak against devices, by device name; `shown` is what the pool shows now."""
     before = {str(each["name"]): each for content in shown for each in content.devices}
-    free = {each.name for each in devices if not reasons.get(each.name) and not _is_taken(each, view)}
+    free = {each.name for each in devices if not reasons.get(each.name) and not is_taken(each, view)}
     held = _held_by_claims(view)
     entries = []
     for group, members in grouped(devices).items():
@@ -139,7 +139,7 @@ def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
     return {(each.device, True) if isinstance(each, Part) else (each, False) for each in _claim_grants(view)}
 
 
-def _is_taken(device: NodeDevice, view: NodeView) -> bool:
+def is_taken(device: NodeDevice, view: NodeView) -> bool:
     """Whether somebody has something that the device needs, so that nobody can be given it whatever its place in the list."""
     return any(
         overlap(device.offered, each)

@@ -14,6 +14,7 @@ from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
 from tranche.kubernetes.dra.pool import SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
@@ -26,6 +27,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _ECHO_SECONDS = 5.0
 _RECOVERY_SECONDS = 5.0
+_LABELS_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +37,8 @@ class SlicePublisher:
 
     What changes within `pause` seconds after a write is written together. `pcie_roots` gives the PCIe root of each GPU by UUID,
     and `needs_recovery` says whether the driver wants a GPU reset; both block. `policy` says which errors make a GPU sick; a sick
-    one is asked about every `recovery_seconds`. `clock` is monotonic, in seconds.
+    one is asked about every `recovery_seconds`. Labels of the node are written every `labels_seconds` at most. `clock` is
+    monotonic, in seconds.
     """
 
     name = "dra-slices"
@@ -51,6 +54,7 @@ class SlicePublisher:
         clock: Callable[[], float],
         pause: float = PAUSE_SECONDS,
         recovery_seconds: float = _RECOVERY_SECONDS,
+        labels_seconds: float = _LABELS_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._services = services
@@ -61,6 +65,8 @@ class SlicePublisher:
         self._clock = clock
         self._pause = pause
         self._recovery_seconds = recovery_seconds
+        self._labels_seconds = labels_seconds
+        self._labels: Live[Mapping[str, str | None]] = Live()
         self._sleep = sleep
         self._known: Live[tuple[NodeSlice, ...]] = Live()
         self._generation = 0
@@ -85,6 +91,7 @@ class SlicePublisher:
             group.create_task(self._listen(self._known.changes()))
             group.create_task(self._note_errors())
             group.create_task(self._keep())
+            group.create_task(self._keep_labels())
 
     async def _follow(self) -> None:
         async with aclosing(self._slices.watch()) as snapshots:
@@ -147,13 +154,31 @@ class SlicePublisher:
             return False
         devices = await self._devices(view)
         # Half a thousand devices are compared with what is shown: too long for the event loop.
-        writes = await asyncio.to_thread(_decide, basis, devices, self._generation)
+        writes, labels = await asyncio.to_thread(_decide, basis, devices, self._generation)
+        self._labels.publish(labels)
         if writes.count:
             await self._write(writes)
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
         else:
             self._basis = basis
         return writes.count > 0
+
+    async def _keep_labels(self) -> None:
+        async for _ in self._labels.changes():
+            while not await self._labelled(self._labels.value):
+                await self._sleep(self._labels_seconds)
+            await self._sleep(self._labels_seconds)
+
+    async def _labelled(self, labels: Mapping[str, str | None]) -> bool:
+        """Whether the node has the labels now."""
+        try:
+            node = await self._services.api.get_node(self._services.node_name)
+            if changes := {key: value for key, value in labels.items() if node.labels.get(key) != value}:
+                await self._services.api.patch_node_metadata(node.name, labels=changes)
+        except TrancheError as error:
+            _log.warning("labels not written", extra={"reason": error.reason, "error": str(error)})
+            return False
+        return True
 
     async def _devices(self, view: NodeView) -> tuple[NodeDevice, ...]:
         gpus = tuple(sorted(gpu.uuid for gpu in view.node if not gpu.lost))
@@ -194,14 +219,18 @@ _Basis = tuple[str, str, NodeMode, NodeView, tuple[NodeSlice, ...], Ward]
 """The node by name and uid, its mode, what it is and has, what it shows, and which GPUs are sick."""
 
 
-def _decide(basis: _Basis, devices: Sequence[NodeDevice], generation: int) -> SliceWrites:
+def _decide(
+    basis: _Basis, devices: Sequence[NodeDevice], generation: int
+) -> tuple[SliceWrites, Mapping[str, str | None]]:
+    """What is to be written, and the labels of the node."""
     name, uid, mode, view, known, ward = basis
     held = _held_by_claims(view)
     offered = tuple(each for each in devices if mode.by_claims or each.gpu_uuid in held)
     against = reasons_against(offered, view, Circumstances(mode, _faulty(ward, view)))
     shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
     contents = pool_contents(name, offered, view, against, shown)
-    return slice_writes(contents, known, Owner(name, uid), generation)
+    labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
+    return slice_writes(contents, known, Owner(name, uid), generation), labels
 
 
 def _faulty(ward: Ward, view: NodeView) -> frozenset[WholeGpu | Slice]:
