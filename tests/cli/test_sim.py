@@ -104,6 +104,14 @@ def test_what_cannot_be_created_leaves_nothing(cli: Cli, arguments: tuple[str, .
     assert json.loads(cli.succeed("sim", "list", "-o", "json"))["items"] == []
 
 
+def test_a_machine_of_too_many_gpus_says_how_many_there_can_be(cli: Cli) -> None:
+    cli.succeed("sim", "create", "large", *("--gpu", "A100-40GB") * 32)
+    refused = cli("sim", "create", "larger", *("--gpu", "A100-40GB") * 33)
+    assert refused.returncode == 2
+    assert "a simulated machine has at most 32 GPUs, not 33" in refused.stderr
+    assert "larger" not in cli.succeed("sim", "list")
+
+
 def test_a_name_is_taken_once(cli: Cli) -> None:
     cli.succeed("sim", "create", "m", "--gpu", "T4")
     before = cli.smi("m", "-L").stdout

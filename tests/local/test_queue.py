@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 
 IN_USE, UNKNOWN = 19, 999
+LONG = 10.0
+"""In seconds: after this a request that is there has decided, and waits."""
 WHOLE = Request(MigSlice(parse_profile("7g.40gb")))
 
 
@@ -102,7 +105,44 @@ def test_nobody_is_overtaken_by_a_request_for_the_same_gpu(a100: Node) -> None:
         held = Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
         large = other.enqueue(WHOLE, command="large", pid=os.getpid())
         with pytest.raises(NoRoom, match=large.id):
-            Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+            Queue(host, clock=lambda: time.time() + LONG).acquire(
+                small, command="small", pid=os.getpid(), patience=Patience(wait=False)
+            )
         other.leave(large)
         Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
         assert held.allocation.id in {allocation.id for allocation in host.view().allocations}
+
+
+@isolated
+def test_who_will_not_wait_lets_those_decide_who_have_only_just_asked(a100: Node) -> None:
+    """What is kept for somebody who then gives up is free, and is given."""
+    with a100.host() as host, a100.host() as other:
+        ahead = other.enqueue(WHOLE, command="ahead", pid=os.getpid())
+        looks = 0
+
+        def clock() -> float:
+            nonlocal looks
+            looks += 1
+            if looks == 4:
+                other.leave(ahead)
+            return time.time()
+
+        held = Queue(host, clock=clock).acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience(wait=False))
+        assert [allocation.id for allocation in host.view().allocations] == [held.allocation.id]
+        assert looks >= 4
+
+
+@isolated
+def test_who_will_not_wait_is_refused_when_those_ahead_have_decided_to(a100: Node) -> None:
+    with a100.host() as host, a100.host() as other:
+        ahead = other.enqueue(WHOLE, command="ahead", pid=os.getpid())
+        now = time.time()
+
+        def clock() -> float:
+            nonlocal now
+            now += 0.5
+            return now
+
+        with pytest.raises(NoRoom, match=ahead.id):
+            Queue(host, clock=clock).acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience(wait=False))
+        assert [waiter.id for waiter in host.waiters()] == [ahead.id]

@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from tests.node.machines import Node
@@ -135,3 +136,23 @@ def killed_at_boundary(node: Node, boundary: int, work: Callable[[Host], object]
             work(host)
 
     return Child(run).wait() == -signal.SIGKILL
+
+
+def kill_at_every_boundary(
+    node: Node, work: Callable[[Host], object], look: Callable[[Host, bool], None], *, boundaries: int, **options: Any
+) -> None:
+    """Kill a process amid the work at each boundary of its journal in turn, until one comes through, and look after each.
+
+    `look` is told whether the process was killed; `options` are those of its host. The work has at least so many `boundaries`.
+    """
+    for boundary in count():
+        killed = killed_at_boundary(node, boundary, work)
+
+        def after(killed: bool = killed) -> None:
+            with node.host(**options) as host:
+                look(host, killed)
+
+        in_child(after)
+        if not killed:
+            assert boundary >= boundaries
+            return

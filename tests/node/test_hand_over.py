@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.node.machines import Node, change, destroy
-from tests.node.processes import in_child, isolated, killed_at_boundary
+from tests.node.processes import isolated, kill_at_every_boundary
 from tests.node.test_mps_daemons import cut, daemon_of, nothing_left, only, short, t4
 from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
@@ -66,24 +66,15 @@ def test_a_slice_that_is_gone_meanwhile_is_not_handed_over(cut: Node) -> None:
         assert not host.view().allocations
 
 
-def killed_at(node: Node, boundary: int) -> bool:
-    """Kill a process that hands a part over, at that boundary of its journal; whether it came so far."""
-    return killed_at_boundary(node, boundary, lambda host: host.hand_over(of_pod(host)))
+def test_whoever_is_killed_in_a_hand_over_leaves_a_pod_with_a_limit_or_nothing(t4: Node) -> None:
+    def look(host: Host, killed: bool) -> None:
+        held = host.view().allocations
+        assert held or killed
+        if held:
+            assert (daemon_of(host).state, daemon_of(host).limit) == (DaemonState.READY, 3 * GIB)
+            host.given_back([grant for each in held for grant in each.grants])
+            host.holders.settle([each.id for each in held], {}, [])
+            host.view()
+        nothing_left(t4, host)
 
-
-@pytest.mark.parametrize("boundary", range(6))
-def test_whoever_is_killed_in_a_hand_over_leaves_a_pod_with_a_limit_or_nothing(t4: Node, boundary: int) -> None:
-    killed = killed_at(t4, boundary)
-
-    def look() -> None:
-        with t4.host() as host:
-            held = host.view().allocations
-            assert held or killed
-            if held:
-                assert (daemon_of(host).state, daemon_of(host).limit) == (DaemonState.READY, 3 * GIB)
-                host.given_back([grant for each in held for grant in each.grants])
-                host.holders.settle([each.id for each in held], {}, [])
-                host.view()
-            nothing_left(t4, host)
-
-    in_child(look)
+    kill_at_every_boundary(t4, lambda host: host.hand_over(of_pod(host)), look, boundaries=4)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.machines import Node, change, create, destroy, enable, node_of
-from tests.node.processes import Child, in_child, isolated, killed_at_boundary
+from tests.node.processes import Child, in_child, isolated, kill_at_every_boundary
 from tests.simulator.control_groups import group, hierarchy
 from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, MpsPathTooLong, VerificationFailed
@@ -310,25 +310,31 @@ def test_a_driver_without_the_program_says_so_and_nothing_changes(t4: Node) -> N
         nothing_left(t4, host)
 
 
-def killed_at(node: Node, boundary: int) -> bool:
-    """Kill a process that shares the GPU, at that boundary of its journal; whether it came so far."""
-    return killed_at_boundary(node, boundary, lambda host: change(host, start(only(host)), start(only(host), 4 * GIB)))
+def test_nothing_is_left_when_the_process_is_killed_at_a_boundary(t4: Node) -> None:
+    def work(host: Host) -> None:
+        change(host, start(only(host)), start(only(host), 4 * GIB))
 
-
-@pytest.mark.parametrize("boundary", range(6))
-def test_nothing_is_left_when_the_process_is_killed_at_a_boundary(t4: Node, boundary: int) -> None:
-    if killed_at(t4, boundary):
-        in_child(lambda: look_after_kill(t4))
+    kill_at_every_boundary(
+        t4,
+        work,
+        lambda host, killed: look_through(t4, host),
+        boundaries=6,
+        clock=lambda: time.time() + 2 * IDLE_SECONDS,
+    )
 
 
 def look_after_kill(node: Node) -> None:
     # A change that was through counts as done: its daemon goes later, as any that nobody needs.
     with node.host(clock=lambda: time.time() + 2 * IDLE_SECONDS) as host:
-        host.view()
-        nothing_left(node, host)
-        calls = node.machine.total_change_calls()
-        host.view()
-        assert node.machine.total_change_calls() == calls
+        look_through(node, host)
+
+
+def look_through(node: Node, host: Host) -> None:
+    host.view()
+    nothing_left(node, host)
+    calls = node.machine.total_change_calls()
+    host.view()
+    assert node.machine.total_change_calls() == calls
 
 
 @pytest.mark.parametrize("moment", ["set_compute_mode", "start", "limit_memory"])

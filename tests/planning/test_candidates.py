@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, uncuttable_gpu
 from tranche.core.board import Board, board_by_key
-from tranche.core.errors import DoesNotFit
-from tranche.core.quantity import MIB
+from tranche.core.errors import DoesNotFit, SharingUnavailable
+from tranche.core.gpu_use import GpuUse
+from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
 from tranche.planning.candidates import Candidate, candidate, check_possible, plain_profiles
-from tranche.planning.gpu_rules import NO_RULES
+from tranche.planning.gpu_rules import NO_RULES, GpuRules
 from tranche.planning.obstacle import Obstacle
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 
 
 def answer(board_key: str, **options: str) -> str:
@@ -123,8 +126,35 @@ def test_a_gpu_without_mig_serves_only_what_leaves_no_room_for_another_like_it(
 def test_only_gpus_that_could_serve_one_share_count_for_several() -> None:
     gpus = [(gpu_on(FAMILY_BOARDS[0]), NO_RULES, 1), (uncuttable_gpu(1), NO_RULES, 2)]
     check_possible(parse_request(gpu="0.2"), gpus)
-    with pytest.raises(DoesNotFit, match="asks for 2 GPUs and this machine has 1 that could serve one of its shares"):
+    with pytest.raises(SharingUnavailable, match="asks for 2 GPUs and this machine has 1 that could serve one of its"):
         check_possible(parse_request(gpu="0.2", count="2"), gpus)
+    with pytest.raises(DoesNotFit, match="asks for 4 GPUs and this machine has 1 that could serve one of its shares"):
+        check_possible(parse_request(gpu="0.2", count="4"), gpus)
+
+
+def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None:
+    two = [(gpu_on(A100, index), GpuRules(use), 1) for index, use in enumerate((GpuUse.AUTO, GpuUse.OFF))]
+    with pytest.raises(
+        SharingUnavailable, match=r"has 1 that could serve one of its shares; any other is given whole or"
+    ) as caught:
+        check_possible(parse_request(gpu="0.2", count="2"), two)
+    assert caught.value.hint == "ask for fewer GPUs"
+    with pytest.raises(DoesNotFit, match="asks for 3 GPUs"):
+        check_possible(parse_request(gpu="0.2", count="3"), two)
+
+
+def test_a_whole_gpu_has_no_more_memory_than_programs_can_use() -> None:
+    t4 = uncuttable_gpu()
+    assert isinstance(candidate(Request(GpuMemory(t4.usable_memory)), t4), Candidate)
+    found = candidate(Request(GpuMemory(t4.usable_memory + MIB)), t4)
+    assert isinstance(found, Obstacle)
+    assert (found.reason, found.missing_memory) == ("MemoryTooSmall", MIB)
+    assert found.text == "has 14.56 GiB for programs"
+    a100 = replace(gpu_on(A100), memory_reserved=GIB)
+    largest = max(profile.memory or 0 for profile in placed(A100))
+    found = candidate(Request(GpuMemory(largest)), a100)
+    assert isinstance(found, Candidate)
+    assert not found.whole
 
 
 @given(boards(), st.integers(1, 200_000))

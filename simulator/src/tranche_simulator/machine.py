@@ -87,7 +87,8 @@ class SimulatedMachine:
         the same UUIDs. `driver` is its version; the usual one is 580.95.05.
 
         Raises:
-            InvalidRequest: bad name, no version, unknown type or board, or not exactly one of type, boards and GPUs.
+            InvalidRequest: bad name, no version, unknown type or board, too many GPUs, or not exactly one of type, boards and
+                GPUs.
             MachineExists: there is one of that name.
             SimulatorError: the folder cannot be written.
         """
@@ -95,6 +96,8 @@ class SimulatedMachine:
         from tranche_simulator.machine_specs import chosen_gpus, spec_structs
 
         specs = chosen_gpus(machine_type, boards, gpus)
+        if len(specs) > library.MOST_GPUS:
+            raise InvalidRequest(f"a simulated machine has at most {library.MOST_GPUS} GPUs, not {len(specs)}")
         name = name or machine_type or "machine"
         if not NAME.fullmatch(name):
             raise InvalidRequest(

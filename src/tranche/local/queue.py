@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
 from tranche.core.evidence import Life
@@ -32,6 +33,9 @@ _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
 _COURTESY_SECONDS = 2.0
+# A request decides within a moment of its arrival; one that came so long ago has decided, and waits.
+_DECIDES_WITHIN_SECONDS = 3.0
+_GLANCE_SECONDS = 0.1
 # After a nap that was longer by so much this process was stopped itself, and rings may have gone to others.
 _STOPPED_SECONDS = 2.0
 
@@ -189,6 +193,8 @@ class Queue:
                 if changed:
                     self.ring_next()
                 return outcome
+            if not patience.wait and self._let_decide(ticket, bell):
+                continue
             if not patience.wait and (failure := failed.error(request, outcome.reasons)):
                 raise failure
             outcome = failed.explain(outcome)
@@ -226,6 +232,24 @@ class Queue:
                 # What nobody announced may be there for somebody further back as well.
                 self.ring_next()
                 return True
+
+    def _let_decide(self, ticket: Ticket, bell: Doorbell) -> bool:
+        """Wait for those ahead who have only just asked; False when there is none.
+
+        What is kept for them may be free in a moment: whether they get it, or something else, or nothing, is not decided yet.
+        """
+        found = False
+        while self._just_asked(ticket):
+            found = True
+            bell.wait(_GLANCE_SECONDS)
+        return found
+
+    def _just_asked(self, ticket: Ticket) -> bool:
+        """Whether somebody ahead may still have to decide for the first time."""
+        now = self._clock()
+        there = attending(self._host.places, self._host.waiters(), now, but=ticket.id)
+        ahead = takewhile(lambda waiter: waiter.id != ticket.id, there)
+        return any(abs(now - waiter.created) < _DECIDES_WITHIN_SECONDS for waiter in ahead)
 
     def _ahead_of(self, ticket: Ticket) -> int | None:
         """How many requests came earlier, still wait and answer; None when this one was cancelled."""

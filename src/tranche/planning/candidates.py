@@ -72,14 +72,15 @@ def _alone(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obst
     profiles = plain_profiles(gpu) if cuttable else ()
     match request.demand:
         case GpuMemory(amount):
-            if max(amount, request.limit or 0) > gpu.memory:
-                return _too_small(gpu, max(amount, request.limit or 0))
+            most = max([gpu.usable_memory, *(profile.memory or 0 for profile in profiles)])
+            if max(amount, request.limit or 0) > most:
+                return _too_small(gpu, max(amount, request.limit or 0), most)
             if _shared_only(request):
                 return _no_part(request, gpu, rules)
             for profile in profiles:
                 if profile.memory is not None and profile.memory >= amount:
-                    return Candidate(profile, profile.size == gpu.memory_slices)
-            more_than_half = amount * 2 > gpu.memory
+                    return Candidate(profile, profile.size == gpu.memory_slices and amount <= gpu.usable_memory)
+            more_than_half = amount * 2 > gpu.usable_memory
         case GpuShare(share):
             if _shared_only(request):
                 return _no_part(request, gpu, rules)
@@ -103,9 +104,9 @@ def _no_part(request: Request, gpu: GpuState, rules: GpuRules) -> Obstacle:
     return obstacle(gpu, reason, no_part_text(request, gpu, rules))
 
 
-def _too_small(gpu: GpuState, amount: int) -> Obstacle:
-    text = f"has {format_memory(gpu.memory)} in all"
-    return obstacle(gpu, Reason.MEMORY_TOO_SMALL, text, missing_memory=amount - gpu.memory)
+def _too_small(gpu: GpuState, amount: int, most: int) -> Obstacle:
+    text = f"has {format_memory(most)} for programs"
+    return obstacle(gpu, Reason.MEMORY_TOO_SMALL, text, missing_memory=amount - most)
 
 
 def matches_model(request: Request, gpu: GpuState) -> bool:
@@ -138,6 +139,14 @@ def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, in
     if len(obstacles) == len(matching):
         raise _impossible(request, [gpu for gpu, _, _ in matching], obstacles)
     count = sum(number for answer, number in answers if isinstance(answer, Candidate))
+    refused = [(answer, number) for answer, number in answers if isinstance(answer, Obstacle) and _is_refusal(answer)]
+    if count < gpus_needed(request) <= count + sum(number for _, number in refused):
+        texts = dict.fromkeys(answer.text for answer, _ in refused)
+        raise SharingUnavailable(
+            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count} that could serve one of its shares; "
+            f"any other {'; '.join(texts)}",
+            hint="ask for fewer GPUs",
+        )
     if gpus_needed(request) > count:
         which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
         which += " that could serve one of its shares" if obstacles else ""
@@ -171,7 +180,7 @@ def _no_gpu(request: Request, gpus: list[GpuState]) -> TrancheError:
 
 
 def _impossible(request: Request, gpus: list[GpuState], obstacles: list[Obstacle]) -> TrancheError:
-    refused = [each for each in obstacles if each.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)]
+    refused = list(filter(_is_refusal, obstacles))
     if refused:
         texts = dict.fromkeys(each.text for each in refused)
         return SharingUnavailable(
@@ -188,11 +197,16 @@ def _impossible(request: Request, gpus: list[GpuState], obstacles: list[Obstacle
             f"no GPU of this machine can be cut into {request.demand.profile}",
             hint="it offers " + ", ".join(map(str, offered)),
         )
-    largest = max(gpu.memory for gpu in gpus)
+    largest = max(gpu.usable_memory for gpu in gpus)
     return DoesNotFit(
-        f"{request} is more than any GPU of this machine has; the largest has {format_memory(largest)}",
+        f"{request} is more than any GPU of this machine has; the largest has {format_memory(largest)} for programs",
         hint="ask for less, or for several whole GPUs with --gpus N",
     )
+
+
+def _is_refusal(answer: Obstacle) -> bool:
+    """Whether the GPU is large enough and has no way, or no leave, to be shared as the request wants."""
+    return answer.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)
 
 
 def _way_out(request: Request) -> str:

@@ -24,6 +24,7 @@ from tranche.planning.answers import NAMED_AT_MOST, Reserved, Terms, some_of_eac
 from tranche.planning.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.foresee import with_granted, without
 from tranche.planning.indexed_view import IndexedView
+from tranche.planning.obstacle import Reason
 from tranche.planning.tenancy import tenancy
 from tranche.planning.thrift import why_thrifty
 
@@ -258,7 +259,8 @@ def _models(question: _Question) -> Iterator[Remedy]:
             gpu = question.index.gpu(granted.grants[0].gpu_uuid)
             yield Remedy(Kind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
             return
-    if any(isinstance(each, Candidate) for each in question.index.candidates(request).values()):
+    answers = question.index.candidates(request).values()
+    if any(isinstance(each, Candidate) or each.reason is Reason.POLICY for each in answers):
         return
     products = _boards_that_serve(request)
     if products:
