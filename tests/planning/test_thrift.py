@@ -155,7 +155,9 @@ def test_a_lone_gpu_is_shared_as_it_is_and_cut_for_who_accepts_nothing_less() ->
         "; 1g.5gb at 6:1 of GPU 0, new after turning MIG mode on, is kept for who asks for it with --isolation hard, "
         "because fewer than half of the GPUs would stay untouched"
     )
-    assert explain(after, parse_request(gpu_memory="4Gi")).summary.endswith("; as a slice when a-0 ends")
+    assert explain(after, parse_request(gpu_memory="4Gi")).summary.endswith(
+        "; as a slice when a-0 ends, with --isolation hard"
+    )
     _, decision = serve(view, gpu_memory="4Gi", isolation="hard")
     assert isinstance(decision.grants[0], Slice)
     _, decision = serve(replace(view, uses={view.node.gpus[0].uuid: GpuUse.MIG}), gpu_memory="4Gi")

@@ -154,12 +154,17 @@ def stronger(index: IndexedView, request: Request, terms: Terms, reserved: Reser
     holders = _fewest_holders(question)
     if holders is None:
         return NO_ADVICE
-    granted = question.granted(without(question.near, holders.allocation_ids, holders.process_ids))
+    ended = without(question.near, holders.allocation_ids, holders.process_ids)
+    granted = question.granted(ended)
     if granted is None or holders == _Holders():
         return NO_ADVICE
     what = "a whole GPU" if granted.grants[0].slot is None else "a slice"
     names = _names(question.near, holders)
     text = f"as {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
+    # Whether the machine has room to spare then, only all of its GPUs tell.
+    as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(index) else None
+    if as_asked is None or any(isinstance(grant, Part) for grant in as_asked.grants):
+        text += ", with --isolation hard"
     ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
     return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request, ids, pids),))
 
