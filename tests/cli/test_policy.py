@@ -38,7 +38,7 @@ def test_one_word_for_all_counts_where_there_is_no_other(make_machine: MakeMachi
     machine.tranche("policy", "set", "sharing=off")
     machine.tranche("policy", "set", "--gpu", "1", "sharing=auto")
     table = machine.tranche("policy", "list").stdout.splitlines()
-    assert [line.split()[-2:] for line in table[1:]] == [["off", "all"], ["auto", "gpu"]]
+    assert [line.split()[-3:] for line in table[1:]] == [["off", "all", "-"], ["auto", "gpu", "-"]]
     document = machine.json("explain", "--gpu", "0.2")
     assert [grant["gpuUUID"] for grant in document["grants"]] == [document["gpus"][1]["uuid"]]
 

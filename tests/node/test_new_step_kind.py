@@ -292,7 +292,9 @@ def test_saved_plans_journal_undo_guards_and_repertoire_refuse_it(cut: Node) -> 
             lambda: plan_from_dict(plan_to_dict(Plan("saved", (step,)))),
             lambda: undo_steps([record], gpu),
             lambda: Guards(host.ledger, BUILT_IN.kinds).check(step, gpu, ""),
-            lambda: BUILT_IN.carry_out(step, gpu, Tools(host.driver, host.daemons, lambda seconds: None)),
+            lambda: BUILT_IN.carry_out(
+                step, gpu, Tools(host.driver, host.daemons, host.timeslices, lambda seconds: None)
+            ),
         ]
         with host.ledger.read() as db:
             refusals.append(lambda: journal.step_records(db, "p"))
@@ -317,6 +319,7 @@ STEP_CLASSES = {
     "CreateInstance",
     "StartMps",
     "StopMps",
+    "SetTimeslice",
     "SlotStep",
     "DeviceStep",
 }

@@ -14,6 +14,7 @@ from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
+from tranche.core.timeslice import Timeslice, parse_timeslice
 from tranche.documents.policy import policy_documents, source_of
 from tranche.node import records
 from tranche.node.files import read_document
@@ -35,20 +36,24 @@ def command() -> None:
     auto: as each request needs it. mig: in slices alone, each for one holder. shared: in parts of the GPU as it is, never
     cut for a request. off: not at all. A whole GPU is given in any case, and whoever holds something keeps it.
 
+    timeslice is for shares that take turns on a GPU that is not cut: how long each turn lasts. It is set with the first
+    of them and put back after the last one.
+
     \b
     $ tranche policy set --gpu 3 sharing=mig
     $ tranche policy set sharing=off
+    $ tranche policy set --gpu 3 timeslice=short
     $ tranche policy list
     """
 
 
 @command.command("set", cls=TrancheCommand)
-@click.argument("word", metavar="[sharing=WORD]", default="")
+@click.argument("word", metavar="[sharing=WORD|timeslice=LENGTH]", default="")
 @_GPU_OPTION
 @click.option("-f", "--file", metavar="FILE", help="A file with the words of all GPUs, YAML or JSON; - is stdin.")
 @click.pass_obj
 def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | None) -> None:
-    """Set the word for some GPUs, or for all that have none of their own.
+    """Set the word for some GPUs, or for all that have none of their own. LENGTH is default, short, medium or long.
 
     With a file, its words replace all that were said before. It is of kind SharingPolicy, with sharing for all GPUs that it
     does not name, and a list gpus of entries with gpu, an index or a UUID, and sharing.
@@ -61,6 +66,9 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
             "give either a word or a file",
             hint="for example: tranche policy set --gpu 3 sharing=mig, or: -f policy.yaml",
         )
+    if file is None and word.startswith("timeslice="):
+        _set_timeslice(settings, gpus, parse_timeslice(word))
+        return
     if file is None:
         _change(settings, gpus, parse_word(word))
         return
@@ -79,12 +87,13 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
 @_GPU_OPTION
 @click.pass_obj
 def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Take the word for some GPUs back, or the one for all that have none of their own.
+    """Take the words for some GPUs back, or those for all that have none of their own.
 
     \b
     $ tranche policy unset --gpu 3
     """
     _change(settings, gpus, None)
+    _set_timeslice(settings, gpus, None)
 
 
 @command.command("list", cls=TrancheCommand)
@@ -105,8 +114,11 @@ def list_(settings: Settings, /, output: str) -> None:
         print_json("PolicyList", sharing=every, gpus=policy_documents(policy, node))
         return
     print_table(
-        ("GPU", "MODEL", "SHARING", "SAID FOR"),
-        [(gpu.index, gpu.name, policy.use_of(gpu.uuid), source_of(policy, gpu.uuid)) for gpu in node],
+        ("GPU", "MODEL", "SHARING", "SAID FOR", "TIMESLICE"),
+        [
+            (gpu.index, gpu.name, policy.use_of(gpu.uuid), source_of(policy, gpu.uuid), gpu.timeslice_wanted or "-")
+            for gpu in node
+        ],
     )
 
 
@@ -120,6 +132,20 @@ def _change(settings: Settings, gpus: tuple[str, ...], use: GpuUse | None) -> No
 
         after = change_policy(host.ledger, change, node, clock=time.time)
     say(_said(after, node, uuids))
+
+
+def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice | None) -> None:
+    with open_host(settings) as host:
+        named = [gpu_named(text, look_at(host).node) for text in gpus]
+        cut = next((gpu for gpu in named if gpu.mig_enabled and length is not None), None)
+        if cut is not None:
+            raise PolicyInvalid(
+                f"{cut.label} is in MIG mode, and the driver keeps no time slice there",
+                hint="a time slice is for shares of a GPU that is not cut: turn MIG mode off first",
+            )
+        host.timeslices.want([gpu.uuid for gpu in named], length)
+    if length is not None:
+        say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without a word of their own'}: timeslice={length}")
 
 
 def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str:

@@ -173,6 +173,11 @@ class Part:
         return str(self.sharing)
 
     @property
+    def in_turns(self) -> bool:
+        """Whether whoever has it uses an uncut GPU in turns with others; clients of MPS run at once."""
+        return self.slot is None and self.sharing is not Sharing.MPS
+
+    @property
     def kept(self) -> bool:
         """Whether the mechanism keeps its holder to `memory`, so that what others were given is there for them."""
         return not self.unlimited and (self.sharing is not Sharing.MPS or self.limit is None)

@@ -11,6 +11,7 @@ from tranche.core.errors import GpuNotFound
 from tranche.core.grid import Occupant, Placement
 from tranche.core.profile import ProfileName
 from tranche.core.sharing import NO_SHARING, SharingMeans
+from tranche.core.timeslice import Timeslice
 
 
 class MigMode(StrEnum):
@@ -144,6 +145,8 @@ class GpuState:
     `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
     with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is
     CUDA's, major and minor. `compute_mode` is None if the driver does not say. `daemons` are Tranche's own: no driver knows them.
+    `timeslice` is the length of turns that Tranche has set, and `timeslice_wanted` the one that the administrator wants for
+    shares that take turns; None where there is none.
     """
 
     index: int
@@ -170,6 +173,8 @@ class GpuState:
     compute_mode: ComputeMode | None = ComputeMode.DEFAULT
     daemons: tuple[MpsDaemon, ...] = ()
     memory_reserved: int = 0
+    timeslice: Timeslice | None = None
+    timeslice_wanted: Timeslice | None = None
 
     @property
     def label(self) -> str:

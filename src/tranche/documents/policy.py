@@ -16,6 +16,7 @@ def policy_documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, A
             "uuid": gpu.uuid,
             "sharing": str(policy.use_of(gpu.uuid)),
             "saidFor": source_of(policy, gpu.uuid),
+            "timeslice": None if gpu.timeslice_wanted is None else str(gpu.timeslice_wanted),
         }
         for gpu in node
     ]

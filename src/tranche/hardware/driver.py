@@ -7,6 +7,7 @@ from typing import Protocol
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import ComputeMode, GpuState, NodeState
+from tranche.core.timeslice import Timeslice
 from tranche.hardware.visible_devices import Scope
 
 
@@ -35,6 +36,14 @@ class Driver(Protocol):
 
     def set_compute_mode(self, gpu_uuid: str, mode: ComputeMode) -> None:
         """Say who may use a GPU that is not cut. The driver forgets it when it is unloaded."""
+        ...
+
+    def timeslice(self, gpu_uuid: str) -> Timeslice:
+        """For how long each program has the GPU in turns."""
+        ...
+
+    def set_timeslice(self, gpu_uuid: str, length: Timeslice) -> None:
+        """Say for how long. The driver forgets it when it is unloaded."""
         ...
 
     def reset_gpu(self, gpu_uuid: str) -> None:

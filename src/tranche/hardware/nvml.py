@@ -19,6 +19,7 @@ from tranche.core.family import family_of_architecture
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import ComputeMode, GpuInstance, GpuState, MigMode, NodeState
+from tranche.core.timeslice import Timeslice
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
@@ -93,6 +94,18 @@ class NvmlDriver:
         """Say who may use a GPU that is not cut."""
         with explained(f"set the compute mode of {self._named(gpu_uuid)} to {mode}"):
             pynvml.nvmlDeviceSetComputeMode(self._handle(gpu_uuid), _COMPUTE_MODES[mode])
+
+    def timeslice(self, gpu_uuid: str) -> Timeslice:
+        """For how long each program has the GPU in turns, as nvidia-smi says."""
+        from tranche.hardware.compute_policy import read_timeslice  # seldom needed
+
+        return read_timeslice(self.reset_command, gpu_uuid)
+
+    def set_timeslice(self, gpu_uuid: str, length: Timeslice) -> None:
+        """Say for how long, by nvidia-smi."""
+        from tranche.hardware.compute_policy import set_timeslice
+
+        set_timeslice(self.reset_command, gpu_uuid, length)
 
     def reset_gpu(self, gpu_uuid: str) -> None:
         """Reset one GPU with nvidia-smi: NVML has no call for it."""

@@ -120,6 +120,9 @@ def run(
             _give_back(queue, held, orphans, left, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             kept(error)
+        if any(isinstance(grant, Part) and grant.in_turns for grant in held.allocation.grants):
+            with suppress(TrancheError):  # the last one to take turns puts their length back, or the next command does
+                host.view(seconds=_LOST_SECONDS)
         return code
     except Cancelled as stop:
         cancelled(stop)

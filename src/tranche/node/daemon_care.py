@@ -26,8 +26,9 @@ from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_health import LOOK_SECONDS
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.overdrawn import with_overdrawn
+from tranche.node.timeslices import Timeslices
 from tranche.planning.plan import Plan
-from tranche.planning.steps import StopMps
+from tranche.planning.steps import SetTimeslice, StopMps
 
 
 class DaemonCare:
@@ -37,6 +38,7 @@ class DaemonCare:
         self,
         daemons: MpsDaemons,
         groups: MemoryGroups,
+        timeslices: Timeslices,
         ledger: Ledger,
         executor: Executor,
         *,
@@ -46,15 +48,19 @@ class DaemonCare:
         self._daemons = daemons
         self._tries = DaemonTries(daemons.records.folder)
         self._groups = groups
+        self._timeslices = timeslices
         self._ledger = ledger
         self._executor = executor
         self._clock = clock
         self._new_id = new_id
 
     def needed(self) -> bool:
-        """Whether a daemon has died or should end; a few files are read, and no daemon is asked."""
+        """Whether something of a share is left, or a daemon has died or should end; files are read, and no daemon is asked."""
         with self._ledger.read() as db:
-            left = self._groups.left([each.id for each in register.allocations(db)])
+            allocations = register.allocations(db)
+            left = self._groups.left([each.id for each in allocations]) or self._timeslices.left(
+                allocations, self._clock()
+            )
             return bool(left) or care_needed(db, self._daemons.records, self._clock())
 
     def look_after(
@@ -75,9 +81,10 @@ class DaemonCare:
         for group in self._groups.left([each.id for each in view.allocations]):
             self._groups.drop(group)
         self._note_overdrawn(view, working)
+        put_back = self._put_timeslices_back(view, working, session)
         found = self._daemons.records.look()
         if not found:
-            return False
+            return put_back
         damaged = [each for gpu in view.node for each in found.on(gpu) if each.damaged]
         known = [each for each in (*found.records, *damaged) if each.gpu_uuid not in working]
         shared = shared_by_mps(view.allocations)
@@ -99,7 +106,23 @@ class DaemonCare:
             for name in found.unclaimed(view.node):
                 with suppress(MpsFailed):  # its record stays, and it is tried again
                     self._daemons.end_unclaimed(name)
-        return bool(due or told or self._daemons.records.look() != found)
+        return bool(due or told or put_back or self._daemons.records.look() != found)
+
+    def _put_timeslices_back(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
+        gpus = {gpu.uuid: gpu for gpu in view.node}
+        done = False
+        for gpu_uuid in self._timeslices.left(view.allocations, self._clock()):
+            gpu = gpus.get(gpu_uuid)
+            if gpu is None or gpu_uuid in working:
+                continue
+            if gpu.timeslice is None:
+                self._timeslices.forget(gpu_uuid)  # the driver has forgotten it too
+            elif gpu.lost or not self._carried_out(
+                Plan(f"nobody takes turns on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
+            ):
+                self._timeslices.note_failure(gpu_uuid, self._clock())
+            done = True
+        return done
 
     def _tell(self, known: Sequence[DaemonRecord]) -> bool:
         """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new."""
@@ -159,6 +182,12 @@ class DaemonCare:
         slot = record.slot
         occupant = None if slot is None else Occupant(slot.profile, slot.placement)
         plan = Plan(f"nobody shares {record.device_uuid} any more", (StopMps(record.gpu_uuid, occupant),))
+        if self._carried_out(plan, session):
+            self._tries.clear(record)
+        else:
+            self._tries.note(record, self._clock())
+
+    def _carried_out(self, plan: Plan, session: str) -> bool:
         plan_id = self._new_id()
         with self._ledger.write() as db:
             journal.open_plan(db, plan_id, plan, session=session, created=self._clock())
@@ -173,10 +202,7 @@ class DaemonCare:
             journal.close_plan(db, plan_id, status, ended=self._clock(), counted=False)
             if error is not None:
                 chronicle.undone(db, self._clock(), plan_id, error, allocation_id="")
-        if error is None:
-            self._tries.clear(record)
-        else:
-            self._tries.note(record, self._clock())
+        return error is None
 
     def _end_without_gpu(self, record: DaemonRecord) -> None:
         try:

@@ -26,6 +26,7 @@ from tranche.node.ledger import Ledger
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.records import disown_instances, own_instance, owned_instances
 from tranche.node.repertoire import Repertoire, Tools
+from tranche.node.timeslices import Timeslices
 from tranche.planning.steps import BuiltInStep, Step
 from tranche.planning.undo import StepRecord, undo_steps
 
@@ -46,6 +47,7 @@ class Executor:
         ledger: Ledger,
         locks: Path,
         daemons: MpsDaemons,
+        timeslices: Timeslices,
         *,
         repertoire: Repertoire[BuiltInStep] = BUILT_IN,
         clock: Callable[[], float] = time.time,
@@ -59,7 +61,7 @@ class Executor:
         self._clock = clock
         self._boundary = boundary
         self._guards = Guards(ledger, repertoire.kinds)
-        self._tools = Tools(driver, daemons, sleep)
+        self._tools = Tools(driver, daemons, timeslices, sleep)
 
     def execute(
         self,

@@ -55,6 +55,7 @@ from tranche.node.recovery import Recovery
 from tranche.node.repertoire import Repertoire
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
+from tranche.node.timeslices import Timeslices
 from tranche.planning.daemons import refuse_fenced, refuse_recut, with_daemons
 from tranche.planning.plan import Plan
 from tranche.planning.steps import BuiltInStep
@@ -125,11 +126,13 @@ class Host:
         self._repertoire = repertoire
         self._boundary = boundary
         self.daemons = MpsDaemons(self.places, environment)
+        self.timeslices = Timeslices(self.places)
         self._executor = Executor(
             driver,
             self.ledger,
             self.places.gpu_locks,
             self.daemons,
+            self.timeslices,
             repertoire=repertoire,
             clock=clock,
             sleep=sleep,
@@ -140,7 +143,7 @@ class Host:
         trials = LimitTrials(self.places, environment, clock)
         self._limited = LimitedShares(self.memory_groups, trials, self.ledger, clock)
         self._care = DaemonCare(
-            self.daemons, self.memory_groups, self.ledger, self._executor, clock=clock, new_id=new_id
+            self.daemons, self.memory_groups, self.timeslices, self.ledger, self._executor, clock=clock, new_id=new_id
         )
         self._recovery = Recovery(
             self.ledger, self.places, self._executor, clock, self._care.given_back, recovered=recovered
@@ -150,6 +153,7 @@ class Host:
             self.ledger,
             self.places,
             self.daemons,
+            self.timeslices,
             trials,
             recovery=self._recovery,
             care=self._care,

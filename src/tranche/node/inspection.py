@@ -25,6 +25,7 @@ from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
 from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places
+from tranche.node.timeslices import Timeslices
 from tranche.planning.steps import Kinds
 
 
@@ -37,6 +38,7 @@ class Inspection:
         ledger: Ledger,
         places: Places,
         daemons: MpsDaemons,
+        timeslices: Timeslices,
         trials: LimitTrials,
         *,
         recovery: Recovery,
@@ -52,6 +54,7 @@ class Inspection:
         self._ledger = ledger
         self._places = places
         self._daemons = daemons
+        self._timeslices = timeslices
         self._trials = trials
         self._recovery = recovery
         self._care = care
@@ -67,11 +70,11 @@ class Inspection:
         found = self._trials.on_node(
             self._driver.observe(), may_try=self._driver.scope is not Scope.PARTS, remember=not self._ledger.read_only
         )
-        return self._daemons.on_node(found)
+        return self._timeslices.on_node(self._daemons.on_node(found))
 
     def gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
-        return self._daemons.on_gpu(self._driver.observe_gpu(gpu_uuid))
+        return self._timeslices.on_gpu(self._daemons.on_gpu(self._driver.observe_gpu(gpu_uuid)))
 
     def something_to_clear(self) -> bool:
         """Whether anything has to be put in order, and this process may do it."""

@@ -54,10 +54,17 @@ def look(
 
 def _care_needed(db: sqlite3.Connection, places: Places, unsettled: Callable[[TrancheError], None]) -> bool:
     try:
-        return care_needed(db, DaemonRecords(places.mps), time.time())
+        timeslices = os.path.isdir(places.timeslices) and _timeslices_left(db, places)
+        return timeslices or care_needed(db, DaemonRecords(places.mps), time.time())
     except LedgerUnavailable as error:
         unsettled(error)
         return False
+
+
+def _timeslices_left(db: sqlite3.Connection, places: Places) -> bool:
+    from tranche.node.timeslices import Timeslices  # seldom needed
+
+    return bool(Timeslices(places).left(register.allocations(db), time.time()))
 
 
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Never, TypeVar
 from tranche.core.state import GpuState
 from tranche.hardware.driver import Driver
 from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.timeslices import Timeslices
 from tranche.planning.steps import Kinds, Step
 
 
@@ -22,11 +23,12 @@ class Tools:
 
     driver: Driver
     daemons: MpsDaemons
+    timeslices: Timeslices
     sleep: Callable[[float], None]
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
-        return self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid))
+        return self.timeslices.on_gpu(self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid)))
 
 
 Known = TypeVar("Known", bound=Step, contravariant=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tranche.core.errors import LedgerUnavailable
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "lost+found"})
+_OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "timeslices", "lost+found"})
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
@@ -86,6 +86,11 @@ class Places(NamedTuple):
     def limit_trial(self) -> Path:
         """What trying the driver's memory limits has shown."""
         return self.state_dir / "memory-limits.json"
+
+    @property
+    def timeslices(self) -> Path:
+        """The folder of what is wanted and what was set of the lengths of time slices."""
+        return self.state_dir / "timeslices"
 
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""

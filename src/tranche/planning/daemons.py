@@ -12,14 +12,14 @@ from tranche.core.grid import Occupant
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, MpsDaemon
 from tranche.planning.plan import Plan
-from tranche.planning.steps import StartMps, Step, StopMps, TakesGpu, TakesInstance
+from tranche.planning.steps import SetTimeslice, StartMps, Step, StopMps, TakesGpu, TakesInstance
 
 
 def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
     """The plan with what its steps and its grants need of daemons; a step that it has already is not repeated."""
     gpus = {uuid: view.node.gpu(uuid) for uuid in {*plan.gpu_uuids, *(grant.gpu_uuid for grant in grants)}}
     first = tuple(step for gpu in gpus.values() for step in _ending(gpu, plan, grants) if step not in plan.steps)
-    last = tuple(step for step in _starting(gpus, grants) if step not in plan.steps)
+    last = tuple(step for step in (*_starting(gpus, grants), *_turns(gpus, grants)) if step not in plan.steps)
     if not first and not last:
         return plan
     steps = (*first, *plan.steps, *last)
@@ -70,6 +70,15 @@ def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[St
             step = StartMps(grant.gpu_uuid, occupant, grant.limit or grant.memory)
             if not step.in_effect(gpus[grant.gpu_uuid]):
                 yield step
+
+
+def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
+    """The lengths of turns that the administrator wants, where programs take turns."""
+    for grant in grants:
+        gpu = gpus[grant.gpu_uuid]
+        wanted = gpu.timeslice_wanted
+        if isinstance(grant, Part) and grant.in_turns and wanted is not None and gpu.timeslice is not wanted:
+            yield SetTimeslice(gpu.uuid, wanted)
 
 
 def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:

@@ -9,12 +9,13 @@ from tranche.planning.steps.destroy_instance import DestroyInstance
 from tranche.planning.steps.kinds import Kinds
 from tranche.planning.steps.reset_gpu import ResetGpu
 from tranche.planning.steps.set_mig_mode import SetMigMode
+from tranche.planning.steps.set_timeslice import SetTimeslice
 from tranche.planning.steps.start_mps import StartMps
 from tranche.planning.steps.step import Before, Deed, SlotBefore, Step, before_from_dict, before_to_dict
 from tranche.planning.steps.stop_mps import StopMps
 from tranche.planning.steps.taking import TakesGpu, TakesInstance, TakesRoom, TakesSharing, Taking
 
-BuiltInStep = SetMigMode | ResetGpu | DestroyInstance | CreateInstance | StartMps | StopMps
+BuiltInStep = SetMigMode | ResetGpu | DestroyInstance | CreateInstance | StartMps | StopMps | SetTimeslice
 KINDS: Final = Kinds(get_args(BuiltInStep))
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Kinds",
     "ResetGpu",
     "SetMigMode",
+    "SetTimeslice",
     "SlotBefore",
     "StartMps",
     "Step",
