@@ -13,7 +13,6 @@ from tranche.node import register
 from tranche.node.ledger import Ledger
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.planning.plan import Plan
-from tranche.planning.steps import StartMps
 
 
 def refuse_fenced_parts(
@@ -23,7 +22,7 @@ def refuse_fenced_parts(
 
     Daemons that the allocation's own `plan` started have let in a client. WaitTimeout when `seconds` were too few to tell.
     """
-    started = {step.device for step in (plan.steps if plan else ()) if isinstance(step, StartMps)}
+    started = {step.lets_in for step in (plan.steps if plan else ())}
     try:
         for part in allocation.grants:
             if isinstance(part, Part) and part.sharing is Sharing.MPS and part.device not in started:
