@@ -19,12 +19,13 @@ from tranche.core.keeper import PodKeeper
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import parse_partition
 from tranche.node.earlier_boot import boot_time, ended_with_the_machine
+from tranche.node.pod_processes import any_pod_runs
 
 BEFORE, START, AFTER = 1_000.0, 5_000.0, 9_000.0
 BOARDS = ("A100-40GB", "H100-80GB-SXM")
 
 
-def cut(node: Node, *, pods_run: bool = False) -> tuple[str, list[int], int]:
+def cut(node: Node, *, pods_run: bool | None = False) -> tuple[str, list[int], int]:
     """How a cut at boot ends, as an error's word; the slices of each GPU then, and how many shares there are."""
 
     def work() -> tuple[str, list[int], int]:
@@ -74,9 +75,9 @@ def test_slices_of_pods_come_back_after_a_restart(tmp_path: Path, board: str) ->
 
 
 @pytest.mark.parametrize("board", BOARDS)
-@pytest.mark.parametrize(("created", "pods_run"), [(BEFORE, True), (AFTER, False)])
+@pytest.mark.parametrize(("created", "pods_run"), [(BEFORE, True), (BEFORE, None), (AFTER, False)])
 def test_what_may_be_held_stays_and_missing_slices_are_an_error(
-    tmp_path: Path, board: str, created: float, pods_run: bool
+    tmp_path: Path, board: str, created: float, pods_run: bool | None
 ) -> None:
     node = node_of(tmp_path, board)
     cut(node)
@@ -103,3 +104,39 @@ def test_the_kernel_says_when_it_was_started(tmp_path: Path, lines: Sequence[str
     (tmp_path / "stat").write_text("\n".join(lines))
     assert boot_time(tmp_path) == expected
     assert boot_time(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("pods_run", "said"), [(None, "7 shares of pods stay:"), (True, ""), (False, "freed what 7 pods had before")]
+)
+def test_it_is_said_what_becomes_of_the_shares_of_pods(tmp_path: Path, pods_run: bool | None, said: str) -> None:
+    node = node_of(tmp_path, "A100-40GB")
+    cut(node)
+    hold(node, BEFORE)
+
+    def work() -> list[str]:
+        told: list[str] = []
+        partition = parse_partition("7*19")
+        CutAtBoot(
+            partition,
+            LayoutFile(),
+            node.host,
+            lambda: True,
+            0.0,
+            tell=told.append,
+            booted=lambda: START,
+            pods_run=lambda: pods_run,
+        ).carry_out()
+        return told
+
+    told = [line for line in in_child(work) if not line.startswith("cutting")]
+    assert [line[: len(said)] for line in told] == ([said] if said else [])
+
+
+def test_whether_pods_run_is_not_known_where_the_machines_processes_are_not_seen(tmp_path: Path) -> None:
+    assert any_pod_runs(tmp_path, lambda: True) is False
+    assert any_pod_runs(tmp_path, lambda: False) is None
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text("0::/kubepods/pod12-34/5\n")
+    (tmp_path / "7" / "stat").write_text("7 (train) S 1 7 7 0")
+    assert any_pod_runs(tmp_path, lambda: False) is True

@@ -13,10 +13,11 @@ from tranche.core.layout import LayoutFile
 from tranche.core.partition import LayoutName, Partition
 from tranche.core.state import NodeState
 from tranche.node.change import Change
-from tranche.node.earlier_boot import boot_time, free_shares_of_earlier_boots
+from tranche.node.earlier_boot import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
+from tranche.node.ledger import Ledger
 from tranche.node.patience import Patience
 from tranche.node.pod_processes import any_pod_runs
 from tranche.planning.assertion import find_mismatches
@@ -47,8 +48,8 @@ class CutAtBoot:
 
     `open_host` opens the machine and raises DriverNotFound or HardwareError while its driver is not ready. `has_gpu` says
     whether the machine has an NVIDIA GPU at all, None where nobody knows. `tell` hears what is going on, `progress` each step, on
-    several threads. `booted` says when the machine was started, `pods_run` whether a pod runs on it. `clock` and `seconds` are in
-    seconds: a driver that is not ready is waited for so long.
+    several threads. `booted` says when the machine was started, `pods_run` whether a pod runs on it, None where that
+    cannot be seen. `clock` and `seconds` are in seconds: a driver that is not ready is waited for so long.
     """
 
     wanted: Partition | LayoutName
@@ -59,7 +60,7 @@ class CutAtBoot:
     tell: Callable[[str], None] = lambda text: None
     progress: Progress = no_progress
     booted: Callable[[], float | None] = boot_time
-    pods_run: Callable[[], bool] = any_pod_runs
+    pods_run: Callable[[], bool | None] = any_pod_runs
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -95,17 +96,27 @@ class CutAtBoot:
         def decide(view: NodeView) -> LayoutDecision:
             return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
 
-        freed = free_shares_of_earlier_boots(
-            host.ledger, booted=self.booted(), pods_run=self.pods_run(), now=time.time()
-        )
-        if freed:
-            self.tell(f"freed what {freed} {'pod' if freed == 1 else 'pods'} had before the machine was restarted")
+        self._free_shares_of_pods(host.ledger)
         self.tell(f"cutting the GPUs as {self.wanted.text} asks")
         decision = Change(host, HookRunner(), Patience(wait=False), progress=self.progress).to_layout(decide)
         node = host.driver.observe()
         self._verify(node)
         decision.refuse_if_lost()
         return CutResult(decision, node)
+
+    def _free_shares_of_pods(self, ledger: Ledger) -> None:
+        """Free what pods had before the machine was restarted, unless one may still run."""
+        booted, pods_run = self.booted(), self.pods_run()
+        if pods_run is None:
+            if kept := shares_of_earlier_boots(ledger, booted):
+                self.tell(
+                    f"{kept} {'share' if kept == 1 else 'shares'} of pods stay: this process has a PID namespace of its own, and "
+                    "does not see whether they run"
+                )
+            return
+        freed = free_shares_of_earlier_boots(ledger, booted=booted, pods_run=pods_run, now=time.time())
+        if freed:
+            self.tell(f"freed what {freed} {'pod' if freed == 1 else 'pods'} had before the machine was restarted")
 
     def _verify(self, node: NodeState) -> None:
         """What is promised to somebody and is not there counts as there in a decision; here it does not."""

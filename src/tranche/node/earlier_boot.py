@@ -43,6 +43,12 @@ def ended_with_the_machine(
     )
 
 
+def shares_of_earlier_boots(ledger: Ledger, booted: float | None) -> int:
+    """How many there are, by their times alone: whether their pods run is not asked."""
+    with ledger.read() as db:
+        return len(ended_with_the_machine(register.allocations(db), booted=booted, pods_run=False))
+
+
 def free_shares_of_earlier_boots(ledger: Ledger, *, booted: float | None, pods_run: bool, now: float) -> int:
     """Free them; how many. `now` is in seconds since the epoch."""
     with ledger.write() as db:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
 from tranche.core.keeper import PodKeeper
 from tranche.node.processes import PROC
+from tranche.node.session import sees_every_process
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _POD = re.compile(r"[/-]pod([0-9a-zA-Z_-]+?)(?:\.slice)?(?:/|$)", re.MULTILINE)
@@ -24,9 +25,11 @@ def pods_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[s
     return frozenset(uid for _, uid in _processes(proc) if uid in uids)
 
 
-def any_pod_runs(proc: Path = PROC) -> bool:
-    """Whether a process of any pod lives on this machine."""
-    return any(True for _ in _processes(proc))
+def any_pod_runs(proc: Path = PROC, sees_all: Callable[[], bool] = sees_every_process) -> bool | None:
+    """Whether a process of any pod lives on this machine; None where this process does not see those of the machine."""
+    if any(True for _ in _processes(proc)):
+        return True
+    return False if sees_all() else None
 
 
 def devices_of_pods(
@@ -84,12 +87,13 @@ def claims_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset
 
 def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     """Each living process of a pod, with the pod's uid."""
-    for entry in os.scandir(proc):
-        if not entry.name.isdecimal():
-            continue
+    with os.scandir(proc) as entries:
+        names = [entry.name for entry in entries if entry.name.isdecimal()]
+    for name in names:
+        folder = proc / name
         try:
-            named = _POD.search(Path(entry.path, "cgroup").read_text())
-            if named and Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                yield int(entry.name), named[1].replace("_", "-")
+            named = _POD.search((folder / "cgroup").read_text())
+            if named and (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                yield int(name), named[1].replace("_", "-")
         except OSError:  # it ended meanwhile: these two files are readable for everybody
             continue

@@ -186,6 +186,11 @@ def sees_processes_of(namespace: int) -> bool:
     return namespace in (0, pid_namespace()) or pid_namespace() == _FIRST_PID_NAMESPACE
 
 
+def sees_every_process() -> bool:
+    """Whether this process sees all of the machine. False as well where the kernel does not tell."""
+    return _own_process_table() and pid_namespace() == _FIRST_PID_NAMESPACE
+
+
 def _own_process_table() -> bool:
     try:
         return os.readlink("/proc/self") == str(os.getpid())
