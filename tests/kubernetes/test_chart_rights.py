@@ -32,7 +32,11 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
 from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
+from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi, SliceClient
+from tranche.kubernetes.claims.claim import ClaimRef
+from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
@@ -213,12 +217,7 @@ def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
     assert of_people["metadata"]["name"] not in {
         each["roleRef"]["name"] for each in objects("ClusterRoleBinding", **dynamic)
     }
-    seen = {
-        ("", resource, verb) for resource in ("resourceslices", "resourceclaims") for verb in ("get", "list", "watch")
-    }
-    written = {("", "resourceslices", verb) for verb in ("create", "update", "patch", "delete")}
-    told = {("", "events", verb) for verb in ("create", "get", "patch")}
-    assert added == seen | written | told
+    assert added == {("", resource, verb) for _, resource, verb in asyncio.run(_used_for_claims())}
     (policy,) = [
         item for item in objects("ValidatingAdmissionPolicy", **dynamic) if "slices" in item["metadata"]["name"]
     ]
@@ -326,6 +325,15 @@ def test_without_the_manager_the_agent_cuts_nothing_and_is_not_privileged() -> N
     assert "--without=mig-manager" in container["args"]
 
 
+def test_claims_need_a_container_that_can_cut_also_without_the_manager() -> None:
+    alone = {"migManager": {"enabled": False, "withReboot": True}, "dra": {"enabled": True}}
+    pod, container = agents_pod(**alone)
+    assert container["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    assert "NVIDIA_MIG_CONFIG_DEVICES" in {entry["name"] for entry in container["env"]}
+    assert mounted(**alone)["/dev"] == "/dev"
+    assert "host-root" not in {volume["name"] for volume in pod["volumes"]}
+
+
 def test_only_the_config_maps_that_are_named_may_be_read() -> None:
     def readable(**values: object) -> list[str]:
         return [
@@ -424,6 +432,26 @@ def test_the_job_that_ends_the_agents_has_the_rights_that_it_uses_and_no_more(tm
     # Of the namespace, the list of pods is the only right that is not about one object; _right gives it for the cluster.
     rights = {("" if resource == "pods" else space, resource, verb) for space, resource, verb in allowed}
     assert rights == asyncio.run(used(beside_others=False)) | asyncio.run(used(beside_others=True))
+
+
+async def _used_for_claims() -> set[tuple[str, str, str]]:
+    """The same of what the driver of claims asks."""
+    async with api_server() as server:
+        connection = ApiConnection(ApiServer(server.url))
+        slices = SliceClient(connection, "n", DRIVER, random=lambda: 0.0)
+        made = NodeSlice("n-1", DRIVER, "n", "n", generation=1, count=1)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "create": lambda: slices.create(made),
+            "replace": lambda: slices.replace(made),
+            "watch": lambda: _followed(server, slices.watch()),
+            "delete": lambda: slices.delete(made),
+        }
+        assert set(calls) == {name for name in vars(SliceApi) if not name.startswith("_")}
+        for call in calls.values():
+            await patiently(call())
+        assert await patiently(ClaimReader(connection).read(ClaimRef("any", "c", "u"))) is None
+        await connection.close()
+        return {_right(seen) for seen in server.requests}
 
 
 async def _followed(server: FakeApiServer, watch: AsyncIterator[object]) -> None:

@@ -43,8 +43,9 @@ def granted(objects: list[KubeObject], account: str) -> set[Right]:
         {"migManager": {"enabled": False}, "featureLabels": {"enabled": False}},
         PLUGIN_CONFIG,
         {"rollout": {"maxUnavailable": None}},
+        {"dra": {"enabled": True}},
     ],
-    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget"],
+    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget", "claims"],
 )
 def test_what_an_agent_needs_is_what_the_chart_grants(values: dict[str, Any]) -> None:
     objects = render(values)

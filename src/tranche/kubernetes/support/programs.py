@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tranche.kubernetes.support.facts import DaemonSetFacts
 
 DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS = "device-plugin", "mig-manager", "feature-labels"
+CLAIM_DRIVER = "dra"
 
 
 @dataclass(frozen=True, slots=True)

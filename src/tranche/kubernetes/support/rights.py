@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.support.facts import DaemonSetFacts
-from tranche.kubernetes.support.programs import DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
+from tranche.kubernetes.support.programs import CLAIM_DRIVER, DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
+_CLAIMS = "resource.k8s.io"
+_SLICE_VERBS = ("list", "watch", "create", "update", "delete")
 _LEASE_VERBS = ("get", "list", "watch", "create", "update", "delete")
 
 
@@ -32,7 +34,7 @@ class Right:
 
 def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
     """What the agent asks of the API server with the options that it is started with."""
-    parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS} - agent.left_out
+    parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS, CLAIM_DRIVER} - agent.left_out
     rights = [*(Right(verb, "nodes") for verb in ("get", "list", "watch"))]
     rights += [Right("list", "pods"), Right("watch", "pods")]
     if own := agent.option("--daemon-set", ""):
@@ -50,6 +52,9 @@ def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
             ]
         if agent.option("--in-use", "wait") == "drain":
             rights.append(Right("create", "pods", "eviction"))
+    if CLAIM_DRIVER in parts:
+        rights += [Right(verb, "resourceslices", group=_CLAIMS) for verb in _SLICE_VERBS]
+        rights.append(Right("get", "resourceclaims", group=_CLAIMS))
     if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):
         rights += _config_map(agent.namespace, name)
     return tuple(rights)
