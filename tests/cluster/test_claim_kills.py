@@ -1,0 +1,161 @@
+"""kill -9 of whatever keeps claims, while they come and go: nobody shares what is one's own, nobody loses it, nothing is left.
+
+TRANCHE_CLAIM_KILLS and TRANCHE_CLAIM_CHURN say how many kills and claims; 200 and 300 take hours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from cluster.claims import claim_template, claims_in, devices_given, devices_published
+from cluster.cluster import Cluster
+from cluster.errors import ClusterError
+from cluster.node import Node
+from cluster.waiting import wait_for
+from cluster.workloads import first_lines, pods_in
+
+from tests.cluster.competition.outages import PARTS, Outages
+from tests.cluster.test_claims_on_nodes import claiming, claims_on, gone
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * 3600)]
+
+KILLS = int(os.environ.get("TRANCHE_CLAIM_KILLS", "4"))
+CLAIMS = int(os.environ.get("TRANCHE_CLAIM_CHURN", "16"))
+MOST_PODS = 24
+CALM_SECONDS = 240.0
+TEMPLATES = ("small", "small", "small", "medium", "medium", "whole")
+
+
+@dataclass(slots=True)
+class Churn:
+    """Pods with claims that come and go; `lost` are pods that ended though nobody deleted them."""
+
+    cluster: Cluster
+    node: Node
+    namespace: str
+    rng: random.Random
+    made: int = 0
+    alive: list[str] = field(default_factory=list)
+    running: dict[str, str] = field(default_factory=dict)
+
+    def step(self) -> None:
+        """Some pods come, and some go."""
+        with suppress(ClusterError, OSError):
+            for _ in range(self.rng.randint(1, 4)):
+                if len(self.alive) < MOST_PODS and self.made < CLAIMS:
+                    name = f"c{self.made}"
+                    self.cluster.apply(claiming(name, self.namespace, self.node, self.rng.choice(TEMPLATES)))
+                    self.made += 1
+                    self.alive.append(name)
+            if len(self.alive) > MOST_PODS // 2 or (self.alive and self.rng.random() < 0.5):
+                name = self.rng.choice(self.alive)
+                self.running.pop(name, None)
+                self.alive.remove(name)
+                self.cluster.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false")
+
+    def look(self) -> None:
+        """Who ran still runs, in the same container."""
+        with suppress(ClusterError, OSError):
+            for item in pods_in(self.cluster, self.namespace):
+                name, status = item["metadata"]["name"], item["status"]
+                if name not in self.alive:
+                    continue
+                assert status["phase"] in ("Pending", "Running"), f"{name}: {status}"
+                for container in status.get("containerStatuses") or ():
+                    assert container["restartCount"] == 0, f"{name}: {container}"
+                    if status["phase"] == "Running":
+                        before = self.running.setdefault(name, container["containerID"])
+                        assert before == container["containerID"], f"{name} was begun anew"
+
+    def unsettled(self) -> list[str]:
+        """The pods that neither run nor wait for room, with what is said of them."""
+        found = []
+        for item in pods_in(self.cluster, self.namespace):
+            conditions = {each["type"]: each["status"] for each in item["status"].get("conditions") or ()}
+            waits = conditions.get("PodScheduled") == "False"
+            if item["metadata"].get("deletionTimestamp") or not (item["status"]["phase"] == "Running" or waits):
+                found.append(f"{item['metadata']['name']}: {item['status']}")
+        return found
+
+
+def test_claims_survive_the_death_of_whatever_keeps_them(
+    cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
+) -> None:
+    seed = os.environ.get("TRANCHE_CLAIM_SEED", str(random.randrange(10**6)))
+    print(f"TRANCHE_CLAIM_SEED={seed}")
+    rng = random.Random(seed)
+    killed: Counter[str] = Counter()
+    with claims_on(cluster, p4d) as agent:
+        cluster.apply(
+            claim_template("small", namespace, requests={"memory": "4Gi"}),
+            claim_template("medium", namespace, device_class="tranche-2g-10gb"),
+            claim_template("whole", namespace, device_class="tranche-whole"),
+        )
+        outages = Outages(cluster, p4d, agent)
+        churn = Churn(cluster, p4d, namespace, rng)
+        while killed.total() < KILLS or churn.made < CLAIMS:
+            churn.step()
+            if killed.total() * CLAIMS <= churn.made * KILLS and killed.total() < KILLS:
+                part = rng.choice(PARTS)
+                time.sleep(rng.uniform(0.0, 2.0))
+                print(f"{time.strftime('%H:%M:%S')} kill {part}, {churn.made} claims so far")
+                outages.kill(part)
+                killed[part] += 1
+                churn.step()
+                time.sleep(rng.uniform(0.0, 3.0))
+                outages.end_all()
+            churn.look()
+            time.sleep(rng.uniform(0.0, 1.0))
+        _calm(cluster, p4d, namespace, churn)
+        churn.alive.clear()
+        gone(cluster, p4d, namespace)
+    record_property(
+        "figure",
+        f"{churn.made} claims through {killed.total()} kills ({', '.join(sorted(killed))}): none shared, none lost",
+    )
+
+
+def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
+    """Every claim is prepared or waits; no two pods see one device; what is allocated is shown."""
+
+    def explain() -> str:
+        events = cluster.kubectl("get", "events", "--namespace", namespace, "--field-selector=type=Warning")
+        return "\n".join([*churn.unsettled(), events[-6000:]])
+
+    wait_for("every pod runs or waits for room", lambda: not churn.unsettled(), timeout=CALM_SECONDS, explain=explain)
+    churn.look()
+    said = wait_for("each running pod has said its device", lambda: _said(cluster, namespace), timeout=60)
+    twice = [uuid for uuid, count in Counter(said).items() if count > 1]
+    assert not twice
+    claims = claims_in(cluster, namespace)
+    allocated = {device for claim in claims for device in devices_given(claim)}
+    wait_for("what is allocated is shown", lambda: allocated <= devices_published(cluster, node).keys(), timeout=60)
+    given = {claim["metadata"]["uid"] for claim in claims if devices_given(claim)}
+    assert {uid for uid, _ in _filed(node)} == given
+    mounted = Counter(uuid for _, uuids in _filed(node) for uuid in uuids)
+    assert set(mounted.values()) <= {1}, mounted
+
+
+def _said(cluster: Cluster, namespace: str) -> list[str]:
+    lines = list(first_lines(cluster, namespace).values())
+    return lines if lines and all(lines) else []
+
+
+def _filed(node: Node) -> list[tuple[str, list[str]]]:
+    """The claims that have a CDI file, with the devices that it mounts."""
+    found = []
+    for path in node.paths.cdi.glob("tranche.dev-share_*.json"):
+        data: dict[str, Any] = json.loads(path.read_text())
+        edits = [device["containerEdits"] for device in data["devices"]]
+        mounts = [mount["containerPath"].rpartition("/")[2] for each in edits for mount in each.get("mounts") or ()]
+        found.append((path.stem.rpartition("_")[2], [name for name in mounts if name.startswith(("MIG-", "GPU-"))]))
+    return found
