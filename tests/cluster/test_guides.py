@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 _LEFT_OUT = ("KUBECONFIG", "MAKEFLAGS", "MAKELEVEL", "NODES")
 
 
-@pytest.mark.parametrize("page", ["56-pods-on-one-p4d", "mixed-slices-on-one-p5", "virtual-gpus"])
+@pytest.mark.parametrize("page", ["56-pods-on-one-p4d", "dynamic-mig", "mixed-slices-on-one-p5", "virtual-gpus"])
 def test_a_guide_does_what_it_says(suitable_machine: None, own_cluster: None, page: str) -> None:
     if any(folder.name == "dev" for folder in cluster_directories()):
         pytest.skip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tranche.core.errors import UsageError
@@ -138,16 +139,21 @@ def _taints(raw: Mapping[str, Any]) -> Iterator[DeviceTaint]:
 
 
 def _value(attribute: Any) -> object:
-    return next(iter(attribute.values()), None) if isinstance(attribute, Mapping) else None
+    return next(iter(attribute.values()), None) if isinstance(attribute, dict) else None
 
 
 def _amount(raw: Any) -> int:
-    return _quantity(_part({"": raw}, "").get("value"))
+    return _quantity(raw.get("value")) if isinstance(raw, dict) else 0
 
 
 def _quantity(text: Any) -> int:
+    return _parsed(text) if isinstance(text, str) else 0
+
+
+@lru_cache(maxsize=4096)  # thousands of devices have a dozen amounts
+def _parsed(text: str) -> int:
     try:
-        return parse_quantity(str(text))
+        return parse_quantity(text)
     except UsageError:
         return 0
 
@@ -158,4 +164,4 @@ def _number(value: Any) -> int:
 
 def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = raw.get(key)
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}

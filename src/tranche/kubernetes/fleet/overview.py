@@ -20,7 +20,7 @@ _ANYTHING = Wanted()
 class FleetGpu:
     """A GPU that a node offers. `memory` is what programs can have of it, in bytes.
 
-    `held` are what claims have of it, by name of the device. `largest_free` is the largest share, in bytes, that a claim could
+    `held` are what claims have of it, smallest first. `largest_free` is the largest share, in bytes, that a claim could
     have of it now. `out` are the keys of taints that all of its devices have.
     """
 
@@ -125,7 +125,11 @@ def _gpu(room: Room, uuid: str, devices: Sequence[FleetDevice], held: Mapping[st
         uuid=uuid,
         model=first.model,
         memory=first.card_memory * MIB,
-        held=tuple(sorted(held.get(uuid, ()), key=lambda each: (each.device.name, each.claim.name))),
+        held=tuple(sorted(held.get(uuid, ()), key=_size)),
         largest_free=max(free, default=0),
         out=out,
     )
+
+
+def _size(held: HeldDevice) -> tuple[int, str, str]:
+    return held.device.memory, held.device.name, held.claim.name
