@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import PLACEABLE_BOARDS, gpu_on, node_views, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
@@ -149,6 +149,19 @@ def test_a_device_that_a_claim_has_stays_as_it_was_shown() -> None:
     second = by_name(shown(later, first))
     assert second["gpu-0-1g-5gb-3"] == by_name(first)["gpu-0-1g-5gb-3"]
     assert second["gpu-0-1g-5gb-2"] != by_name(first)["gpu-0-1g-5gb-2"]
+
+
+def test_a_part_that_a_claim_has_stays_shown_when_the_machine_offers_its_mechanism_no_more() -> None:
+    view = with_means(view_of(uncuttable_gpu(0), uncuttable_gpu(1)))
+    first = shown(view)
+    (gpu, _) = view.node.gpus
+    part = Part(WholeGpu(gpu.uuid), 1 << 30, Sharing.MPS)
+    held = Allocation("a", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=ClaimKeeper("n", "c", "u"))
+    without = replace(view, node=NodeState(view.node.gpus), allocations=(held,))
+    second = by_name(shown(without, first))
+    assert second.keys() == {"gpu-0", "gpu-0-shared", "gpu-1"}
+    assert taint_keys(second["gpu-0-shared"]) == {TaintKey.MODE}
+    assert {**second["gpu-0-shared"], "taints": None} == {**by_name(first)["gpu-0-shared"], "taints": None}
 
 
 def test_nothing_moves_for_a_place_that_was_taken() -> None:

@@ -117,7 +117,9 @@ def _least_moved(wanted: SliceContent, shown: SliceContent | None, free: Collect
 def _remembered(
     node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
 ) -> Iterator[_Entry]:
-    """What is shown of GPUs that the driver does not show any more, as long as it may come back or is held."""
+    """What is shown and is no device of the node any more, while it may come back, or claims have something of its GPU: a GPU
+    that the driver does not show now, or a mechanism of sharing that the machine does not offer now.
+    """
     present = {each.gpu_uuid for each in devices}
     names = {each.name for each in devices}
     lost = {gpu.uuid for gpu in view.node if gpu.lost}
@@ -127,11 +129,11 @@ def _remembered(
         title = content.name.removeprefix(_name(node_name, "", -1)).rpartition("-")[0]
         for each in content.devices:
             uuid = _attribute(each, AttributeName.UUID, "string")
-            if uuid in present or each["name"] in names:
-                continue
-            if nameless or uuid in lost or uuid in held:
+            gone = uuid not in present
+            if each["name"] not in names and (uuid in held or (gone and (nameless or uuid in lost))):
                 number = _attribute(each, AttributeName.MINOR, "int")
-                yield _Entry(title, number if isinstance(number, int) else 0, tainted(each, (TaintKey.LOST,)))
+                reason = TaintKey.LOST if gone else TaintKey.MODE
+                yield _Entry(title, number if isinstance(number, int) else 0, tainted(each, (reason,)))
 
 
 def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
