@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import acceptance, cluster, cluster_jobs, cold_start, cutting, fleet, placement, sharing
+from bench import acceptance, cluster, cluster_jobs, cold_start, cutting, dra_order, fleet, placement, sharing
 from bench.report import Report
 
 BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
@@ -22,9 +22,10 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "cluster": cluster.run,
     "cluster_jobs": cluster_jobs.run,
     "fleet": fleet.run,
+    "dra_order": dra_order.run,
 }
 # Run only when named: they take long, or need root and change the machine while they run.
-_ONLY_BY_NAME = ("cluster", "cluster_jobs", "fleet", "sharing")
+_ONLY_BY_NAME = ("cluster", "cluster_jobs", "dra_order", "fleet", "sharing")
 
 
 def main() -> None:

@@ -1,0 +1,230 @@
+"""Which list of devices has a stock scheduler accept the most: ours, one that never changes, or any; and what the list costs.
+
+Nodes are API objects with eight GPUs each, pods are bound and never run. Arrivals are Poisson, services exponential with mean 1;
+who finds no room is lost. Load is the offered population over the most of the mix that the GPUs hold when everything may be moved
+at will. Every order sees the same arrivals. A cluster of its own is made and removed: root on Linux only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from fractions import Fraction
+from statistics import mean
+from time import monotonic
+
+from cluster.client import ApiClient
+from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from cluster.errors import ClusterError
+from cluster.paper_nodes import NODES, SLICES, add_paper_node
+from release.chart import render
+
+from bench.acceptance import arrivals
+from bench.claim_arrivals import GPUS, ORDERS, KeptConnection, Outcome, ShownNode, play, shown_node
+from bench.claim_lists import refused
+from bench.machine import board_of
+from bench.optimum import fluid_optimum
+from bench.report import Report
+from tranche.core.profile import parse_profile
+from tranche.kubernetes.api.resource_slices import encode_slice
+from tranche.planning.tables import geometry_of
+
+BOARD = "A100-40GB"
+PROFILES = ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
+# Weights in the order of PROFILES.
+MIXES = {"1g and 3g": (1, 0, 0, 1, 0, 0), "1g, 2g and 3g": (1, 0, 1, 1, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
+LOADS = (0.8, 0.9, 1.0)
+FLEET, ARRIVALS = 20, 5_000
+SCHEDULED_SHORT, SCHEDULED_LONG = (2, 150), (20, 2_000)
+WRITE_SECONDS = 5.0
+_SCHEDULERS = (
+    "POST pods/binding",
+    "PUT resourceclaims/status",
+    "PATCH resourceclaims/status",
+    "PATCH pods/status",
+    "PATCH resourceclaims",
+)
+_REQUESTS = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def run(report: Report) -> None:
+    """Measure; where no cluster can run, say so after what needs none, and exit with 1."""
+    _simulated(report, range(1, 11 if report.long else 4))
+    nodes, number = SCHEDULED_LONG if report.long else SCHEDULED_SHORT
+    report.section(
+        "The same by the scheduler of Kubernetes itself",
+        f"{nodes} nodes with {GPUS} GPUs of {BOARD} each; {number:,} arrivals at a load of 0.9; the first third does not count.",
+        "Pods come one after another, each after the last was bound or refused.",
+    )
+    weights = MIXES["1g and 3g"]
+    try:
+        with paper_cluster() as cluster:
+            _scheduled(report, cluster, weights, 0.9 * _most(weights) * nodes * GPUS, nodes, number)
+            _writes(report, cluster)
+    except ClusterError as error:
+        sys.exit(f"error: {error}\n{error.hint}".rstrip())
+
+
+def _simulated(report: Report, seeds: range) -> None:
+    report.section(
+        "Pods refused by a scheduler that takes the first device that fits, by the order of the list",
+        f"{FLEET} nodes with {GPUS} GPUs of {BOARD} each; {ARRIVALS:,} arrivals a run, the first third does not count; seeds "
+        f"{seeds[0]} to {seeds[-1]}, the same for every order. The node is drawn among those where it fits.",
+        "Cells: percent refused / refused though one GPU had as many slices free, mean over the seeds.",
+    )
+    profiles = [parse_profile(each) for each in PROFILES]
+    rows = []
+    with ProcessPoolExecutor() as pool:
+        jobs = {
+            (mix, load, order): [
+                pool.submit(
+                    refused,
+                    order,
+                    FLEET,
+                    BOARD,
+                    profiles,
+                    arrivals(weights, load * _most(weights) * FLEET * GPUS, ARRIVALS, seed),
+                )
+                for seed in seeds
+            ]
+            for mix, weights in MIXES.items()
+            for load in LOADS
+            for order in ORDERS
+        }
+        for mix in MIXES:
+            for load in LOADS:
+                cells = []
+                for order in ORDERS:
+                    found = [job.result() for job in jobs[mix, load, order]]
+                    cells.append(f"{mean(each[0] for each in found):.1f} / {mean(each[1] for each in found):.1f}")
+                rows.append([mix, str(load), *cells])
+    report.table(["mix", "load", *ORDERS], rows)
+
+
+def _most(weights: Sequence[int]) -> float:
+    """How many slices of the mix one GPU holds at the most."""
+    board = board_of(BOARD)
+    assert board.memory_slices is not None
+    mix = [Fraction(weight, sum(weights)) for weight in weights]
+    return float(fluid_optimum(geometry_of(board.memory_slices, board.profiles), mix).population)
+
+
+@contextmanager
+def paper_cluster() -> Iterator[Cluster]:
+    """A cluster without a node; gone when the block ends."""
+    remove_leftovers()
+    name = f"bench-{this_process()[0]}"
+    try:
+        cluster = Cluster.create(name, {}, owner=this_process(), say=lambda line: print(line, file=sys.stderr))
+        chart = render({"namespace": {"create": True}, "dra": {"enabled": True}})
+        cluster.apply(*(item for item in chart if item["kind"] == "DeviceClass"))
+        yield cluster
+    finally:
+        remove_cluster(name)
+
+
+def _scheduled(
+    report: Report, cluster: Cluster, weights: tuple[int, ...], rate: float, nodes: int, number: int
+) -> None:
+    profiles = [parse_profile(each) for each in PROFILES]
+    path = arrivals(weights, rate, number, seed=1)
+    rows = []
+    for order in ORDERS:
+        connection = KeptConnection(cluster.api)
+        shown = _nodes(cluster.api, connection, order, nodes)
+        requests = _requests(cluster.api)
+        try:
+            outcome = play(connection, shown, profiles, path)
+        finally:
+            asked = _requests(cluster.api) - requests
+            _remove(cluster, shown)
+        rows.append(_row(order, outcome, asked))
+    report.table(
+        [
+            "1g and 3g, by",
+            "accepted",
+            "pods bound per s",
+            "slices written per pod",
+            "API requests per pod",
+            "of the scheduler",
+        ],
+        rows,
+    )
+
+
+def _row(order: str, outcome: Outcome, asked: Counter[str]) -> list[str]:
+    pods = outcome.bound
+    ours = {"GET", "LIST"}  # the measurement's own questions, for the most part
+    written = sum(count for name, count in asked.items() if name.split()[0] not in ours)
+    scheduler = sum(asked[name] for name in _SCHEDULERS)
+    return [
+        order,
+        f"{100 * outcome.accepted / outcome.offered:.1f} %",
+        f"{pods / outcome.seconds:.1f}",
+        f"{outcome.writes / pods:.2f}",
+        f"{written / pods:.1f}",
+        f"{scheduler / pods:.1f}",
+    ]
+
+
+def _nodes(api: ApiClient, connection: KeptConnection, order: str, number: int) -> dict[str, ShownNode]:
+    found = {}
+    for index in range(number):
+        name = f"paper-{index}"
+        node = shown_node(name, add_paper_node(api, name), ORDERS[order], connection, BOARD)
+        node.show()
+        found[name] = node
+    return found
+
+
+def _remove(cluster: Cluster, shown: dict[str, ShownNode]) -> None:
+    cluster.kubectl("delete", "resourceslices", "--all")
+    for name in shown:
+        cluster.api.delete(f"{NODES}/{name}")
+
+
+def _requests(api: ApiClient) -> Counter[str]:
+    """How many requests the API server has answered, by verb and resource, without watches and leases."""
+    found: Counter[str] = Counter()
+    for labels, count in _REQUESTS.findall(api.text("/metrics")):
+        known = dict(_LABEL.findall(labels))
+        if known["verb"] not in ("WATCH", "CONNECT") and known["resource"] not in ("leases", "events", ""):
+            sub = f"/{known['subresource']}" if known.get("subresource") else ""
+            found[f"{known['verb'].replace('APPLY', 'PATCH')} {known['resource']}{sub}"] += int(float(count))
+    return found
+
+
+def _writes(report: Report, cluster: Cluster) -> None:
+    """How many reorderings one API server takes, with four that write at once."""
+    writers = 4
+    connection = KeptConnection(cluster.api)
+    shown = list(_nodes(cluster.api, connection, "our order", writers).values())
+    largest = [max(node.known, key=lambda each: len(each.devices)) for node in shown]
+    until = monotonic() + WRITE_SECONDS
+
+    def write(number: int) -> int:
+        own, made, count = KeptConnection(cluster.api), encode_slice(largest[number]), 0
+        while monotonic() < until:
+            devices = made["spec"]["devices"]
+            made = {**made, "spec": {**made["spec"], "devices": [*devices[1:], devices[0]]}}
+            made = {**made, "metadata": own.ask("PUT", f"{SLICES}/{largest[number].name}", made)["metadata"]}
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(writers) as pool:
+        total = sum(pool.map(write, range(writers)))
+    _remove(cluster, {node.name: node for node in shown})
+    rate = total / WRITE_SECONDS
+    report.section(
+        "ResourceSlices written anew",
+        f"{writers} writers at once, each a slice of {len(largest[0].devices)} devices, for {WRITE_SECONDS:.0f} s.",
+    )
+    report.table(
+        ["", "per second"],
+        [["one API server and etcd take", f"{rate:.0f}"], ["500 nodes, each once in", f"{500 / rate:.1f} s"]],
+    )
