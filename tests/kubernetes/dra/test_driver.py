@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
 from tranche_simulator.machine import SimulatedMachine
 
@@ -55,6 +57,23 @@ def test_a_claim_is_prepared_once_and_given_back_without_a_trace() -> None:
             assert not node.allocations
             assert not node.files
             assert len(node.node.host.observe().gpus[0].instances) == 2, "the slices stay, idle"
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_the_node_is_looked_at_again_after_a_claim() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        inventory = Inventory(node.node.services.pods.look, clock=asyncio.get_running_loop().time, period=3600)
+        node.node.services = replace(node.node.services, inventory=inventory)
+        looking = asyncio.create_task(inventory.run())
+        claim = node.allocate("a", "gpu-0-1g-5gb-0")
+        async with node.driver():
+            assert await node.prepare(claim) == [""]
+            await until(lambda: len(inventory.latest.value.view.allocations) == 1)
+            await node.unprepare(claim)
+            await until(lambda: not inventory.latest.value.view.allocations)
+        looking.cancel()
 
     on_claim_node(test, "A100-40GB")
 

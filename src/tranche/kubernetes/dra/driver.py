@@ -26,6 +26,7 @@ from tranche.kubernetes.services import NodeServices
 from tranche.node.pod_processes import claims_with_processes
 
 _TICK_SECONDS = 1.0
+_FRESH_SECONDS = 0.5
 _CARE_SECONDS = 15.0
 _FIRST_CARE_SECONDS = 5.0
 
@@ -71,7 +72,8 @@ class ClaimDriver:
             mps_pipes=host.daemons.records.pipes,
         )
         read = ClaimReader(services.connection).read
-        self._preparer = Preparer(node, read, share_files)
+        self._changed = asyncio.Event()
+        self._preparer = Preparer(node, read, share_files, self._changed.set)
         self._care = ClaimCare(host, node, self._preparer, read, share_files, living=claims_with_processes, clock=clock)
         sockets = PluginSockets(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
@@ -93,6 +95,7 @@ class ClaimDriver:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST_CARE_SECONDS):
                         await self._look_after()
+                group.create_task(self._keep_fresh())
                 group.create_task(self._keep_serving())
                 group.create_task(self._keep_health())
                 group.create_task(self._keep_caring())
@@ -109,6 +112,14 @@ class ClaimDriver:
                 self._failure = ""
                 _log.info("serving", extra={"driver": DRIVER})
             await asyncio.sleep(_TICK_SECONDS)
+
+    async def _keep_fresh(self) -> None:
+        """Have the GPUs looked at after claims, but not after each of a backlog: the look costs what claims wait for."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(_FRESH_SECONDS)
+            self._changed.clear()
+            self._inventory.poke()
 
     async def _keep_caring(self) -> None:
         while True:

@@ -59,15 +59,23 @@ class ClaimNode:
 
 
 class Preparer:
-    """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none."""
+    """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
+
+    `changed` is called whenever a claim has come to have something, or has nothing any more.
+    """
 
     def __init__(
-        self, node: ClaimNode, read: Callable[[ClaimRef], Awaitable[KubeClaim | None]], share_files: ShareFiles
+        self,
+        node: ClaimNode,
+        read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
+        share_files: ShareFiles,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.backlog = ClaimBacklog(node.claims)
         self._node = node
         self._read = read
         self._share_files = share_files
+        self._changed = changed
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
 
@@ -119,6 +127,7 @@ class Preparer:
         given = given_devices(claim, ref, self._node.pool, await self._node.devices())
         order = order_of(ref, given)
         await self.backlog.realise(order)
+        self._changed()
         await self.write_file(order.keeper, order.grants)
         seconds = round(loop.time() - asked, 6)
         _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
@@ -133,6 +142,7 @@ class Preparer:
         had = await asyncio.to_thread(lambda: self._node.claims().give_back(uid, why=why))
         await asyncio.to_thread(self._share_files.remove, uid)
         if had:
+            self._changed()
             _log.info("given back", extra={"uid": uid, "why": why})
 
     def _begin(
