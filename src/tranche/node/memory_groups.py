@@ -64,7 +64,7 @@ class MemoryGroups:
         limited: list[str] = []
         try:
             make_group(group.folder)
-            mark_group(group.folder, str(self._register.resolve()))
+            mark_group(group.folder, os.path.realpath(self._register))
             for part in parts:
                 limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=part.memory)
                 limited.append(part.gpu_uuid)
@@ -81,7 +81,7 @@ class MemoryGroups:
         """The groups that were made for shares of this register, and have no note: it was lost with the state folder."""
         from tranche.hardware.control_groups import marked_groups
 
-        found = marked_groups(str(self._register.resolve()))
+        found = marked_groups(os.path.realpath(self._register))
         return tuple(each for each in found if not (self._notes / each.name.removeprefix(_NAME)).exists())
 
     def find_again(self, gpu_uuids: Collection[str]) -> None:
