@@ -132,7 +132,7 @@ def test_a_static_node_shows_nothing_and_modes_change_live(tmp_path: Path) -> No
             published.set_mode("off")
             await until(lambda: published.slices == {})
             published.set_mode("no-mode-at-all")
-            await until(lambda: published.publisher.ready().ready)
+            await until(lambda: ("Warning", "NodeModeUnknown") in node.events)
             assert published.slices == {}
             published.set_mode("shared")
             await published.settled()

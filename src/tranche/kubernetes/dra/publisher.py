@@ -10,8 +10,10 @@ from contextlib import aclosing, suppress
 from tranche.core.allocation import NodeView, Slice, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
+from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
-from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
@@ -35,7 +37,7 @@ _log = logging.getLogger(__name__)
 class SlicePublisher:
     """A component: shows claims what the node has.
 
-    What changes within `pause` seconds after a write is written together. `pcie_roots` gives the PCIe root of each GPU by UUID,
+    What changes within `pause` seconds after a look is looked at together. `pcie_roots` gives the PCIe root of each GPU by UUID,
     and `needs_recovery` says whether the driver wants a GPU reset; both block. `policy` says which errors make a GPU sick; a sick
     one is asked about every `recovery_seconds`. Labels of the node are written every `labels_seconds` at most. `clock` is
     monotonic, in seconds.
@@ -73,6 +75,7 @@ class SlicePublisher:
         self._ward = Ward()
         self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
         self._basis: _Basis | None = None
+        self._unknown_mode: str | None = None
         self._wake = asyncio.Event()
         self._trouble = "nothing was shown to claims yet"
 
@@ -130,7 +133,7 @@ class SlicePublisher:
         while True:
             self._wake.clear()
             try:
-                wrote = await self._look()
+                looked = await self._look()
             except TrancheError as error:
                 if str(error) != self._trouble:
                     _log.warning("ResourceSlices not written", extra={"reason": error.reason, "error": str(error)})
@@ -139,15 +142,16 @@ class SlicePublisher:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             self._trouble, pause = "", _FIRST_PAUSE_SECONDS
-            if wrote:
+            if looked:
                 await self._sleep(self._pause)
             await self._wake.wait()
 
     async def _look(self) -> bool:
-        """Write what is not as it shall be; whether anything was."""
+        """Write what is not as it shall be; whether anything had to be compared."""
         node = self._services.node.value
         if node is None or not node.uid:
             return False
+        await self._say_unknown(node)
         view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_in_force(node.labels)
         basis = (node.name, node.uid, mode, view, known, self._ward)
         if basis == self._basis:
@@ -161,7 +165,17 @@ class SlicePublisher:
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
         else:
             self._basis = basis
-        return writes.count > 0
+        return True
+
+    async def _say_unknown(self, node: KubeNode) -> None:
+        """Once for each word that is no mode: the administrator meant something by it."""
+        word = node.labels.get(MODE_LABEL, "") if node_mode(node.labels) is None else None
+        if word is not None and word != self._unknown_mode:
+            message = (
+                f"{MODE_LABEL}={word} is no mode, so nothing is given away here: it is one of {', '.join(NodeMode)}"
+            )
+            await self._services.api.create_node_event(node, Severity.WARNING, "NodeModeUnknown", message)
+        self._unknown_mode = word
 
     async def _keep_labels(self) -> None:
         async for _ in self._labels.changes():
@@ -184,7 +198,7 @@ class SlicePublisher:
         gpus = tuple(sorted(gpu.uuid for gpu in view.node if not gpu.lost))
         if gpus != self._roots[0]:
             self._roots = (gpus, await asyncio.to_thread(self._pcie_roots, view))
-        return devices_of(view.node, self._roots[1])
+        return await asyncio.to_thread(devices_of, view.node, self._roots[1])
 
     async def _write(self, writes: SliceWrites) -> None:
         """Whoever writes at the same time wins: what then is not as it shall be is seen, and written at the next look."""
