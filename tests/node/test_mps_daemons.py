@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mps_leftovers import end_daemons_below
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tests.node.processes import Child, in_child, isolated, kill_at_every_boundary
 from tests.simulator.control_groups import group, hierarchy
@@ -32,7 +33,6 @@ from tranche.hardware.mps_control import MpsControl
 from tranche.node import mps_daemons, register
 from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.host import Host
-from tranche.node.mps_records import DaemonRecords
 from tranche.node.session import process_lives, process_start_time
 from tranche.planning.plan import Plan
 from tranche.planning.steps import StartMps, Step, StopMps
@@ -45,10 +45,7 @@ def short() -> Iterator[Path]:
     """A folder whose path leaves room for the names of sockets; whatever daemon is left in it is ended."""
     folder = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     yield folder
-    for record in DaemonRecords(folder / "tranche" / "mps").all():
-        if record.state in (DaemonState.READY, DaemonState.FAULT):
-            with suppress(ProcessLookupError):
-                os.kill(record.pid, signal.SIGKILL)
+    end_daemons_below(folder)
     shutil.rmtree(folder)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.kubernetes.dra.kubelet import DraKubelet
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, managed_node
+from tests.mps_leftovers import end_daemons_below
 from tranche.core.allocation import Allocation
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
@@ -123,4 +124,5 @@ def on_claim_node(
     try:
         asyncio.run(run())
     finally:
+        end_daemons_below(folder)
         shutil.rmtree(folder)
