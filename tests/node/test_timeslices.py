@@ -1,0 +1,46 @@
+"""The length of turns, where a process is killed at each boundary of its journal: it is put back with what was promised."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.node.machines import node_of
+from tests.node.processes import in_child, kill_at_every_boundary
+from tranche.core.allocation import Part, WholeGpu
+from tranche.core.quantity import GIB
+from tranche.core.request import GpuMemory, Request
+from tranche.core.sharing import Sharing
+from tranche.core.timeslice import Timeslice
+from tranche.node.host import Host
+from tranche.planning.allocate import Granted
+from tranche.planning.plan import Plan
+
+
+def test_a_length_of_a_share_that_never_began_is_put_back(tmp_path: Path) -> None:
+    node = node_of(tmp_path, "T4")
+
+    def want() -> None:
+        with node.host() as host:
+            (gpu,) = host.observe()
+            host.timeslices.want([gpu.uuid], Timeslice.SHORT)
+            host.driver.set_timeslice(gpu.uuid, Timeslice.MEDIUM)
+
+    in_child(want)
+
+    def share(host: Host) -> None:
+        (gpu,) = host.observe()
+        part = Part(WholeGpu(gpu.uuid), 3 * GIB, Sharing.TIME_SLICING)
+        ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
+        host.start(ticket, lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"))
+        assert host.driver.timeslice(gpu.uuid) is Timeslice.SHORT
+
+    def look(host: Host, killed: bool) -> None:
+        (gpu,) = host.view(thorough=True).node
+        # Who was not killed has ended all the same, and with it the share.
+        assert host.view().allocations == ()
+        assert host.driver.timeslice(gpu.uuid) is Timeslice.MEDIUM
+        assert host.observe_gpu(gpu.uuid).timeslice is None
+        assert not host.recovery_needed()
+
+    kill_at_every_boundary(node, share, look, boundaries=5)
