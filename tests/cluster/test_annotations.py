@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cluster.claims import devices_published
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 from cluster.helm_release import HelmRelease
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 AGENTS = "annotations-system"
 CLAIMS = "/apis/resource.k8s.io/v1"
-# A GPU that two may have a half of, on a node that has it as far as the scheduler knows.
+# A GPU that two may have a half of, as far as the scheduler knows.
 CARD = {
     "name": "gpu-0-shared",
     "allowMultipleAllocations": True,
@@ -52,9 +53,11 @@ def release(cluster: Cluster, p4d: Node, agent_image: MadeImage) -> Iterator[Hel
     controller = {"enabled": True, "certificateLifetime": "20s"}
     values = {"nodeSelector": {"tests.tranche.dev/none": "true"}, "dra": {"enabled": True}, "controller": controller}
     release = HelmRelease(cluster, "annotations", AGENTS, values)
-    pool = {"name": p4d.name, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": "gpu.tranche.dev", "nodeName": p4d.name, "pool": pool, "devices": [CARD]}
-    name = f"{p4d.name}-annotations"
+    # Of no node: its kubelet removes what a driver shows that is not there.
+    pool = {"name": "annotations", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.tranche.dev", "allNodes": True, "pool": pool, "devices": [CARD]}
+    name = "tests-annotations"
+    wait_for("the slices of earlier agents are gone", lambda: not devices_published(cluster, p4d), timeout=120)
     try:
         release.install()
         cluster.apply(

@@ -28,7 +28,7 @@ from tranche.node.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)
-POLICY = frozenset({"tranche-agent-own-node"})
+POLICY = frozenset({"tranche-agent-own-node", "tranche-agent-own-slices"})
 
 
 def node(name: str) -> SurveyedNode:
@@ -254,6 +254,10 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         lambda facts: replace(facts, policies=frozenset()), "policies", Status.WARN, "tranche-agent-own-node",
         "admissionPolicy",
     ),
+    "no policy for slices": (
+        lambda facts: replace(facts, policies=frozenset({"tranche-agent-own-node"})), "policies", Status.WARN,
+        ": tranche-agent-own-slices", "admissionPolicy",
+    ),
     "no binding": (
         lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "with a binding", "admissionPolicy",
     ),
@@ -287,6 +291,11 @@ def test_a_fault_of_one_node_names_that_node_and_its_pod() -> None:
 def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
     turns = (NodeTurn("a", "failed", go_on=True), NodeTurn("b", "waiting"))
     assert wrong(agents_with(turns=turns)(HEALTHY)) == []
+
+
+def test_agents_without_claims_need_no_policy_for_slices() -> None:
+    static = daemon_set(arguments=("--without=dra",))(HEALTHY)
+    assert wrong(replace(static, policies=frozenset({"tranche-agent-own-node"}))) == []
 
 
 def test_a_neighbour_is_no_conflict_where_the_agent_leaves_the_part_to_it_or_is_not_there() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tranche.kubernetes.support.facts import Agents, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.programs import CLAIM_DRIVER
 from tranche.node.checkup import Status
 
 _EVENTS = " events in default"
@@ -56,6 +57,8 @@ def _policies(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         )
         return
     names = {f"{agents.daemon_set.name}-own-node" for agents in facts.agents}
+    by_claims = (agents.daemon_set for agents in facts.agents if CLAIM_DRIVER not in agents.daemon_set.left_out)
+    names |= {f"{each.name}-own-slices" for each in by_claims}
     missing = sorted((names - facts.policies) | (names - facts.bindings))
     if missing:
         yield ClusterFinding(
