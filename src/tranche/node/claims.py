@@ -204,17 +204,28 @@ def claims_in(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocatio
 
 
 def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, ...]:
-    """The processes that the driver shows on what one alone has: of a part of a device it does not say whose they are."""
+    """The processes that the driver shows on what one alone has: of a part of a device it does not say whose they are.
+
+    It shows none on a GPU that it has lost; see `may_be_lost`.
+    """
+    gpus = {gpu.uuid: gpu for gpu in view.node}
     found: list[GpuProcess] = []
     for grant in grants:
-        if isinstance(grant, Part):
+        gpu = gpus.get(grant.gpu_uuid)
+        if isinstance(grant, Part) or gpu is None:
             continue
-        gpu = view.node.gpu(grant.gpu_uuid)
         if grant.slot is None:
             found += gpu.all_processes
         elif (instance := gpu.instance_in(Occupant(grant.slot.profile, grant.slot.placement))) is not None:
             found += instance.processes
     return tuple(found)
+
+
+def may_be_lost(grants: Sequence[Grant], view: NodeView) -> bool:
+    """Whether one is on a GPU that the driver has lost: that one may be shown under no UUID that anybody knows."""
+    lost = {gpu.uuid for gpu in view.node if gpu.lost}
+    shown = {gpu.uuid for gpu in view.node if not gpu.lost}
+    return bool(lost) and any(grant.gpu_uuid not in shown for grant in grants)
 
 
 def _refuse_used(view: NodeView, allocation: Allocation, what: str) -> None:

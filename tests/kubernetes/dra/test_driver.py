@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,33 @@ def test_a_slice_with_a_process_is_kept_although_its_claim_is_gone() -> None:
             await until(lambda: not node.allocations)
 
     on_claim_node(test, "A100-40GB")
+
+
+def _later_and_free(node: ClaimNodeStandIn) -> bool:
+    """Whether nobody has anything, a minute after the last look."""
+    node.now += 60
+    return not node.allocations
+
+
+@isolated
+def test_a_claim_on_a_gpu_that_was_lost_before_the_agent_began_is_kept() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-1")
+        async with node.driver():
+            assert await node.prepare(claim) == [""]
+        node.node.machine.machine.inject_lost(1)
+        await node.node.inventory.refresh()
+        async with node.driver():
+            for _ in range(3):
+                node.now += 60
+                await asyncio.sleep(0.05)
+            assert len(node.allocations) == 1
+            node.node.machine.machine.inject_lost(1, lost=False)
+            await node.node.inventory.refresh()
+            node.delete("a")
+            await until(partial(_later_and_free, node))
+
+    on_claim_node(test, "A100-40GB", "A100-40GB")
 
 
 @isolated

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from tranche.core.allocation import Allocation, Phase
 from tranche.core.devices import shared_memory
-from tranche.core.errors import TrancheError
+from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.evidence import ClaimEvidence, Life, judge_claim
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
 from tranche.kubernetes.dra.given import given_devices, order_of
 from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
 from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.node.claims import ClaimOrder, as_given, processes_of
+from tranche.node.claims import ClaimOrder, as_given, may_be_lost, processes_of
 from tranche.node.host import Host
 
 _log = logging.getLogger(__name__)
@@ -102,8 +102,12 @@ class ClaimCare:
             return False
         try:
             return order_of(ref, given_devices(claim, ref, self._node.pool, await self._node.devices()))
-        except TrancheError:
+        except AllocationUnknown:
             return False
+        except TrancheError as error:
+            # The devices of a GPU that was lost when the agent began are not known, and still the claim's.
+            _log.info("claim not understood", extra={"claim": str(ref), "error": str(error)})
+            return None
 
     async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]]) -> None:
         if not held:
@@ -133,7 +137,10 @@ class ClaimCare:
 
     def _with_processes(self, held: Mapping[str, tuple[Allocation, ...]]) -> Mapping[str, bool]:
         view = self._host.view()
-        return {uid: any(processes_of(each.grants, view) for each in mine) for uid, mine in held.items()}
+        return {
+            uid: any(processes_of(each.grants, view) or may_be_lost(each.grants, view) for each in mine)
+            for uid, mine in held.items()
+        }
 
 
 def _is(order: ClaimOrder, allocations: tuple[Allocation, ...]) -> bool:
