@@ -1,4 +1,4 @@
-"""Random lives and deaths on a shared T4: nobody has more than his share unless it is said, and nothing is left at the end.
+"""Random lives and deaths on a shared T4 or slice: nobody has more than his share unless it is said, and nothing is left at last.
 
 `TRANCHE_FAULT_CASES` says how many faults there are, 16 by default; a shared GPU has eight in one life. `TRANCHE_FAULT_SEED` is
 that of the first life, 0 by default; each life that fails says its seed and what was done to it.
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,20 @@ REFUSED = {
 }
 
 
-class Life:
-    """One shared GPU, its tenants, and who kills them. `limits` tells that the driver limits their memory, and not MPS."""
+class Shared(StrEnum):
+    """What is shared, and by what."""
 
-    def __init__(self, machine: TestMachine, seed: int, *, limits: bool) -> None:
+    GPU = "a GPU, by MPS"
+    SLICE = "a slice, by MPS"
+    LIMITS = "a GPU, by memory limits of the driver"
+
+
+class Life:
+    """One shared device, its tenants, and who kills them."""
+
+    def __init__(self, machine: TestMachine, seed: int, shared: Shared) -> None:
         self.machine = machine
-        self.limits = limits
+        self.shared = shared
         self.random = random.Random(seed)
         self.tenants: list[Tenant] = []
         self.said: list[str] = []
@@ -82,8 +91,12 @@ class Life:
             self.tenants.append(each)
 
     def ask(self) -> Tenant:
-        memory = self.random.choice(["2G", "3G", "4G"])
-        return tenant(self.machine, "--no-wait", "--gpu-memory", memory, code=BUSY)
+        return self.tenant(self.random.choice(["2G", "3G", "4G"]))
+
+    def tenant(self, memory: str) -> Tenant:
+        # By a ceiling, which no slice of its own has, a part of a slice is asked for.
+        ceiling = ("--compute", "25") if self.shared is Shared.SLICE else ()
+        return tenant(self.machine, "--no-wait", "--gpu-memory", memory, *ceiling, code=BUSY)
 
     def fault(self) -> None:
         """One of the things that can go wrong."""
@@ -98,7 +111,7 @@ class Life:
             self.illegal_address,
             self.break_limits,
         ]
-        act = self.random.choice([*any_time, *([self.refuse_limits] if self.limits else by_mps)])
+        act = self.random.choice([*any_time, *([self.refuse_limits] if self.shared is Shared.LIMITS else by_mps)])
         self.said.append(act.__name__)
         act()
 
@@ -194,23 +207,24 @@ class Life:
         places = Places(self.machine.state_dir)
         assert [*MemoryGroups(places).left(()), *MemoryGroups(places).strays()] == []
         self.machine.machine.clear_injections()
-        last = tenant(self.machine, "--no-wait", "--gpu-memory", "4G", code=BUSY)
-        result, made = last.told()
+        result, made = self.tenant("4G").told()
         assert result == 0, self.said
         assert 4 * 10**9 - (128 << 20) < made << 20 < 4 * 10**9 + (400 << 20)
 
 
-def live(seed: int, folder: Path, *, limits: bool) -> None:
+def live(seed: int, folder: Path, shared: Shared) -> None:
     """A life, its faults, and its end."""
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp"))
-        if limits:
+        if shared is Shared.LIMITS:
             stack.enter_context(hierarchy(folder))
-        machine = stack.enter_context(machine_in(Path(name), machine_type="g4dn.xlarge"))
-        machine.machine.set_time_scale(1.0)
-        if limits:
+        machine = stack.enter_context(machine_in(Path(name), "A100-40GB" if shared is Shared.SLICE else "T4"))
+        if shared is Shared.LIMITS:
             machine.machine.set_driver("615.71.09")
-        life = Life(machine, seed, limits=limits)
+        elif shared is Shared.SLICE:
+            machine.cut_by_hand(0, "3g.20gb")
+        machine.machine.set_time_scale(1.0)
+        life = Life(machine, seed, shared)
         try:
             for _ in range(IN_ONE_LIFE):
                 for _ in range(life.random.randint(1, SEVERAL)):
@@ -229,4 +243,4 @@ def live(seed: int, folder: Path, *, limits: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + LIVES))
 def test_whatever_dies_nobody_has_more_than_it_is_said_and_nothing_is_left(seed: int, tmp_path: Path) -> None:
-    live(seed, tmp_path, limits=seed % 4 == 1)
+    live(seed, tmp_path, (Shared.GPU, Shared.LIMITS, Shared.GPU, Shared.SLICE)[seed % 4])
