@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import MakeMachine
-from tests.machines import Completed, TestMachine, needs_root
+from tests.local.test_fractions import end_daemons
+from tests.machines import Completed, TestMachine, machine_in, needs_root
 from tranche.node.register_place import settle_register
 
 COMMAND = ("--", "true")
@@ -87,6 +89,20 @@ def test_a_part_of_a_gpu_without_mig_is_refused_by_name(make_machine: MakeMachin
     says(hard, "has no MIG, and nothing else fences a part of a GPU hard")
     growing = machine.tranche("run", "--gpu-memory", "2G", "--gpu-memory-limit", "4G", *COMMAND, code=33)
     says(growing, "lends no memory beyond what is asked for")
+
+
+def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder, machine_in(Path(folder), "T4") as machine:
+        try:
+            machine.hold("--gpu", "0.5")
+            before = machine.changes(), machine.json("ps")["allocations"]
+            done = machine.tranche("run", "--no-wait", "--gpu", "0.6", *COMMAND, code=32)
+            says(done, "7.25 GiB free of 14.5 GiB that are shared, and 8.7 GiB are needed")
+            assert (machine.changes(), machine.json("ps")["allocations"]) == before
+            assert machine.json("ps")["waiters"] == []
+        finally:
+            machine.end()
+            end_daemons(machine)
 
 
 def test_nothing_free_and_no_patience(make_machine: MakeMachine) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, node, whole
+from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, t4, whole
 from tests.strategies import node_views
 from tranche.core.allocation import NodeView, Part, WholeGpu
 from tranche.core.gpu_use import GpuUse
@@ -59,6 +59,15 @@ def test_a_gpu_that_the_administrator_will_not_have_shared_is_not_offered_in_par
         assert shared.unshared == (
             () if count == 8 else (f"nvidia.com/gpu is not offered of GPU 1: its policy is sharing={use}",)
         )
+
+
+def test_slices_that_are_to_be_shared_where_no_gpu_has_mig_are_named() -> None:
+    rules = ReplicaRules((SharedResource(SLICE, 4, SLICE), SharedResource(GPU, 2, GPU)))
+    plain = replicated(advertise(node(t4(0)), MigStrategy.MIXED), rules, NO_SHARING)
+    assert plain.unshared == ("nvidia.com/mig-1g.5gb is not offered: no GPU of this node has MIG",)
+    assert len(plain.devices) == 2
+    for gpus in ((whole(0),), (t4(0), whole(1)), (lost(whole(0)),)):
+        assert replicated(advertise(node(*gpus), MigStrategy.MIXED), rules, NO_SHARING).unshared == ()
 
 
 def test_several_replicas_of_a_device_are_one_part_of_it() -> None:

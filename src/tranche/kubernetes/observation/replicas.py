@@ -12,7 +12,7 @@ from tranche.core.allocation import Grant, Part, Slice, WholeGpu
 from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.kubernetes.observation.listings import Holding
-from tranche.kubernetes.observation.resources import VGPU_RESOURCE, Advertisement, PluginDevice, Resource
+from tranche.kubernetes.observation.resources import DOMAIN, VGPU_RESOURCE, Advertisement, PluginDevice, Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class ReplicaRules:
         return self.rule(resource.name, 0, resource.devices[0]) if resource.devices else None
 
 
+_SLICES = f"{DOMAIN}/mig-"
 _NO_USES: Mapping[str, GpuUse] = {}
 
 NOT_SHARED = ReplicaRules()
@@ -104,6 +105,7 @@ def replicated(
             if rules.virtual:
                 virtual = _virtual(resource.name, rules.virtual)
                 share(device, virtual, rules.virtual_threads, rules.virtual_limited)
+    unshared.update(dict.fromkeys(_without_mig(advertised, rules)))
     resources = tuple(Resource(name, tuple(devices)) for name, devices in offered.items())
     return replace(advertised, resources=resources, unshared=tuple(unshared))
 
@@ -117,6 +119,15 @@ def can_share(sharing: Sharing, replicas: int, means: SharingMeans) -> str:
     if replicas > means.mps_clients:
         return f"{replicas} replicas are more than the {means.mps_clients} clients that MPS serves"
     return ""
+
+
+def _without_mig(advertised: Advertisement, rules: ReplicaRules) -> list[str]:
+    """What is said of slices that are to be shared on a node of whose GPUs none can be cut."""
+    gpus = [device.gpu for resource in advertised.resources for device in resource.devices if not device.gpu.lost]
+    if not gpus or any(gpu.mig_capable for gpu in gpus):
+        return []
+    names = (rule.name for rule in rules.resources if rule.name.startswith(_SLICES))
+    return [f"{name} is not offered: no GPU of this node has MIG" for name in names]
 
 
 def _virtual(name: str, count: int) -> SharedResource:
