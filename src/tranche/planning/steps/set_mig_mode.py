@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from tranche.core.errors import ModeChangePending
-from tranche.core.state import GpuState, InstanceKey, MigMode
-from tranche.planning.steps.reset_gpu import ResetGpu, change_stays_pending
+from tranche.core.state import GpuState, MigMode
+from tranche.planning.steps.mode_step import ModeStep
+from tranche.planning.steps.reset_gpu import ResetGpu
 from tranche.planning.steps.step import Before, Deed, Step
-from tranche.planning.steps.taking import TakesGpu, Taking
 
 
 @dataclass(frozen=True, slots=True)
-class SetMigMode(Step):
+class SetMigMode(ModeStep):
     """Ask the driver for a MIG mode. On Ampere it stays pending until a reset."""
 
     enabled: bool
@@ -44,20 +43,6 @@ class SetMigMode(Step):
         """The GPU in that mode, or with that mode pending."""
         return replace(gpu, pending_mode=self._mode, mode=gpu.mode if gpu.mode_change_needs_reset else self._mode)
 
-    @property
-    def takes(self) -> tuple[Taking, ...]:
-        """The whole GPU."""
-        return (TakesGpu(),)
-
-    @property
-    def changes_mode(self) -> bool:
-        """It does."""
-        return True
-
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
-        """The mode that is effective now."""
-        return Before(gpu.mode)
-
     def inverse(self, before: Before, now: GpuState) -> tuple[Step, ...]:
         """The mode as it was, with a reset where the other one became effective by a reset."""
         if now.pending_mode is before.mode and now.mode is before.mode:
@@ -66,10 +51,6 @@ class SetMigMode(Step):
         if now.mode_change_needs_reset and now.mode is not before.mode:
             return (ask, ResetGpu(now.uuid))
         return (ask,)
-
-    def not_shown(self, after: GpuState) -> ModeChangePending:
-        """The change stays pending."""
-        return change_stays_pending(after)
 
     @property
     def _mode(self) -> MigMode:
