@@ -186,6 +186,9 @@ def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> N
         (left,) = host.view().allocations
         assert left.grants[0].isolation is Isolation.NONE
         assert [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        host.release(left.id, why="it ended")
+        host.view()
+        nothing_left(cut, host)
 
 
 @isolated
