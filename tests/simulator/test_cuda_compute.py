@@ -291,3 +291,20 @@ def test_a_ceiling_is_no_reservation(t4: SimulatedMachine, mps: dict[str, str]) 
         part = shares(t4, 50)
         assert part[capped.pid] == pytest.approx(10 / 50, abs=0.01), "both ask for more than there is: 10 and 40 of 40"
         assert part[free.pid] == pytest.approx(40 / 50, abs=0.01)
+
+
+def test_what_a_stream_tells_of_itself(t4: SimulatedMachine) -> None:
+    told = cuda(
+        t4,
+        """
+context(); stream = check(cu.cuStreamCreateWithPriority(1, 0)); other = check(cu.cuStreamCreate(0))
+result, current = cu.cuStreamGetCtx(stream)
+tell([
+    int(check(cu.cuStreamGetFlags(stream))), int(check(cu.cuStreamGetPriority(stream))),
+    int(check(cu.cuStreamGetId(stream))) != int(check(cu.cuStreamGetId(other))),
+    int(current) == int(check(cu.cuCtxGetCurrent())),
+    int(check(cu.cuStreamGetDevice(stream))), int(check(cu.cuStreamIsCapturing(stream))),
+])
+""",
+    )
+    assert told == [1, 0, True, True, 0, 0]

@@ -369,54 +369,22 @@ CUDA_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int
     return reached ? CUDA_SUCCESS : stream_mark(stream, &event->milestone, NULL);
 }
 
-CUDA_API CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
-    ENTER_CONTEXT();
-    REQUIRE_STREAM(handle, stream);
-    REQUIRE_VALUE(flags != NULL);
-    *flags = stream->flags == UINT32_MAX ? 0 : stream->flags;
-    return CUDA_SUCCESS;
-}
+/* A function that tells one thing of a stream. */
+#define STREAM_GETTER(function, type, value)                                                                         \
+    CUDA_API CUresult function(CUstream handle, type *told) {                                                        \
+        ENTER_CONTEXT();                                                                                             \
+        REQUIRE_STREAM(handle, stream);                                                                              \
+        REQUIRE_VALUE(told != NULL);                                                                                 \
+        *told = (value);                                                                                             \
+        return CUDA_SUCCESS;                                                                                         \
+    }
 
-CUDA_API CUresult cuStreamGetPriority(CUstream handle, int *priority) {
-    ENTER_CONTEXT();
-    REQUIRE_STREAM(handle, stream);
-    REQUIRE_VALUE(priority != NULL);
-    *priority = stream->priority;
-    return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
-    ENTER_CONTEXT();
-    REQUIRE_STREAM(handle, stream);
-    REQUIRE_VALUE(id != NULL);
-    *id = stream->id;
-    return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
-    ENTER_CONTEXT();
-    REQUIRE_STREAM(handle, stream);
-    REQUIRE_VALUE(context != NULL);
-    *context = stream->context;
-    return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuStreamGetDevice(CUstream handle, CUdevice *ordinal) {
-    ENTER_CONTEXT();
-    REQUIRE_STREAM(handle, stream);
-    REQUIRE_VALUE(ordinal != NULL);
-    *ordinal = ordinal_of(stream->context->device);
-    return CUDA_SUCCESS;
-}
-
-/* Streams are never captured. */
-CUDA_API CUresult cuStreamIsCapturing(CUstream handle, int *status) {
-    ENTER_CONTEXT();
-    REQUIRE_STREAM(handle, stream);
-    REQUIRE_VALUE(status != NULL);
-    *status = 0;
-    return CUDA_SUCCESS;
-}
+STREAM_GETTER(cuStreamGetFlags, unsigned int, stream->flags == UINT32_MAX ? 0 : stream->flags)
+STREAM_GETTER(cuStreamGetPriority, int, stream->priority)
+STREAM_GETTER(cuStreamGetId, unsigned long long, stream->id)
+STREAM_GETTER(cuStreamGetCtx, CUcontext, stream->context)
+STREAM_GETTER(cuStreamGetDevice, CUdevice, ordinal_of(stream->context->device))
+STREAM_GETTER(cuStreamIsCapturing, int, 0) /* streams are never captured */
 
 /* The program's function runs in this call, after what is before it in the stream. */
 CUDA_API CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void *), void *data) {
