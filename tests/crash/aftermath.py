@@ -15,7 +15,8 @@ from tests.node.machines import Cut, cuts_of
 from tests.node.processes import Child, in_child
 from tranche.core.errors import TrancheError
 from tranche.core.state import InstanceKey
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.plan import Plan
 

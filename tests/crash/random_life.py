@@ -14,7 +14,8 @@ from tests.crash.scenario import Keep, Scenario, random_plan, random_request
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.local.queue import Queue
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche_simulator.machine import SimulatedMachine
 

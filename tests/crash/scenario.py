@@ -25,7 +25,8 @@ from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 from tranche.planning.allocate import Granted

@@ -21,7 +21,8 @@ from tests.crash.aftermath import (
     one_further_command,
 )
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_plan, random_request
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.planning.allocate import decide
 
 DEFAULT_CASES = 360

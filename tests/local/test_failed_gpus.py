@@ -16,7 +16,8 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.local.failed_gpus import FailedGpus
 from tranche.local.queue import Queue
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.obstacle import Reason

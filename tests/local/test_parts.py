@@ -29,7 +29,8 @@ from tranche.local.limits_watch import watching_limits
 from tranche.local.part_environment import part_environment
 from tranche.local.workload import share_environment
 from tranche.node.draining import drain
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.processes import heeds_sigterm
 from tranche.planning.allocate import Granted
 from tranche.planning.plan import Plan

@@ -14,7 +14,8 @@ from tranche.core.errors import GpuBusy, NoRoom, WaitTimeout
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.local.queue import Queue
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 

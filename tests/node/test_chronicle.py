@@ -12,7 +12,8 @@ from tranche.core.errors import TrancheError
 from tranche.core.events import ChangeBegun, Event, EventKind, PlanUndone, ShareGranted, ShareReleased, StepDone
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.steps import KINDS
 

@@ -16,7 +16,8 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, HardwareError, State
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
-from tranche.node.host import Held, Host, Ticket
+from tranche.node.held import Held, Ticket
+from tranche.node.host import Host
 from tranche.node.locks import is_held
 from tranche.planning.allocate import Waiting, decide
 from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict

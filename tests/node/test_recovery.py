@@ -14,7 +14,8 @@ from tranche.core.allocation import Phase
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.plan import Plan
 from tranche.planning.steps import Step

@@ -19,7 +19,7 @@ from tranche.core.errors import UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.local.run import run
-from tranche.node.host import Held
+from tranche.node.held import Held
 from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting

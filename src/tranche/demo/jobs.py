@@ -21,7 +21,8 @@ from tranche.demo.schedule import Job
 from tranche.local.doorbell import ring
 from tranche.local.queue import Queue
 from tranche.local.workload import share_environment
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 from tranche.planning.steps import Step

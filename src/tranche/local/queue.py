@@ -21,7 +21,8 @@ from tranche.local.doorbell import Doorbell, ring
 from tranche.local.failed_gpus import FailedGpus
 from tranche.local.turn import Record, Turn, as_asked
 from tranche.node.executor import Progress, no_progress
-from tranche.node.host import Held, Host, Ticket
+from tranche.node.held import Held, Ticket
+from tranche.node.host import Host
 from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
 from tranche.node.processes import Process

@@ -23,7 +23,8 @@ from tranche.local.use_watch import watching_use
 from tranche.local.workload import find_command, run_workload, share_environment
 from tranche.node import register
 from tranche.node.executor import Progress, no_progress
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.keeping import Remains
 from tranche.node.patience import Patience
 from tranche.node.processes import MARK, Process

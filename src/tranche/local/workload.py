@@ -16,7 +16,7 @@ from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
 from tranche.local.child import run_child
 from tranche.local.part_environment import part_environment
-from tranche.node.host import Held
+from tranche.node.held import Held
 from tranche.node.mps_records import DaemonRecords
 from tranche.node.processes import KEY, MARK, REGISTER
 from tranche.node.session import Places

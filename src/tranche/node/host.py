@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from tranche.core.errors import (
     AllocationUnknown,
     LedgerUnavailable,
     PermissionDenied,
-    StateMoved,
     TrancheError,
     WaitTimeout,
 )
@@ -41,6 +40,7 @@ from tranche.node.daemon_care import DaemonCare
 from tranche.node.deciding import slow_decision, take_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
+from tranche.node.held import Held, Ticket
 from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.inspection import Inspection
 from tranche.node.keeping import Remains
@@ -48,7 +48,7 @@ from tranche.node.ledger import Ledger, open_to_read
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.limited_shares import LimitedShares, LimitsRefused
 from tranche.node.locks import FileLock
-from tranche.node.memory_groups import MemoryGroup, MemoryGroups
+from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
@@ -68,27 +68,6 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 2.0
 """Who only looks gives others so long to end their decisions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A place in the queue, kept for as long as its lock is held."""
-
-    id: str
-    lock: FileLock
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A granted allocation; it lasts for as long as a process holds its lock or its workload lives.
-
-    `key` is known to its own processes alone, and shows that they came of it. `group` is the control group with its limits.
-    """
-
-    allocation: Allocation
-    lock: FileLock
-    key: str = ""
-    group: MemoryGroup | None = None
 
 
 def new_id() -> str:
@@ -291,20 +270,9 @@ class Host:
     def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
         """Carry out a saved plan; StateMoved when a GPU that it touches is not as it was when the plan was made."""
 
-        def unchanged(view: NodeView) -> Plan:
-            for gpu_uuid, fingerprint in plan.fingerprints.items():
-                gpu = view.node.gpu(gpu_uuid)
-                if gpu.fingerprint != fingerprint:
-                    raise StateMoved(
-                        f"{gpu.label} is no longer cut as it was when the plan was made",
-                        hint="make a new plan with: tranche layout plan",
-                    )
-            missing = set(plan.gpu_uuids) - set(plan.fingerprints)
-            if missing:
-                raise StateMoved(f"the plan does not say what state it expects of GPU {min(missing)}")
-            return plan
+        from tranche.planning.saved_plan import as_saved
 
-        return self.change(unchanged, progress=progress, seconds=seconds)
+        return self.change(lambda view: as_saved(plan, view), progress=progress, seconds=seconds)
 
     def enqueue(self, request: Request, *, command: str, pid: int) -> Ticket:
         """Take a place at the end of the queue."""

@@ -1,13 +1,29 @@
-"""Whom a saved plan would hit if it were carried out now."""
+"""Whether a saved plan may still be carried out, and whom it would hit."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
 from tranche.core.allocation import NodeView
+from tranche.core.errors import StateMoved
 from tranche.planning.gpu_users import User, gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+
+
+def as_saved(plan: Plan, view: NodeView) -> Plan:
+    """The plan itself; StateMoved when a GPU that it touches is not as it was when the plan was made."""
+    for gpu_uuid, fingerprint in plan.fingerprints.items():
+        gpu = view.node.gpu(gpu_uuid)
+        if gpu.fingerprint != fingerprint:
+            raise StateMoved(
+                f"{gpu.label} is no longer cut as it was when the plan was made",
+                hint="make a new plan with: tranche layout plan",
+            )
+    missing = set(plan.gpu_uuids) - set(plan.fingerprints)
+    if missing:
+        raise StateMoved(f"the plan does not say what state it expects of GPU {min(missing)}")
+    return plan
 
 
 def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:

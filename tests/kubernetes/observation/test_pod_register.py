@@ -25,7 +25,8 @@ from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.observation.listings import Holding
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.local.queue import Queue
-from tranche.node.host import Held, Host
+from tranche.node.held import Held
+from tranche.node.host import Host
 from tranche.node.patience import Patience
 from tranche.planning.plan import Plan
 
