@@ -39,7 +39,7 @@ PROFILES = ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
 MIXES = {"1g and 3g": (1, 0, 0, 1, 0, 0), "1g, 2g and 3g": (1, 0, 1, 1, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
 LOADS = (0.8, 0.9, 1.0)
 FLEET, ARRIVALS = 20, 5_000
-SCHEDULED_SHORT, SCHEDULED_LONG = (2, 150), (20, 2_000)
+SCHEDULED_SHORT, SCHEDULED_LONG = (2, 400), (20, 2_000)
 WRITE_SECONDS = 5.0
 _SCHEDULERS = (
     "POST pods/binding",
@@ -58,13 +58,13 @@ def run(report: Report) -> None:
     nodes, number = SCHEDULED_LONG if report.long else SCHEDULED_SHORT
     report.section(
         "The same by the scheduler of Kubernetes itself",
-        f"{nodes} nodes with {GPUS} GPUs of {BOARD} each; {number:,} arrivals at a load of 0.9; the first third does not count.",
+        f"{nodes} nodes with {GPUS} GPUs of {BOARD} each; {number:,} arrivals at a load of 1.1; the first third does not count.",
         "Pods come one after another, each after the last was bound or refused.",
     )
     weights = MIXES["1g and 3g"]
     try:
         with paper_cluster() as cluster:
-            _scheduled(report, cluster, weights, 0.9 * _most(weights) * nodes * GPUS, nodes, number)
+            _scheduled(report, cluster, weights, 1.1 * _most(weights) * nodes * GPUS, nodes, number)
             _writes(report, cluster)
     except ClusterError as error:
         sys.exit(f"error: {error}\n{error.hint}".rstrip())
