@@ -154,7 +154,8 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: Remains) -> GpuB
 def _end_all(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
     """End the processes; the last signal that was sent, 0 when none lives.
 
-    `drained` is told of the processes that the next signal kills outright, before it is sent.
+    `drained` is told of the processes that the next signal kills outright, before it is sent. PermissionDenied before anything
+    is done, where one of them may not be ended.
     """
     with ExitStack() as stack:
         watched: list[tuple[int, int]] = []
@@ -166,6 +167,8 @@ def _end_all(pids: Sequence[int], grace: float, drained: Callable[[set[int]], ob
                 watched.append((pid, descriptor))
         if not watched:
             return 0
+        for pid, _ in watched:
+            _signal(pid, 0)
         drained({pid for pid, _ in watched if not heeds_sigterm(pid)})
         for pid, _ in watched:
             _signal(pid, signal.SIGTERM)
@@ -185,13 +188,14 @@ def _ended(watched: int, seconds: float | None) -> bool:
     return bool(ready)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(pid: int, number: int) -> None:
+    """Send the signal; 0 only asks whether one may be sent."""
     try:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
     except PermissionError as error:
         raise PermissionDenied(
-            f"no permission to end pid {pid}", hint="run the command as the user who started it, or as root"
+            f"no permission to end pid {pid}", hint="run the command with sudo, or as the user who started it"
         ) from error
 
 

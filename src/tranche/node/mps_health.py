@@ -96,8 +96,11 @@ class MpsHealth:
     def fence(self, record: DaemonRecord, why: str) -> str:
         """Let nobody more in for as long as the daemon lives; the reason as it is written down.
 
-        Of a daemon that has died, or is not known, that is true already; and another may serve the device by now.
+        Of a daemon that has died, or is not known, that is true already; and another may serve the device by now. Who may not
+        write records may have been refused where the daemon answers others, and fences nothing.
         """
+        if not self._records.writable:
+            return why
         why += UNTIL
         now = self._records.find(record.gpu_uuid, record.slot)
         same = now is not None and (now.pid, now.started) == (record.pid, record.started)

@@ -164,8 +164,19 @@ class DaemonRecords:
         return self.folder / name_of(device_uuid)
 
     def reachable(self, record: DaemonRecord) -> bool:
-        """Whether the daemon's socket is where clients look for it: without one they run without MPS, and are not told."""
-        return (self.pipes(record.device_uuid) / _SOCKET).is_socket()
+        """Whether the daemon's socket is where clients look for it: without one they run without MPS, and are not told.
+
+        Only what is known to be gone is out of reach: not a socket in a folder that this user may not look into.
+        """
+        try:
+            return (self.pipes(record.device_uuid) / _SOCKET).is_socket()
+        except OSError:
+            return True
+
+    @property
+    def writable(self) -> bool:
+        """Whether this user may write records: nobody else judges a daemon."""
+        return os.access(self.folder, os.W_OK | os.X_OK)
 
     def look(self) -> Findings:
         """Everything that is there; LedgerUnavailable when the folder cannot be looked at."""
