@@ -10,6 +10,7 @@ from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
+from tranche.core.state import MigMode
 from tranche.documents import describe
 from tranche.documents.machine import gpu_document
 from tranche.documents.slices import slices_on, whole_holders
@@ -57,6 +58,16 @@ def test_a_shared_slice_says_so_in_its_row() -> None:
     assert describe.slice_state(row) == "shared by time-slicing: a-0; 15.62 GiB left"
     (document,) = gpu_document(view, CUT)["slices"]
     assert document["sharing"]["mechanism"] == "time-slicing"
+
+
+def test_a_slice_of_a_gpu_whose_mode_still_changes_is_being_prepared_and_is_tranche_s() -> None:
+    uncut = gpu_on(A100, mode=MigMode.DISABLED)
+    (promised,) = allocations(replace(INSIDE, gpu_uuid=uncut.uuid))
+    view = view_of(uncut, allocations=[replace(promised, phase=Phase.PREPARING)])
+    rows = slices_on(view, uncut)
+    assert [(row.state, row.owned) for row in rows] == [("preparing", True)]
+    assert describe.slice_state(rows[0]) == "preparing for a-0"
+    assert describe.gpu_state(view, uncut, rows, ()) == "1 slice: 1 preparing; room for 1x3g.20gb"
 
 
 def test_what_one_alone_has_is_not_shared() -> None:

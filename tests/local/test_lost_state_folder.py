@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.test_fractions import folder, holders, later, tenant
+from tests.local.test_fractions import GB, folder, holders, later, tenant
 from tests.local.test_fractions import t4 as shared_t4
 from tests.local.test_memory_limits import groups, of_shares
 from tests.local.test_memory_limits import t4 as limited_t4
 from tests.machines import TestMachine, wait_until
 from tests.node.test_mps_daemons import end
+from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
@@ -62,6 +63,7 @@ def test_a_daemon_is_found_again_and_ends_with_the_last_who_shares(shared_t4: Te
                 path.unlink()
         assert before.device_uuid in shared_t4.tranche("doctor").stdout
         (holder,) = holders(shared_t4)
+        assert 3 * GB <= holder["request"]["gpuMemoryBytes"] < 3 * GB + MIB, "without the context, which comes on top"
         # Nobody finds the way to a daemon without sockets: a process that the command starts now would have no limit.
         assert holder["grants"][0]["isolation"] == ("none" if what == "everything" else "soft")
         refused = shared_t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)

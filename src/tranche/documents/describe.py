@@ -126,7 +126,9 @@ def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole
             return f"held whole by {holders(whole)}"
         shared = shared_gpu(view, gpu)
         return f"shared by {holders(whole)}" if shared is None else _shared(shared, whole)
-    text = _slices_text(gpu, slices) if gpu.mig_enabled else "in use" if gpu.all_processes else "free"
+    # A slice is promised before the mode of its GPU has changed.
+    cut = gpu.mig_enabled or any(each.state == "preparing" for each in slices)
+    text = _slices_text(gpu, slices) if cut else "in use" if gpu.all_processes else "free"
     return f"{text}; being changed" if gpu.uuid in view.changing else text
 
 

@@ -18,8 +18,8 @@ class SliceRow(NamedTuple):
     """A GPU instance, or a slot that is promised and has none.
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no
-    instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` tells whether Tranche made it. `shared`
-    says how, where several may hold parts of it.
+    instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` tells whether Tranche made it, or
+    is about to. `shared` says how, where several may hold parts of it.
     """
 
     key: InstanceKey
@@ -49,7 +49,8 @@ def slices_on(view: NodeView, gpu: GpuState) -> tuple[SliceRow, ...]:
         instance, account = present.get(key), here.shared.get(key)
         shared = None if account is None else shared_device(gpu, key, account)
         state = _promised_state(holders, instance)
-        found.append(SliceRow(key, state, key in view.owned, instance, holders, shared))
+        ours = key in view.owned or (instance is None and state == "preparing")
+        found.append(SliceRow(key, state, ours, instance, holders, shared))
     for state, instances in (("in use", here.in_use), ("idle", here.idle)):
         found += [SliceRow(gpu.key(each), state, gpu.key(each) in view.owned, each) for each in instances]
     return tuple(sorted(found, key=lambda each: each.placement))

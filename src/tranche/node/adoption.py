@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request
+from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
 from tranche.node.session import process_command
+from tranche.planning.share_costs import CONTEXT_MEMORY
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -58,7 +60,7 @@ def shares_of_processes(
     return tuple(
         Allocation(
             name,
-            nearest_request(grants),
+            _likely_request(grants),
             grants,
             Phase.ACTIVE,
             now,
@@ -67,6 +69,14 @@ def shares_of_processes(
         )
         for name, (process, grants, key) in sorted(found.items())
     )
+
+
+def _likely_request(grants: tuple[Grant, ...]) -> Request:
+    """What was probably asked for: of a part the memory without CUDA's context, which whoever names an amount gets on top."""
+    request, first = nearest_request(grants), grants[0]
+    if not isinstance(first, Part) or first.memory <= CONTEXT_MEMORY[first.sharing]:
+        return request
+    return replace(request, demand=GpuMemory(first.memory - CONTEXT_MEMORY[first.sharing]))
 
 
 def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
