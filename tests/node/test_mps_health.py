@@ -7,14 +7,14 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from tests.local.test_parts import admit, part_of
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
-from tests.node.test_mps_daemons import GIB, cut, nothing_left, only, place_of, share, short, start, t4
+from tests.node.test_mps_daemons import GIB, asked, cut, nothing_left, only, place_of, share, short, start, t4
 from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
 from tranche.core.events import DaemonFault, EventKind
@@ -243,3 +243,45 @@ def test_a_server_that_died_and_does_not_start_again_lets_nobody_in(t4: Node) ->
         with pytest.raises(GpuBusy, match="refused a client"):
             ask_for_part(host)
         assert held(host) == [first.allocation.id]
+
+
+# Whoever comes to its socket can set its limits
+
+
+@isolated
+@pytest.mark.parametrize(
+    "command",
+    [
+        "set_device_pinned_mem_limit {server} 0 15G",
+        "set_device_pinned_mem_limit {server} 0 400M",
+        "set_default_device_pinned_mem_limit 0 15G",
+        "set_active_thread_percentage {server} 10",
+        "set_default_active_thread_percentage 10",
+    ],
+)
+def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed(t4: Node, command: str) -> None:
+    with t4.host() as host:
+        first = admit(host, part_of(host))
+        (server,) = asked(host, "get_server_list").split()
+        asked(host, command.format(server=server))
+        with suppress(GpuBusy):
+            ask_for_part(host)
+        assert held(host) == [first.allocation.id]
+        assert "its limits were changed by somebody" in fenced(only(host), None)
+        assert len(faults(host)) == 1
+        host.release(first.allocation.id, why="it ended")
+        host.view()
+        nothing_left(t4, host)
+
+
+@isolated
+def test_an_idle_daemon_whose_limits_somebody_has_changed_is_replaced(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        (before,) = host.daemons.records.all()
+        asked(host, "set_default_device_pinned_mem_limit 0 15G")
+        ask_for_part(host)
+        (now,) = host.daemons.records.all()
+        assert now.pid != before.pid
+        assert fenced(only(host), None) == ""
+        assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "3G"

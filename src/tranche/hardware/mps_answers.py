@@ -56,6 +56,15 @@ def read_limit(answer: str) -> LimitAnswer | None:
     return None if found is None else LimitAnswer(int(found[1]), _UNITS[found[2].upper()])
 
 
+def read_percentage(answer: str) -> float | None:
+    """The part of a device's compute that clients may use, in percent, by the last line; None when it names none."""
+    words = answer.split()
+    try:
+        return float(words[-1].removesuffix("%")) if words else None
+    except ValueError:
+        return None
+
+
 def read_terminated(answer: str) -> bool:
     """Whether a client's termination is said to have succeeded: as 0, or by the name of CUDA's success."""
     words = answer.split()

@@ -75,7 +75,7 @@ class DaemonCare:
         """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
 
         What fails is said in an event, and tried again after a while. `session` names this process in the journal. Where the
-        view is of the `whole` machine, the daemons of devices that are not in it end too. Those that are shared are asked how
+        view is of the `whole` machine, the daemons of devices that are not in it end too. Those that do not end are asked how
         they are, for `seconds` at most.
         """
         for group in self._groups.left([each.id for each in view.allocations]):
@@ -90,9 +90,16 @@ class DaemonCare:
         shared = shared_by_mps(view.allocations)
         self._note_lost(view, working)
         patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
-        self._daemons.health.look([each for each in known if each.key in shared], patience)
+
+        def due_now() -> list[DaemonRecord]:
+            now = {each.key: each for each in self._daemons.records.all()}
+            idle = [now.get(each.key, each) for each in known if each.key not in shared]
+            return [each for each in idle if is_due(each, self._daemons.records, self._clock())]
+
+        ending = {each.key for each in due_now()}
+        self._daemons.health.look([each for each in known if each.key not in ending], patience)
         told = self._tell(known)
-        due = [each for each in known if each.key not in shared and is_due(each, self._daemons.records, self._clock())]
+        due = due_now()
         gpus = {gpu.uuid: gpu for gpu in view.node}
         for record in due:
             gpu = gpus.get(record.gpu_uuid)

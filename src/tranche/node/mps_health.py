@@ -24,6 +24,7 @@ LOOK_SECONDS = 5.0
 JOIN_SECONDS = 10.0
 """A client waits so long for a server that runs, which takes milliseconds as well; then the server counts as wedged."""
 _DRAIN_SECONDS = 30.0
+_CHANGED = "its limits were changed by somebody"
 UNTIL = "; a new one starts when all who share the device have ended"
 
 
@@ -35,7 +36,10 @@ class MpsHealth:
         self._process = process
 
     def look(self, records: Sequence[DaemonRecord], seconds: float = LOOK_SECONDS) -> None:
-        """Ask all of these daemons at once how their servers are, and write down what has changed."""
+        """Ask all of these daemons at once how their servers are and what limits they keep, and write down what has changed.
+
+        Nobody may be setting limits meanwhile.
+        """
         asked = [each for each in records if _worth_asking(each) and not self._lost(each)]
         if len(asked) <= 1:
             said = [self._fault(each, seconds) for each in asked]
@@ -45,7 +49,9 @@ class MpsHealth:
             with ThreadPoolExecutor(len(asked), thread_name_prefix="mps") as pool:
                 said = list(pool.map(lambda record: self._fault(record, seconds), asked))
         for record, fault in zip(asked, said, strict=True):
-            if fault != record.fault:
+            if fault.startswith(_CHANGED):
+                self.fence(record, fault)
+            elif fault != record.fault:
                 self._records.write(record._replace(fault=fault))
 
     def _lost(self, record: DaemonRecord) -> bool:
@@ -61,12 +67,15 @@ class MpsHealth:
         control = self._process(record.device_uuid).control
         deadline = time.monotonic() + seconds
 
-        def status(server: int) -> ServerStatus:
-            return control.server_status(server, seconds=max(0.1, deadline - time.monotonic()))
+        def left() -> float:
+            return max(0.1, deadline - time.monotonic())
 
         try:
-            if any(status(server) is ServerStatus.FAULT for server in control.servers(seconds=seconds)):
+            servers = control.servers(seconds=seconds)
+            if any(control.server_status(server, seconds=left()) is ServerStatus.FAULT for server in servers):
                 return "a fault of one program ended all that share it, and its server is in state FAULT until they are gone"
+            if changed := control.changed(record.limit, servers, seconds=left()):
+                return f"{_CHANGED}: {changed}"
         except MpsFailed:
             return "" if record.halted else "it does not say how its server is"
         return ""
