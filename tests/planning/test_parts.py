@@ -32,7 +32,7 @@ from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.core.sharing import Sharing, SharingMeans
-from tranche.core.state import DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
+from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.share_costs import CONTEXT_MEMORY, RESERVED_MEMORY, capacity
 from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
@@ -435,3 +435,25 @@ def test_a_node_that_was_not_asked_shares_nothing() -> None:
     view = NodeView(NodeState((uncuttable_gpu(),)))
     with pytest.raises(SharingUnavailable):
         decide(view, parse_request(gpu="0.2", isolation="any"))
+
+
+@pytest.mark.parametrize("options", [{"gpus": "1"}, {"gpu_memory": "4G"}], ids=["whole", "part"])
+def test_nothing_is_given_of_a_gpu_that_an_administrator_has_prohibited(options: dict[str, str]) -> None:
+    closed = replace(uncuttable_gpu(), compute_mode=ComputeMode.PROHIBITED)
+    request = parse_request(**options)
+    decision = decide(machine(closed), request)
+    assert isinstance(decision, Waiting)
+    assert "PROHIBITED" in decision.reasons[0]
+    given = decide(machine(closed, uncuttable_gpu(1)), request)
+    assert isinstance(given, Granted)
+    assert [each.gpu_uuid for each in given.grants] == [uncuttable_gpu(1).uuid]
+
+
+def test_nobody_joins_others_on_a_gpu_that_is_prohibited_meanwhile() -> None:
+    request = parse_request(gpu_memory="4G")
+    view, _ = served(machine(uncuttable_gpu()), request)
+    (gpu,) = view.node.gpus
+    closed = replace(view.node, gpus=(replace(gpu, compute_mode=ComputeMode.PROHIBITED),))
+    decision = decide(replace(view, node=closed), request)
+    assert isinstance(decision, Waiting)
+    assert "PROHIBITED" in decision.reasons[0]

@@ -202,6 +202,11 @@ class GpuState:
         return self.mode is MigMode.ENABLED
 
     @property
+    def prohibited(self) -> bool:
+        """Whether its compute mode lets no program use the uncut GPU."""
+        return not self.mig_enabled and self.compute_mode is ComputeMode.PROHIBITED
+
+    @property
     def mode_pending(self) -> bool:
         """Whether an accepted change of MIG mode waits for a reset."""
         return self.mode is not self.pending_mode

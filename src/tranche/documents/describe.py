@@ -128,8 +128,14 @@ def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole
         return f"shared by {holders(whole)}" if shared is None else _shared(shared, whole)
     # A slice is promised before the mode of its GPU has changed.
     cut = gpu.mig_enabled or any(each.state == "preparing" for each in slices)
-    text = _slices_text(gpu, slices) if cut else "in use" if gpu.all_processes else "free"
+    text = _slices_text(gpu, slices) if cut else _uncut_text(gpu)
     return f"{text}; being changed" if gpu.uuid in view.changing else text
+
+
+def _uncut_text(gpu: GpuState) -> str:
+    if gpu.prohibited:
+        return "compute mode PROHIBITED: no program can use it"
+    return "in use" if gpu.all_processes else "free"
 
 
 def slice_state(each: SliceRow) -> str:

@@ -21,12 +21,13 @@ from tranche.core.fences import fenced
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
-from tranche.core.state import ComputeMode, GpuState, NodeState
+from tranche.core.state import ComputeMode, DaemonState, GpuState, NodeState
 from tranche.node import chronicle, records
 from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
 from tranche.node.session import Places
 from tranche.node.state_folder import try_file, try_state_folder
+from tranche.planning.options import PROHIBITED
 
 
 class Status(StrEnum):
@@ -190,6 +191,16 @@ def check_daemons(node: NodeState) -> Iterator[Finding]:
             if why := fenced(gpu, daemon.slot):
                 hint = "end those who share the device: a new daemon starts then; see: tranche ps"
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
+        served = gpu.daemon_of(None)
+        if gpu.prohibited:
+            hint = "if nobody wants that any more, put it back with: nvidia-smi -i N -c DEFAULT"
+            yield Finding("mps", Status.WARN, PROHIBITED, hint, gpu.index)
+        elif served is not None and served.state is DaemonState.READY and gpu.compute_mode is ComputeMode.DEFAULT:
+            text = (
+                "shared by MPS, and somebody has set its compute mode to DEFAULT: programs that leave MPS have no limit"
+            )
+            hint = "put it back with: nvidia-smi -i N -c EXCLUSIVE_PROCESS"
+            yield Finding("mps", Status.WARN, text, hint, gpu.index)
         if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
             text = "compute mode EXCLUSIVE_PROCESS, and no MPS daemon of Tranche's: one program at a time gets the GPU"
             hint = "if nobody chose it, put it back with: nvidia-smi -i N -c DEFAULT"

@@ -17,6 +17,9 @@ from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, Se
 from tranche.planning.tables import Shape, arrangeable
 from tranche.planning.tenancy import Tenancy, occupant
 
+PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
+"""Tranche leaves that mode alone: it is an administrator's word."""
+
 
 class Effort(IntEnum):
     """What an option does to the GPU, cheapest first."""
@@ -143,6 +146,8 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
         ids = tuple(each.id for each in tenancy.whole)
         how = "shared" if None in tenancy.shared else "held whole"
         return obstacle(gpu, Reason.GPU_BUSY, f"{how} by {', '.join(ids)}", allocation_ids=ids)
+    if gpu.prohibited:
+        return obstacle(gpu, Reason.GPU_BUSY, PROHIBITED)
     if gpu.mode_pending:
         ids = tuple(each.id for each in tenancy.allocations)
         return obstacle(

@@ -14,6 +14,7 @@ from tranche.core.state import GpuState
 from tranche.planning.candidates import plain_profiles
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import (
+    PROHIBITED,
     Effort,
     Freedom,
     Option,
@@ -126,6 +127,8 @@ def _full(
         return busy(
             f"shared by {', '.join(ids)}, and somebody has turned MIG mode on: no other share is given beside them"
         )
+    if device.slot is None and gpu.prohibited:
+        return busy(PROHIBITED)
     if way is None:
         return busy(f"{where}shared by {account.sharing.for_people}, which the request does not accept")
     if account.sharing is Sharing.MPS and (text := fenced(gpu, device.slot)):

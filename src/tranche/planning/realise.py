@@ -21,7 +21,7 @@ from tranche.planning.daemons import with_daemons
 from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.gpu_users import holder_text
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.options import Freedom, gpu_blocked, in_the_way, mode_steps, reusable, uncut_steps
+from tranche.planning.options import PROHIBITED, Freedom, gpu_blocked, in_the_way, mode_steps, reusable, uncut_steps
 from tranche.planning.part_options import room_left
 from tranche.planning.part_wish import PartWay, PartWish
 from tranche.planning.plan import Plan
@@ -182,6 +182,8 @@ def _part_steps(view: NodeView, found: Tenancy, part: Part) -> tuple[Step, ...] 
     if why := GpuRules(means=view.node.sharing).why_not(part.sharing, gpu):
         text = f"{_named(device)} cannot be shared by {part.sharing.for_people}: {why}"
         return obstacle(gpu, Reason.SHARING_UNAVAILABLE, text)
+    if isinstance(device, WholeGpu) and gpu.prohibited:
+        return obstacle(gpu, Reason.GPU_BUSY, PROHIBITED)
     account = found.shared.get(device.slot)
     steps: tuple[Step, ...] | Obstacle = ()
     if account is None:

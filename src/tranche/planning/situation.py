@@ -118,7 +118,7 @@ def _shared(here: Tenancy) -> tuple[object, ...]:
         (None if slot is None else _slice(gpu, slot), account, fenced(gpu, slot))
         for slot, account in here.shared.items()
     )
-    return (gpu.lost, gpu.mode_pending, devices)
+    return (gpu.lost, gpu.mode_pending, gpu.prohibited, devices)
 
 
 def _slice(gpu: GpuState, slot: InstanceKey) -> tuple[object, ...]:
