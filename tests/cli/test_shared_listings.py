@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import click
+
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu, view_of
+from tranche.cli.overview import overview
 from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
@@ -68,6 +71,8 @@ def test_a_slice_of_a_gpu_whose_mode_still_changes_is_being_prepared_and_is_tran
     assert [(row.state, row.owned) for row in rows] == [("preparing", True)]
     assert describe.slice_state(rows[0]) == "preparing for a-0"
     assert describe.gpu_state(view, uncut, rows, ()) == "1 slice: 1 preparing; room for 1x3g.20gb"
+    (line,) = [each for each in overview(view, (), 0.0) if each.startswith("GPU 0")]
+    assert click.unstyle(line).split()[2] == "▒▒▒▒····"
 
 
 def test_what_one_alone_has_is_not_shared() -> None:
@@ -77,6 +82,15 @@ def test_what_one_alone_has_is_not_shared() -> None:
     (row,) = slices_on(view_of(CUT, allocations=allocations(INSIDE)), CUT)
     assert describe.slice_state(row) == "held by a-0"
     assert row.shared is None
+
+
+def test_a_ceiling_of_compute_is_of_the_device_that_the_share_is_of() -> None:
+    inside, uncut = allocations(
+        Part(INSIDE, 4 * GIB, Sharing.MPS, compute=20), Part(WholeGpu(T4.uuid), GIB, Sharing.MPS, compute=30)
+    )
+    node = view_of(CUT).node
+    assert describe.grants(inside, node).endswith("4 GiB of 3g.20gb at 0:4, at most 20 % of its compute")
+    assert describe.grants(uncut, view_of(T4).node) == "GPU 0: 1 GiB, at most 30 % of its compute"
 
 
 def test_the_fence_of_an_allocation_has_its_walls_unless_it_is_hard() -> None:

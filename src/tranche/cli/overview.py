@@ -53,7 +53,7 @@ def _cells(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...]) -> list[
     count = gpu.memory_slices or _UNCUT_CELLS
     if gpu.lost:
         return [_MISSING] * count
-    if not gpu.mig_enabled:
+    if not gpu.mig_enabled and all(each.state != "preparing" for each in slices):
         if whole_holders(view, gpu):
             return [_BLOCKS["held"]] * count
         return [_BLOCKS["in use"] if gpu.all_processes else _FREE] * count

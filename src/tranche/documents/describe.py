@@ -44,7 +44,7 @@ def local_time(seconds: float) -> str:
 
 
 def grant(given: Grant, node: NodeState) -> str:
-    """One piece of what was given: `GPU 3 whole`, `GPU 0: 1g.5gb at 2:1`."""
+    """One piece of what was given: `GPU 3 whole`, `GPU 0: 1g.5gb at 2:1`. The ceiling of a part is of the device named."""
     where = _label(given.gpu_uuid, node)
     match given:
         case WholeGpu():
@@ -56,7 +56,8 @@ def grant(given: Grant, node: NodeState) -> str:
         case Part():
             amount = format_memory(given.memory)
             inside = "" if given.slot is None else f" of {given.slot.profile} at {given.slot.placement}"
-            return f"{where}: {amount}{inside}"
+            ceiling = "" if given.compute is None else f", at most {given.compute} % of its compute"
+            return f"{where}: {amount}{inside}{ceiling}"
 
 
 def grants(allocation: Allocation, node: NodeState) -> str:
