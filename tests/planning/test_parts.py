@@ -457,3 +457,11 @@ def test_nobody_joins_others_on_a_gpu_that_is_prohibited_meanwhile() -> None:
     decision = decide(replace(view, node=closed), request)
     assert isinstance(decision, Waiting)
     assert "PROHIBITED" in decision.reasons[0]
+
+
+@pytest.mark.parametrize("share", ["0.0001", "0.01", "0.02"])
+def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(share: str) -> None:
+    view = machine(uncuttable_gpu())
+    with pytest.raises(SharingUnavailable, match=r"a smaller share than 0\.03 of it holds no CUDA context"):
+        decide(view, parse_request(gpu=share))
+    assert isinstance(decide(view, parse_request(gpu="0.03")), Granted)

@@ -85,13 +85,15 @@ def accepted(request: Request) -> tuple[Sharing, ...]:
 
 
 def _way(request: Request, gpu: GpuState, sharing: Sharing) -> PartWay | None:
-    """None when the GPU is too small for it."""
+    """None when the GPU is too small for it, or the share for a CUDA context."""
     room = capacity(sharing, gpu.usable_memory)
     match request.demand:
         case GpuMemory(amount):
             memory = _whole_mebibytes(amount + CONTEXT_MEMORY[sharing])
         case GpuShare(share):
             memory = int(share * room) // MIB * MIB
+            if memory <= CONTEXT_MEMORY[sharing]:
+                return None
         case _:
             return None
     return PartWay(sharing, memory) if 0 < memory <= room else None
@@ -112,7 +114,7 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
         return "is shared in slices alone: its policy is sharing=mig"
     if request.limit is not None:
         return "lends no memory beyond what is asked for: nothing here takes it back for whoever it was promised to"
-    refused = [(each, rules.why_not(each, gpu) or _too_large(gpu, each)) for each in accepted(request)]
+    refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
     if request.count > 1:
         refused.append((Sharing.MPS, "one program can use it on one GPU only"))
     ways = " or ".join(f"{sharing.for_people} ({why})" for sharing, why in refused)
@@ -124,6 +126,11 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
     return f"{uncut}; a part of it needs {ways}"
 
 
-def _too_large(gpu: GpuState, sharing: Sharing) -> str:
-    most = capacity(sharing, gpu.usable_memory) - CONTEXT_MEMORY[sharing]
+def _misfit(request: Request, gpu: GpuState, sharing: Sharing) -> str:
+    """Why no part by a mechanism that the GPU has is of the size that is asked for."""
+    room = capacity(sharing, gpu.usable_memory)
+    most = room - CONTEXT_MEMORY[sharing]
+    if isinstance(request.demand, GpuShare) and most > 0:
+        hundredths = 100 * (CONTEXT_MEMORY[sharing] + MIB) // room + 1
+        return f"a smaller share than {hundredths / 100:g} of it holds no CUDA context"
     return f"its parts have at most {format_memory(most)}"
