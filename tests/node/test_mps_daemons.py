@@ -447,6 +447,16 @@ def test_a_compute_mode_that_somebody_sets_meanwhile_stays(t4: Node) -> None:
         nothing_left(t4, host, ComputeMode.PROHIBITED)
 
 
+@isolated
+def test_a_compute_mode_that_somebody_sets_while_the_daemon_ends_stays(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        gpu = only(host)
+        host.driver.set_compute_mode(gpu.uuid, ComputeMode.PROHIBITED)
+        host.daemons.stop(gpu, None, host.driver, time.sleep)
+        nothing_left(t4, host, ComputeMode.PROHIBITED)
+
+
 # They are looked after
 
 

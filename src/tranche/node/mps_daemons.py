@@ -136,8 +136,11 @@ class MpsDaemons:
 
 def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
     """Set the compute mode of before, unless somebody has set another since; VerificationFailed when the GPU does not show it."""
-    if gpu.compute_mode not in (ComputeMode.EXCLUSIVE, None) or gpu.compute_mode is before:
+    ours = (ComputeMode.EXCLUSIVE, None)
+    if gpu.compute_mode not in ours or gpu.compute_mode is before:
         return
+    if driver.observe_gpu(gpu.uuid).compute_mode not in ours:
+        return  # set while the daemon ended, which may take seconds
     driver.set_compute_mode(gpu.uuid, before)
     now = driver.observe_gpu(gpu.uuid).compute_mode
     if now is not before:
