@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ class Churn:
             for _ in range(self.rng.randint(1, 4)):
                 if len(self.alive) < MOST_PODS and self.made < CLAIMS:
                     name = f"c{self.made}"
-                    self.cluster.apply(claiming(name, self.namespace, self.node, self.rng.choice(TEMPLATES)))
+                    self.cluster.apply(self._pod(name))
                     self.made += 1
                     self.alive.append(name)
             if len(self.alive) > MOST_PODS // 2 or (self.alive and self.rng.random() < 0.5):
@@ -61,6 +62,12 @@ class Churn:
                 self.running.pop(name, None)
                 self.alive.remove(name)
                 self.cluster.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false")
+
+    def _pod(self, name: str) -> dict[str, Any]:
+        made = claiming(name, self.namespace, self.node, self.rng.choice(TEMPLATES))
+        # A container that is being made when containerd is killed is made anew by the kubelet, where its pod says so.
+        made["spec"]["restartPolicy"] = "Always"
+        return made
 
     def look(self) -> None:
         """Who ran still runs, in the same container."""
@@ -71,7 +78,6 @@ class Churn:
                     continue
                 assert status["phase"] in ("Pending", "Running"), f"{name}: {status}"
                 for container in status.get("containerStatuses") or ():
-                    # One that had not begun when containerd was killed is made anew, and has harmed nobody.
                     if "running" in container["state"]:
                         before = self.running.setdefault(name, container["containerID"])
                         assert before == container["containerID"], f"{name} was begun anew"
@@ -102,10 +108,11 @@ def test_claims_survive_the_death_of_whatever_keeps_them(
         )
         outages = Outages(cluster, p4d, agent)
         churn = Churn(cluster, p4d, namespace, rng)
+        parts = cycle(rng.sample(PARTS, len(PARTS)))
         while killed.total() < KILLS or churn.made < CLAIMS:
             churn.step()
             if killed.total() * CLAIMS <= churn.made * KILLS and killed.total() < KILLS:
-                part = rng.choice(PARTS)
+                part = next(parts)
                 time.sleep(rng.uniform(0.0, 2.0))
                 print(f"{time.strftime('%H:%M:%S')} kill {part}, {churn.made} claims so far")
                 outages.kill(part)
