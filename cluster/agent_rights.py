@@ -54,6 +54,12 @@ def write_rights(cluster: Cluster, objects: Sequence[KubeObject]) -> None:
     _written[cluster.folder] = wanted
 
 
+def remove_device_classes(cluster: Cluster) -> None:
+    """Have the cluster hold no DeviceClass; the next agent that serves claims brings its own again."""
+    cluster.kubectl("delete", "deviceclasses", "--all")
+    forget_rights(cluster)
+
+
 def forget_rights(cluster: Cluster) -> None:
     """Whoever has changed such objects in another way says so: the next agent gets all of them anew."""
     _written.pop(cluster.folder, None)

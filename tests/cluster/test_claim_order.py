@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cluster.agent_rights import remove_device_classes
 from cluster.cluster import Cluster
 from cluster.paper_nodes import NODES, add_paper_node, claim, pod_with_claim, publish_on_paper
 from cluster.waiting import wait_for
@@ -79,6 +80,8 @@ def claimants(cluster: Cluster, namespace: str) -> Iterator[Claimants]:
     view = view_of(*(gpu_on(board, index, mode=MigMode.DISABLED) for index in range(8)))
     view = replace(view, node=replace(view.node, sharing=means, driver_version="580.65.06", cuda_version=(13, 0)))
     try:
+        # A kubelet keeps the slices of an agent that has just ended for half a minute.
+        cluster.kubectl("delete", "resourceslices", "--all")
         cluster.apply(*classes)
         publish_on_paper(cluster.api, NODE, add_paper_node(cluster.api, NODE), view)
         yield Claimants(cluster, namespace)
@@ -86,7 +89,7 @@ def claimants(cluster: Cluster, namespace: str) -> Iterator[Claimants]:
         cluster.kubectl("delete", "pods,resourceclaims", "--all", "--namespace", namespace, "--force")
         cluster.kubectl("delete", "resourceslices", "--all")
         cluster.api.delete(f"{NODES}/{NODE}")
-        cluster.kubectl("delete", "deviceclasses", "--all")
+        remove_device_classes(cluster)
 
 
 @pytest.mark.timeout(1200)

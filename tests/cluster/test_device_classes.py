@@ -6,7 +6,7 @@ import json
 import subprocess
 
 import pytest
-from cluster.agent_rights import ACCOUNT, NAMESPACE, install_rights, write_rights
+from cluster.agent_rights import ACCOUNT, NAMESPACE, install_rights, remove_device_classes, write_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
@@ -27,7 +27,7 @@ def test_the_api_server_keeps_every_class_with_its_expression_and_its_resource(c
         }
         assert kept == {item["metadata"]["name"]: item["spec"] for item in classes}
     finally:
-        cluster.kubectl("delete", "deviceclasses", "--all")
+        remove_device_classes(cluster)
 
 
 def test_an_agent_writes_slices_of_its_own_node_and_driver_only(cluster: Cluster, p4d: Node) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cluster.agent_rights import remove_device_classes
 from cluster.agents import AgentPod, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
@@ -29,7 +30,7 @@ def dynamic_agent(cluster: Cluster, p4d: Node) -> Iterator[AgentPod]:
     finally:
         set_mode(cluster, p4d, None)
         cluster.kubectl("delete", "resourceslices", "--all")
-        cluster.kubectl("delete", "deviceclasses", "--all")
+        remove_device_classes(cluster)
         p4d.renew_machine()
         install_rights(cluster)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cluster.agent_rights import remove_device_classes
 from cluster.cluster import Cluster
 from cluster.waiting import wait_for
 from release.chart import render
@@ -47,7 +48,7 @@ def classes(cluster: Cluster) -> Iterator[None]:
     made = [item for item in render({"dra": {"enabled": True}}) if item["kind"] == "DeviceClass"]
     cluster.apply(*made)
     yield
-    cluster.kubectl("delete", "deviceclasses", "--all")
+    remove_device_classes(cluster)
 
 
 @pytest.fixture

@@ -187,8 +187,19 @@ def sees_processes_of(namespace: int) -> bool:
 
 
 def sees_every_process() -> bool:
-    """Whether this process sees all of the machine. False as well where the kernel does not tell."""
-    return _own_process_table() and pid_namespace() == _FIRST_PID_NAMESPACE
+    """Whether this process sees all of the machine. False as well where the kernel does not tell.
+
+    Where systemd is the first process of a PID namespace, the namespace is a machine in a container: its kubelet and its pods are
+    in it.
+    """
+    return _own_process_table() and (pid_namespace() == _FIRST_PID_NAMESPACE or _first_process() == "systemd")
+
+
+def _first_process() -> str:
+    try:
+        return Path("/proc/1/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _own_process_table() -> bool:
