@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -13,6 +11,7 @@ from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
+from tranche.local.side_thread import beside
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 _AGAIN = "run the command again"
@@ -40,20 +39,8 @@ def watching_limits(allocation: Allocation, records: DaemonRecords, lost: Callab
             if daemon.state not in (DaemonState.READY, DaemonState.FAULT):
                 raise _died(daemon)
             watched.append(descriptor)
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, reading)
-        thread = threading.Thread(target=_watch, args=(watched, reading, lost), name="limits", daemon=True)
-        # The thread takes no signal: those of the terminal are for the command.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        try:
+        with beside("limits", lambda ended: _watch(watched, ended, lost)):
             yield
-        finally:
-            os.close(writing)
-            thread.join()
 
 
 def _daemons(allocation: Allocation, records: DaemonRecords) -> list[DaemonRecord]:

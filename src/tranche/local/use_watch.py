@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from tranche.core.allocation import Allocation, Part
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
+from tranche.local.side_thread import beside
 from tranche.node.overdrawn import excess
 
 _LOOK_SECONDS = 5.0
@@ -29,11 +27,10 @@ def watching_use(
     if not parts:
         yield
         return
-    reading, writing = os.pipe2(os.O_CLOEXEC)
 
-    def watch() -> None:
+    def watch(ended: int) -> None:
         poll = select.poll()
-        poll.register(reading, select.POLLIN)
+        poll.register(ended, select.POLLIN)
         while not poll.poll(_LOOK_SECONDS * 1000):
             with suppress(Exception):  # a look that fails must not end the command, and is made again
                 for part in parts:
@@ -41,16 +38,5 @@ def watching_use(
                         above(part, used)
                         return
 
-    thread = threading.Thread(target=watch, name="use", daemon=True)
-    # The thread takes no signal: those of the terminal are for the command.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
+    with beside("use", watch):
         yield
-    finally:
-        os.close(writing)
-        thread.join()
-        os.close(reading)
