@@ -27,7 +27,7 @@ demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in sli
 # Getting a cluster's programs takes minutes the first time; where no cluster can run, the last lines of the tests say so.
 test: check      ## every check and every test
 	-@$(BIN)/python -m cluster prepare >/dev/null
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --durations=40 --durations-min=5
 
 check: $(STAMP) $(DEPLOY)  ## format, lint, types, layers; chart, rules, examples
 	$(BIN)/ruff format --check .

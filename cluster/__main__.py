@@ -18,7 +18,7 @@ from cluster import control_plane
 from cluster import node as node_module
 from cluster.agent_image import give_image
 from cluster.chart_values import simulated_machines
-from cluster.cluster import Cluster, prepare_machine, remove_cluster
+from cluster.cluster import Cluster, owned_by, prepare_machine, remove_cluster
 from cluster.errors import ClusterError
 from cluster.host import cluster_directories
 from cluster.record import load_record
@@ -46,7 +46,14 @@ def command() -> None:
     show_default=True,
     help="Factor for how long the simulated driver's operations take.",
 )
-def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
+@click.option(
+    "--owner",
+    type=click.IntRange(min=1),
+    metavar="PID",
+    envvar="TRANCHE_CLUSTER_OWNER",
+    help="The process that a new cluster must not outlive: tests remove what is left of it afterwards.",
+)
+def up(name: str, nodes: tuple[str, ...], time_scale: float, owner: int | None) -> None:
     """Bring a cluster up, or what is down of one that exists. Prints the line that lets a shell find it.
 
     A node without a machine (`NAME=`) has no GPUs.
@@ -61,7 +68,8 @@ def up(name: str, nodes: tuple[str, ...], time_scale: float) -> None:
                 cluster.add_node(node, machine)
                 _say(f"node {node} is Ready")
     else:
-        cluster = Cluster.create(name, wanted, time_scale=time_scale, say=_say)
+        process = owned_by(owner) if owner else None
+        cluster = Cluster.create(name, wanted, time_scale=time_scale, owner=process, say=_say)
     _say(give_image(cluster.nodes, made_image()))
     _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; a shell uses it after")
     click.echo(_shell_line(cluster))

@@ -244,8 +244,20 @@ def remove_leftovers() -> list[str]:
 
 
 def this_process() -> tuple[int, int]:
-    """Pid and start time of this process, as an owner."""
-    return os.getpid(), _start_time(os.getpid())
+    """This process as an owner."""
+    return owned_by(os.getpid())
+
+
+def owned_by(pid: int) -> tuple[int, int]:
+    """Pid and start time of a process, as an owner.
+
+    Raises:
+        ClusterError: there is no such process.
+    """
+    try:
+        return pid, _start_time(pid)
+    except OSError:
+        raise ClusterError(f"no process {pid} that could own a cluster", hint="name one that runs") from None
 
 
 def _remove_parts(name: str, folder: Path) -> None:

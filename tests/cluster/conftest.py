@@ -27,14 +27,19 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def suitable_machine() -> None:
-    """A machine that a cluster can run on: what is missing is installed or built. Tests are skipped where that cannot be."""
+def suitable_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A machine that a cluster can run on, without what tests that were killed have left: what is missing is installed or built.
+
+    Tests are skipped where that cannot be.
+    """
     try:
         prepare_machine(_say)
     except UnsuitableMachine as error:
         pytest.skip(error.message)
     if reason := why_no_helm():
         pytest.skip(reason)
+    with FileLock(tmp_path_factory.getbasetemp().parent / "leftovers.lock"):
+        remove_leftovers()
 
 
 @pytest.fixture
@@ -52,7 +57,6 @@ def cluster(suitable_machine: None, agent_image: MadeImage) -> Iterator[Cluster]
     if running:
         yield Cluster.open(running)
         return
-    remove_leftovers()
     name = f"test-{os.getpid()}"
     try:
         yield Cluster.create(name, {}, time_scale=_TIME_SCALE, owner=this_process(), say=_say)

@@ -28,6 +28,7 @@ def test_a_guide_does_what_it_says(suitable_machine: None, own_cluster: None, pa
     before = MachineState.now("dev")
     sessions = list(console_sessions((ROOT / "docs" / "guides" / f"{page}.md").read_text()))
     environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    environment["TRANCHE_CLUSTER_OWNER"] = str(os.getpid())
     try:
         outputs = run_sessions(sessions, folder=ROOT, environment=environment)
         assert not any(folder.name == "dev" for folder in cluster_directories())

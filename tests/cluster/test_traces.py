@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cluster.addresses import has_address, node_address
 from cluster.agents import agent_on
-from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from cluster.cluster import Cluster, owned_by, remove_cluster, remove_leftovers, this_process
 from cluster.errors import ClusterError
 from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
 from cluster.node_layouts import label, wait_for_slices
@@ -178,6 +178,13 @@ def test_a_cluster_does_not_outlive_its_owner_for_long(own_root: Path) -> None:
     assert remove_leftovers() == [_OWN_NAME]
 
     assert not own_root.exists()
+
+
+def test_a_process_that_is_not_there_owns_no_cluster(own_root: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    with pytest.raises(ClusterError, match=f"no process {ended.pid}"):
+        owned_by(ended.pid)
 
 
 @contextmanager
