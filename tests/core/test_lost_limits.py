@@ -42,6 +42,12 @@ def test_a_part_is_limited_for_as_long_as_its_daemon_lives(state: DaemonState | 
     assert found.grants[0].isolation is isolation
 
 
+def test_a_part_is_unlimited_when_its_daemon_was_told_other_limits() -> None:
+    daemon = MpsDaemon(None, T4.uuid, DaemonState.FAULT, 3 * GIB, limits_changed=True)
+    (found,) = with_lost_limits((allocation(PART),), NodeState((replace(T4, daemons=(daemon,)),)))
+    assert found.grants[0].isolation is Isolation.NONE
+
+
 @pytest.mark.parametrize(
     "kept",
     [

@@ -193,10 +193,17 @@ def test_a_watch_tells_at_once_that_the_daemon_has_died(t4: Node) -> None:
     with t4.host() as host:
         held = admit(host, part_of(host))
         lost = threading.Event()
-        with watching_limits(held.allocation, host.daemons.records, lost.set):
+        said: list[str] = []
+
+        def told(why: str) -> None:
+            said.append(why)
+            lost.set()
+
+        with watching_limits(held.allocation, host.daemons.records, told):
             pid = host.daemons.records.all()[0].pid
             os.kill(pid, signal.SIGKILL)
             assert lost.wait(60)
+        assert said == ["the MPS daemon of this share has died"]
 
 
 @isolated
@@ -206,7 +213,7 @@ def test_nothing_begins_without_the_daemon_that_keeps_its_limits(t4: Node) -> No
         (record,) = host.daemons.records.all()
 
         def begin() -> None:
-            with watching_limits(held.allocation, host.daemons.records, lambda: None):
+            with watching_limits(held.allocation, host.daemons.records, lambda why: None):
                 pytest.fail("the command began")
 
         # The pid is another process's now.

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.metrics.strategies import NOW, node_facts
-from tests.strategies import gpu_on, instance_of, view_of
-from tranche.core.allocation import Allocation, ComputeSlice, NodeView, Phase, Slice, WholeGpu
+from tests.strategies import gpu_on, instance_of, uncuttable_gpu, view_of
+from tranche.core.allocation import Allocation, ComputeSlice, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.readings import Activity, GpuReading, SliceReading
 from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, MigMode, NodeState
 from tranche.metrics import catalogue, dcgm
 from tranche.metrics.exposition import openmetrics_text, textfile_text
@@ -48,6 +49,20 @@ def test_every_sample_has_its_familys_labels_and_stands_once(facts: NodeFacts) -
         assert sample.labels.keys() == set(sample.family.labels), sample
     assert max(Counter((each.family, *sorted(each.labels.items())) for each in samples).values()) == 1
     assert {each.family for each in samples} <= set(families)
+
+
+def test_shares_whose_limits_are_lost_are_counted_for_their_device() -> None:
+    gpu = uncuttable_gpu()
+    turns = Part(WholeGpu(gpu.uuid), 1, Sharing.TIME_SLICING)
+    for kept, lost in ((2, 0), (1, 2), (0, 0)):
+        part = Part(WholeGpu(gpu.uuid), 1, Sharing.MPS)
+        grants = [part] * kept + [replace(part, unlimited=True)] * lost + [turns]
+        held = [
+            Allocation(str(n), Request(WholeGpus(1)), (grant,), Phase.ACTIVE, 1.0) for n, grant in enumerate(grants)
+        ]
+        view = NodeView(NodeState((gpu,)), tuple(held))
+        found = of(node_samples(NodeFacts(now=NOW, version="1", view=view, view_age=0.0)), catalogue.SHARES_UNLIMITED)
+        assert [(each.value, each.labels["mig_uuid"]) for each in found] == ([(lost, "")] if kept else [])
 
 
 @few

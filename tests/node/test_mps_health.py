@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,10 @@ from tranche.core.keeper import PodKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
-from tranche.node import mps_health
+from tranche.local import limits_watch
+from tranche.local.limits_watch import watching_limits
+from tranche.local.run import limits_changed
+from tranche.node import mps_health, register
 from tranche.node.host import Host
 from tranche.node.session import process_stopped
 from tranche.planning.allocate import Granted
@@ -257,21 +261,88 @@ def test_a_server_that_died_and_does_not_start_again_lets_nobody_in(t4: Node) ->
         "set_default_device_pinned_mem_limit 0 15G",
         "set_active_thread_percentage {server} 10",
         "set_default_active_thread_percentage 10",
+        "set_device_pinned_mem_limit {server} 0 0G",
+        "set_default_device_pinned_mem_limit 0 0G",
+        "set_default_device_pinned_mem_limit {uuid} 15G",
+        "set_device_pinned_mem_limit {server} {uuid} 4G",
+        "set_active_thread_percentage {server} 99.9",
     ],
 )
-def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed(t4: Node, command: str) -> None:
+def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_is_there_is_unlimited(
+    t4: Node, command: str
+) -> None:
     with t4.host() as host:
         first = admit(host, part_of(host))
         (server,) = asked(host, "get_server_list").split()
-        asked(host, command.format(server=server))
+        asked(host, command.format(server=server, uuid=only(host).uuid))
         with suppress(GpuBusy):
             ask_for_part(host)
-        assert held(host) == [first.allocation.id]
+        (left,) = host.view().allocations
+        assert (left.id, left.grants[0].isolation) == (first.allocation.id, Isolation.NONE)
+        with host.ledger.read() as db:
+            assert register.allocations(db)[0].grants == left.grants
+        (lost,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        assert lost.message.startswith("somebody has changed the limits")
         assert "its limits were changed by somebody" in fenced(only(host), None)
         assert len(faults(host)) == 1
         host.release(first.allocation.id, why="it ended")
         host.view()
         nothing_left(t4, host)
+
+
+@isolated
+def test_a_share_that_raises_the_limit_is_no_change_by_somebody(t4: Node) -> None:
+    with t4.host() as host:
+        admit(host, part_of(host))
+        admit(host, part_of(host, 5 * GIB))
+        ask_for_part(host)
+        assert [each.grants[0].isolation for each in host.view(thorough=True).allocations] == [Isolation.SOFT] * 3
+        assert faults(host) == []
+
+
+@isolated
+def test_a_server_that_was_started_anew_has_the_limits_of_servers_to_come(t4: Node) -> None:
+    with t4.host() as host:
+        admit(host, part_of(host))
+        admit(host, part_of(host, 5 * GIB))  # its server has a limit of its own now
+        (record,) = host.daemons.records.all()
+        (server,) = host.daemons.process(record.device_uuid).servers()
+        os.kill(server.pid, signal.SIGKILL)
+        while server.lives:
+            time.sleep(0.01)
+        ask_for_part(host)
+        host.view(thorough=True)
+        assert faults(host) == []
+
+
+@isolated
+@pytest.mark.parametrize("found_by", ["another's decision", "the command's own watch"])
+def test_the_command_of_a_share_is_told_that_its_limits_were_changed(
+    t4: Node, found_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_watch, "_LOOK_SECONDS", 0.05)
+    with t4.host() as host:
+        first = admit(host, part_of(host))
+        told, asks = threading.Event(), found_by == "the command's own watch"
+        said: list[str] = []
+
+        def tell(why: str) -> None:
+            said.append(why)
+            told.set()
+
+        with watching_limits(
+            first.allocation,
+            host.daemons.records,
+            tell,
+            (lambda record: limits_changed(host, record)) if asks else (lambda record: False),
+        ):
+            assert not told.wait(1), said
+            asked(host, "set_default_device_pinned_mem_limit 0 15G")
+            if not asks:
+                host.view(thorough=True)
+            assert told.wait(60)
+        assert said == ["somebody has changed the limits of the MPS daemon of this share"]
+        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
 
 
 @isolated

@@ -90,7 +90,7 @@ def command(
                 cancelled=lambda error: warn(str(error)),
                 left=voice.left,
                 progress=voice.step,
-                unlimited=lambda: warn("the MPS daemon of this share has died: nothing limits its memory any more"),
+                unlimited=lambda why: warn(f"{why}: nothing limits its memory any more"),
                 above=voice.above,
                 kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
             )

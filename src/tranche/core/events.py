@@ -140,7 +140,9 @@ class PlanRecovered:
 
 @dataclass(frozen=True, slots=True)
 class LimitsLost:
-    """The limits of a share are not kept any more, since the daemon that kept them has died; `grants` as they are now."""
+    """The limits of a share are not kept any more, since the daemon that kept them has died, or somebody has told it others;
+    `grants` as they are now.
+    """
 
     kind: ClassVar = EventKind.LIMITS_LOST
     grants: tuple[Grant, ...]

@@ -1,4 +1,6 @@
-"""Limits that are no longer kept: the daemon that kept them has died, and what was promised is not true any more."""
+"""Limits that are no longer kept, so that what was promised is not true any more: the daemon that kept them has died, or somebody
+has told it others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from tranche.core.state import DaemonState, GpuState, NodeState
 
 
 def with_lost_limits(allocations: tuple[Allocation, ...], node: NodeState) -> tuple[Allocation, ...]:
-    """The allocations, where parts whose daemon is gone are unlimited. One that is still prepared waits for its daemon."""
+    """The allocations, where parts whose daemon is gone or keeps other limits are unlimited.
+
+    One that is still prepared waits for its daemon.
+    """
     if not any(_by_mps(grant) for allocation in allocations for grant in allocation.grants):
         return allocations
     gpus = {gpu.uuid: gpu for gpu in node}
@@ -24,11 +29,11 @@ def with_lost_limits(allocations: tuple[Allocation, ...], node: NodeState) -> tu
 
 
 def limits_lost(grant: Grant, gpu: GpuState) -> bool:
-    """Whether the limits of a grant were kept by a daemon that is gone from that GPU, which is the grant's own."""
+    """Whether the limits of a grant were kept by a daemon that is gone from that GPU, the grant's own, or keeps others now."""
     if not _by_mps(grant) or gpu.lost:
         return False
     daemon = gpu.daemon_of(grant.slot)
-    return daemon is None or daemon.state in (DaemonState.LOST, DaemonState.STARTING)
+    return daemon is None or daemon.limits_changed or daemon.state in (DaemonState.LOST, DaemonState.STARTING)
 
 
 def _by_mps(grant: Grant) -> bool:

@@ -31,8 +31,9 @@ class ComputeMode(StrEnum):
 
 
 class DaemonState(StrEnum):
-    """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: it lives and keeps its limits,
-    and whoever comes would be refused or hang: a client's fault, a server that is wedged or stopped. LOST: its process died, and
+    """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: it lives, and
+    whoever comes would be refused or hang, or not be limited: a client's fault, a server that is wedged or stopped, limits that
+    somebody has changed. LOST: its process died, and
     its limits with it. DAMAGED: what was written down of it cannot be read, so nothing can be said of it.
     """
 
@@ -127,6 +128,7 @@ class MpsDaemon:
 
     `limit` is the most that one of its clients may have, in bytes, 0 while it is not known. Without `every_user` it is known to
     serve one user's programs alone: those of others wait without end. `fault` says why nobody is let in, in state FAULT.
+    `limits_changed` says that somebody has set other limits than Tranche's, so that it keeps nobody to his share.
     """
 
     slot: InstanceKey | None
@@ -135,6 +137,7 @@ class MpsDaemon:
     limit: int = 0
     every_user: bool = field(default=True, compare=False)
     fault: str = ""
+    limits_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,10 @@ from tranche.hardware.mps_answers import (
     limit_text,
     read_limit,
     read_numbers,
-    read_percentage,
     read_status,
     read_terminated,
 )
+from tranche.hardware.mps_limits import TO_COME, SaidLimit, SaidLimits, said_limit
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
@@ -33,8 +34,6 @@ _SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
 """A server makes a context on its device first, which takes long where the driver has to wake the GPU up."""
 _GIB: Final = 2**30
-_ALL_COMPUTE: Final = 100
-"""In percent: what a daemon gives every client until somebody says otherwise, which Tranche never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +92,22 @@ class MpsControl:
         for server in self.servers():
             self._set_limit("device_pinned_mem_limit", f"{server} ", memory)
 
-    def changed(self, memory: int, servers: Sequence[int], *, seconds: float = _SECONDS) -> str:
-        """What the daemon says of the limits of clients that is not as Tranche set it, with `memory` bytes; "" when all is.
+    def said_limits(self, device_uuid: str, servers: Sequence[int], *, seconds: float = _SECONDS) -> SaidLimits:
+        """What the daemon says of its limits: of servers to come, and of each that runs."""
+        deadline = time.monotonic() + seconds
 
-        Whoever reaches the socket may set them. What it prints from 1 GiB on is rounded down to whole GiB, and a change within is
-        not seen. No driver was seen to say what a server has that inherited its limit, so a 0 there says nothing.
-        """
-        for name, server in (("default_", ""), *(("", f"{each} ") for each in servers)):
-            said = self.ask(f"get_{name}device_pinned_mem_limit {server}{_ONLY_DEVICE}", seconds=seconds).strip()
-            limit = read_limit(said)
-            if limit is not None and not limit.agrees(memory) and (limit.count or not server):
-                return f"the limit of memory is {said.splitlines()[-1].strip()}, and was set to {limit_text(memory)}"
-            said = self.ask(f"get_{name}active_thread_percentage {server}".strip(), seconds=seconds).strip()
-            share = read_percentage(said)
-            if share is not None and 0 < share < _ALL_COMPUTE:
-                return f"the ceiling of compute is {share:g} %, and none was set"
-        return ""
+        def said(what: str) -> str:
+            return self.ask(f"get_{what}".strip(), seconds=max(0.1, deadline - time.monotonic()))
+
+        def of(kind: str, server: str) -> SaidLimit:
+            memory = f"{kind}device_pinned_mem_limit {server}"
+            return said_limit(
+                said(f"{memory}{_ONLY_DEVICE}"),
+                said(f"{memory}{device_uuid}"),
+                said(f"{kind}active_thread_percentage {server}"),
+            )
+
+        return SaidLimits({TO_COME: of("default_", ""), **{str(each): of("", f"{each} ") for each in servers}})
 
     def terminate_client(self, server: int, client: int, *, seconds: float) -> bool:
         """Drain and end the contexts of a client, which may then be killed; whether the daemon says that it is done.

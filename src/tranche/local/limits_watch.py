@@ -1,4 +1,7 @@
-"""Watches the daemon that keeps a share's limits for as long as the share's command runs: a dead one limits nobody."""
+"""Watches the daemon that keeps a share's limits for as long as the share's command runs.
+
+One that is dead limits nobody, and so does one to which somebody has told other limits.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 
 from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import VerificationFailed
@@ -15,12 +19,21 @@ from tranche.local.side_thread import beside
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 _AGAIN = "run the command again"
+_LOOK_SECONDS = 5.0
+_ASK_EVERY = 6
+"""In looks: to ask a daemon, programs have to be started."""
 
 
 @contextmanager
-def watching_limits(allocation: Allocation, records: DaemonRecords, lost: Callable[[], None]) -> Iterator[None]:
-    """Call `lost`, from another thread, at the moment in which a daemon of the allocation dies within the block.
+def watching_limits(
+    allocation: Allocation,
+    records: DaemonRecords,
+    lost: Callable[[str], None],
+    changed: Callable[[DaemonRecord], bool] = lambda record: record.changed,
+) -> Iterator[None]:
+    """Call `lost`, from another thread and once, when a daemon of the allocation dies within the block, and say so in words.
 
+    The same when somebody has told it other limits, as others have found out, or `changed` says of its present record.
     VerificationFailed when one is dead before the block: nothing may begin there without its limits.
     """
     daemons = _daemons(allocation, records)
@@ -29,6 +42,11 @@ def watching_limits(allocation: Allocation, records: DaemonRecords, lost: Callab
         return
     with ExitStack() as stack:
         watched = []
+
+        def altered(thorough: bool) -> bool:
+            now = [record for each in daemons if (record := records.find(each.gpu_uuid, each.slot)) is not None]
+            return any(record.changed or (thorough and changed(record)) for record in now)
+
         for daemon in daemons:
             try:
                 descriptor = os.pidfd_open(daemon.pid)
@@ -39,7 +57,7 @@ def watching_limits(allocation: Allocation, records: DaemonRecords, lost: Callab
             if daemon.state not in (DaemonState.READY, DaemonState.FAULT):
                 raise _died(daemon)
             watched.append(descriptor)
-        with beside("limits", lambda ended: _watch(watched, ended, lost)):
+        with beside("limits", lambda ended: _watch(watched, ended, lost, altered)):
             yield
 
 
@@ -60,11 +78,19 @@ def _died(daemon: DaemonRecord) -> VerificationFailed:
     )
 
 
-def _watch(daemons: Sequence[int], ended: int, lost: Callable[[], None]) -> None:
+def _watch(daemons: Sequence[int], ended: int, lost: Callable[[str], None], altered: Callable[[bool], bool]) -> None:
     poll = select.poll()
     for descriptor in (*daemons, ended):
         poll.register(descriptor, select.POLLIN)
-    ready = {descriptor for descriptor, _ in poll.poll()}
-    if not ready.isdisjoint(daemons):
-        with suppress(Exception):  # a watch that fails must not end the command
-            lost()
+    for look in count(1):
+        ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
+        why = "" if ready.isdisjoint(daemons) else "the MPS daemon of this share has died"
+        if not ready:
+            with suppress(Exception):  # a look that fails must not end the command, and is made again
+                if altered(look % _ASK_EVERY == 0):
+                    why = "somebody has changed the limits of the MPS daemon of this share"
+        if why:
+            with suppress(Exception):
+                lost(why)
+        if ready or why:
+            return

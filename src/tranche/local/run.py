@@ -26,6 +26,7 @@ from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held
 from tranche.node.host import Host
 from tranche.node.keeping import Remains
+from tranche.node.mps_records import DaemonRecord
 from tranche.node.patience import Patience
 from tranche.node.processes import MARK, Process
 from tranche.planning.allocate import Waiting
@@ -60,7 +61,7 @@ def run(
     cancelled: Callable[[Exception], None] = lambda error: None,
     left: Callable[[Remains], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
-    unlimited: Callable[[], None] = lambda: None,
+    unlimited: Callable[[str], None] = lambda why: None,
     above: Callable[[Part, int], None] = lambda part, used: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
@@ -69,7 +70,8 @@ def run(
     `cancelled` is told when somebody cancels the request while it waits; the code is that of SIGTERM then. The command's code
     is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
     takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
-    daemon dies that keeps the share's limits, `above` when its processes together have more bytes than a part of it.
+    daemon that keeps the share's limits dies or is told others, and why; `above` when its processes together have more bytes than
+    a part of it.
     """
     path = find_command(command[0], environment)
     _refuse_inside(host, environment.get(MARK, ""))
@@ -96,7 +98,12 @@ def run(
                 share = share_environment(held, host.observe_gpu, host.places)
                 granted(held)
                 stack.enter_context(
-                    watching_limits(held.allocation, host.daemons.records, lambda: _limits_lost(host, unlimited))
+                    watching_limits(
+                        held.allocation,
+                        host.daemons.records,
+                        lambda why: _limits_lost(host, lambda: unlimited(why)),
+                        lambda record: limits_changed(host, record),
+                    )
                 )
                 stack.enter_context(
                     watching_use(
@@ -158,6 +165,15 @@ def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
     unlimited()
     with suppress(TrancheError):
         host.view(seconds=_LOST_SECONDS, thorough=True)
+
+
+def limits_changed(host: Host, record: DaemonRecord) -> bool:
+    """Whether somebody has told the daemon other limits: where it seems so, by the word of a decision, as nobody joins then."""
+    if not host.daemons.health.limits_differ(record):
+        return False
+    host.view(seconds=_LOST_SECONDS, thorough=True)
+    now = host.daemons.records.find(record.gpu_uuid, record.slot)
+    return now is not None and now.changed
 
 
 def _give_back(

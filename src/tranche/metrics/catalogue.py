@@ -95,6 +95,13 @@ SHARED_FENCED = MetricFamily(
     ("gpu_uuid", "mig_uuid"),
     "no MPS daemon serves the device",
 )
+SHARES_UNLIMITED = MetricFamily(
+    "tranche_shares_unlimited",
+    _GAUGE,
+    "How many of those who share a GPU or slice have had a limit of memory, and have none now: it is not kept, or was exceeded.",
+    ("gpu_uuid", "mig_uuid"),
+    "nobody shares the device with a limit of memory",
+)
 
 SLICE_STATE = MetricFamily(
     "tranche_slice_state",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tranche.core.allocation import Allocation
+from tranche.core.allocation import Allocation, NodeView, Part
+from tranche.core.devices import device_uuid
 from tranche.core.fences import fenced
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper
 from tranche.core.readings import NOT_MEASURED
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
 from tranche.metrics import catalogue
 from tranche.metrics.devices import MeasuredGpu, MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import AgentFacts, NodeFacts
@@ -48,11 +51,24 @@ def _of_view(facts: NodeFacts) -> Iterator[MetricSample]:
             mig_uuid = "" if daemon.slot is None else daemon.device_uuid
             why = fenced(gpu, daemon.slot)
             yield _sample(catalogue.SHARED_FENCED, int(bool(why)), gpu_uuid=gpu.uuid, mig_uuid=mig_uuid)
+        for mig_uuid, unlimited in _unlimited_shares(view, gpu).items():
+            yield _sample(catalogue.SHARES_UNLIMITED, unlimited, gpu_uuid=gpu.uuid, mig_uuid=mig_uuid)
     readings = {each.gpu_uuid: each for each in facts.readings or ()}
     for whole in measured_gpus(view, readings):
         yield from _of_gpu(whole, changing=whole.gpu.uuid in view.changing)
     for part in measured_slices(view, readings):
         yield from _of_slice(part)
+
+
+def _unlimited_shares(view: NodeView, gpu: GpuState) -> Mapping[str, int]:
+    """How many shares have lost their limits, of each device of the GPU that is shared with limits; "" is the GPU itself."""
+    found: dict[str, int] = {}
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if isinstance(grant, Part) and grant.gpu_uuid == gpu.uuid and grant.sharing is not Sharing.TIME_SLICING:
+                uuid = "" if grant.slot is None else device_uuid(grant, gpu)
+                found[uuid] = found.get(uuid, 0) + grant.unlimited
+    return found
 
 
 def _of_gpu(whole: MeasuredGpu, *, changing: bool) -> Iterator[MetricSample]:

@@ -88,7 +88,6 @@ class DaemonCare:
         damaged = [each for gpu in view.node for each in found.on(gpu) if each.damaged]
         known = [each for each in (*found.records, *damaged) if each.gpu_uuid not in working]
         shared = shared_by_mps(view.allocations)
-        self._note_lost(view, working)
         patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
 
         def due_now() -> list[DaemonRecord]:
@@ -99,6 +98,7 @@ class DaemonCare:
         ending = {each.key for each in due_now()}
         self._daemons.health.look([each for each in known if each.key not in ending], patience)
         told = self._tell(known)
+        self._note_lost(replace(view, node=self._daemons.on_node(view.node)), working)
         due = due_now()
         gpus = {gpu.uuid: gpu for gpu in view.node}
         for record in due:
@@ -163,7 +163,12 @@ class DaemonCare:
         for now in self._changed(view, working, with_lost_limits):
             with self._ledger.write() as db:
                 register.set_grants(db, now.id, now.grants)
-                chronicle.limits_lost(db, self._clock(), now)
+                chronicle.limits_lost(db, self._clock(), now, changed=self._limits_changed(now))
+
+    def _limits_changed(self, allocation: Allocation) -> bool:
+        parts = (each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MPS)
+        found = (self._daemons.records.find(each.gpu_uuid, each.slot) for each in parts)
+        return any(record is not None and record.changed for record in found)
 
     def _note_overdrawn(self, view: NodeView, working: frozenset[str]) -> None:
         """Write down whose processes have more memory than they were given."""

@@ -28,7 +28,9 @@ def care_needed(db: sqlite3.Connection, known: DaemonRecords, now: float) -> boo
         return True
     shared = shared_by_mps(register.allocations(db))
     return any(
-        shared[each.key] and each.state is DaemonState.LOST if each.key in shared else is_due(each, known, now)
+        shared[each.key] and (each.changed or each.state is DaemonState.LOST)
+        if each.key in shared
+        else is_due(each, known, now)
         for each in found
     )
 

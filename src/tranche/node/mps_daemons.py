@@ -83,7 +83,7 @@ class MpsDaemons:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
             record = record._replace(ready=False, fault="", told="", suspect=False, wedged=False, damaged=False)
-            record = record._replace(limit=0)
+            record = record._replace(limit=0, limits="", changed=False)
             self.records.write(record)
             process.stop(sleep=sleep)
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
@@ -98,7 +98,10 @@ class MpsDaemons:
         # Who does not reach his daemon goes on without it: on an uncut GPU the compute mode refuses him, in a slice nobody.
         process.admit(everybody=slot is not None)
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
-        record = record._replace(every_user=daemon.every_user, ready=True, limit=limit)
+        limits = process.control.said_limits(device_uuid, process.control.servers())
+        if why := limits.difference("", limit):
+            raise VerificationFailed(f"{gpu.label}: {why}, by the MPS daemon of {device_uuid}")
+        record = record._replace(every_user=daemon.every_user, ready=True, limit=limit, limits=limits.encoded())
         self.records.write(record)
         if serving and (why := self.health.refusal(record)):
             raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")

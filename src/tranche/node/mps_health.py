@@ -50,7 +50,7 @@ class MpsHealth:
                 said = list(pool.map(lambda record: self._fault(record, seconds), asked))
         for record, fault in zip(asked, said, strict=True):
             if fault.startswith(_CHANGED):
-                self.fence(record, fault)
+                self.fence(record, fault, limits_changed=True)
             elif fault != record.fault:
                 self._records.write(record._replace(fault=fault))
 
@@ -74,7 +74,8 @@ class MpsHealth:
             servers = control.servers(seconds=seconds)
             if any(control.server_status(server, seconds=left()) is ServerStatus.FAULT for server in servers):
                 return "a fault of one program ended all that share it, and its server is in state FAULT until they are gone"
-            if changed := control.changed(record.limit, servers, seconds=left()):
+            said = control.said_limits(record.device_uuid, servers, seconds=left())
+            if changed := said.difference(record.limits, record.limit):
                 return f"{_CHANGED}: {changed}"
         except MpsFailed:
             return "" if record.halted else "it does not say how its server is"
@@ -102,7 +103,13 @@ class MpsHealth:
         why = f"its server refused a client with {attempt.refused}"
         return self.fence(record, why) if attempt.out_of_reach else why
 
-    def fence(self, record: DaemonRecord, why: str) -> str:
+    def limits_differ(self, record: DaemonRecord) -> bool:
+        """Whether the daemon seems to keep other limits than those that Tranche set. Who joins may be setting them just now."""
+        if record.changed or not _worth_asking(record):
+            return record.changed
+        return self._fault(record, LOOK_SECONDS).startswith(_CHANGED)
+
+    def fence(self, record: DaemonRecord, why: str, *, limits_changed: bool = False) -> str:
         """Let nobody more in for as long as the daemon lives; the reason as it is written down.
 
         Of a daemon that has died, or is not known, that is true already; and another may serve the device by now. Who may not
@@ -114,7 +121,7 @@ class MpsHealth:
         now = self._records.find(record.gpu_uuid, record.slot)
         same = now is not None and (now.pid, now.started) == (record.pid, record.started)
         if now is not None and same and now.state not in (DaemonState.LOST, DaemonState.DAMAGED):
-            self._records.write(now._replace(fault=why, wedged=True))
+            self._records.write(now._replace(fault=why, wedged=True, changed=now.changed or limits_changed))
         return why
 
     def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:

@@ -34,9 +34,10 @@ class DaemonRecord(NamedTuple):
 
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
     clock ticks since that boot) name the daemon's process once it is ready, `uid` its user, whose programs alone it serves unless
-    it serves `every_user`. `fault` says why nobody more is let in; `wedged` that the reason lasts until the daemon ends; `told`
-    the reason that an event gave last. `suspect` says that a client was killed, which may have wedged it. `damaged`: the record
-    cannot be read, and no more than the device is known.
+    it serves `every_user`. `limits` is what it said of its limits when they were set, `changed` that it said something else
+    later. `fault` says why nobody more is let in; `wedged` that the reason lasts until the daemon ends; `told` the reason that an
+    event gave last. `suspect` says that a client was killed, which may have wedged it. `damaged`: the record cannot be read, and
+    no more than the device is known.
     """
 
     gpu_uuid: str
@@ -57,6 +58,8 @@ class DaemonRecord(NamedTuple):
     damaged: bool = False
     every_user: bool = False
     told: str = ""
+    limits: str = ""
+    changed: bool = False
 
     @property
     def slot(self) -> InstanceKey | None:
@@ -109,7 +112,7 @@ class DaemonRecord(NamedTuple):
         """The daemon as a view of the machine shows it."""
         state, every_user = self.state, self.every_user or not self.ready
         why = self.why if state is DaemonState.FAULT else ""
-        return MpsDaemon(self.slot, self.device_uuid, state, self.limit, every_user, why)
+        return MpsDaemon(self.slot, self.device_uuid, state, self.limit, every_user, why, self.changed)
 
 
 def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: ComputeMode | None) -> DaemonRecord:
