@@ -14,6 +14,7 @@ import pytest
 from cluster.cluster import Cluster, prepare_machine, remove_cluster, remove_leftovers, this_process
 from cluster.errors import UnsuitableMachine
 from cluster.node import Node
+from cluster.stale_counts import forget_stale_counts
 from cluster.waiting import wait_for
 from release.errors import ReleaseError
 from release.helm import why_no_helm
@@ -98,6 +99,8 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("create", "namespace", name)
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     wait_for(f"namespace {name} has its service account", lambda: cluster.api.get(account))
+    for node, resources in forget_stale_counts(cluster).items():
+        _say(f"node {node} counted {', '.join(resources)}, of which its kubelet knows nothing")
     yield name
     # A test that failed may have left a part of the cluster down.
     cluster.start(_say)

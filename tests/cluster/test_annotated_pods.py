@@ -49,8 +49,8 @@ def test_annotated_pods_and_old_manifests_get_slices_side_by_side(
         controller = f"deployment/{release.objects}-controller"
         cluster.kubectl("rollout", "status", controller, f"--namespace={agents}", "--timeout=120s")
         wait_for("the node's devices are shown", lambda: devices_published(cluster, p4d), timeout=60)
-        old = pod("old", namespace, script=LOOK, limits={"nvidia.com/mig-2g.10gb": 1})
-        whole = pod("whole", namespace, script=LOOK, limits={"nvidia.com/gpu": 1})
+        old = pod("old", namespace, script=LOOK, node=p4d.name, limits={"nvidia.com/mig-2g.10gb": 1})
+        whole = pod("whole", namespace, script=LOOK, node=p4d.name, limits={"nvidia.com/gpu": 1})
         cluster.apply(
             asking("small", namespace, **{"tranche.dev/gpu-memory": "4Gi"}),
             asking("half", namespace, **{"tranche.dev/gpu": "0.5", "tranche.dev/isolation": "hard"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cluster.errors import ClusterError
 from cluster.images import busybox
 from cluster.node import Node
 from cluster.registry import registry_of
+from cluster.stale_counts import forget_stale_counts
 from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, phase, phases, pod, pods_in
@@ -48,6 +50,20 @@ def test_nodes_are_of_the_pinned_release_and_report_no_gpus_by_themselves(cluste
     assert not {
         name for name, count in status["allocatable"].items() if name.startswith("nvidia.com/") and count != "0"
     }
+
+
+def test_a_count_that_the_kubelet_knows_nothing_of_is_taken_off_the_node(cluster: Cluster, p4d: Node) -> None:
+    left, path = f"nvidia.com/mig-9g.{os.getpid()}gb", f"/api/v1/nodes/{p4d.name}"
+
+    def allocatable() -> dict[str, str]:
+        return dict(cluster.api.get(path)["status"]["allocatable"])
+
+    cluster.api.merge(f"{path}/status", {"status": {"capacity": {left: "8"}}})
+    wait_for("the kubelet makes it allocatable", lambda: allocatable().get(left) == "8")
+
+    assert left in forget_stale_counts(cluster)[p4d.name]
+    wait_for("it is counted no more", lambda: left not in allocatable())
+    assert forget_stale_counts(cluster) == {}
 
 
 def test_each_node_has_its_own_machine_and_the_kubelet_in_its_usual_place(p4d: Node, g4dn: Node) -> None:

@@ -57,9 +57,10 @@ def given(cluster: Cluster, namespace: str, name: str) -> str:
     return str(claim["status"]["allocation"]["devices"]["results"][0]["device"])
 
 
-def start(cluster: Cluster, namespace: str, name: str, **limits: int) -> None:
+def start(cluster: Cluster, namespace: str, name: str, node: Node, **limits: int) -> None:
     names = {"gpu": GPU, "slice": SLICE}
-    cluster.apply(pod(name, namespace, limits={names[each]: count for each, count in limits.items()}))
+    wanted = {names[each]: count for each, count in limits.items()}
+    cluster.apply(pod(name, namespace, node=node.name, limits=wanted))
 
 
 def runs(cluster: Cluster, namespace: str, name: str) -> None:
@@ -67,7 +68,7 @@ def runs(cluster: Cluster, namespace: str, name: str) -> None:
     wait_for(
         f"{name} runs",
         lambda: phase(cluster, namespace, name) == "Running",
-        explain=lambda: str(cluster.api.get(path)["status"]),
+        explain=lambda: f"on {cluster.api.get(path)['spec'].get('nodeName')}: {cluster.api.get(path)['status']}",
     )
 
 
@@ -77,7 +78,7 @@ def test_manifests_of_the_device_plugin_run_on_a_dynamic_node_and_modes_change_w
 ) -> None:
     wait_for_counts(cluster, p4d, gpu=8)
     assert offered(cluster) == {}
-    start(cluster, namespace, "before", gpu=1)
+    start(cluster, namespace, "before", p4d, gpu=1)
     runs(cluster, namespace, "before")
 
     set_mode(cluster, p4d, "dynamic")
@@ -86,14 +87,14 @@ def test_manifests_of_the_device_plugin_run_on_a_dynamic_node_and_modes_change_w
     wait_for_counts(cluster, p4d, gpu=1)
     held = {name for name in offered(cluster) if "tranche.dev/held" in taints(cluster, name)}
     assert len({name.split("-")[1] for name in held}) == 1
-    start(cluster, namespace, "slice", slice=1)
+    start(cluster, namespace, "slice", p4d, slice=1)
     runs(cluster, namespace, "slice")
     assert "-1g-5gb-" in given(cluster, namespace, "slice")
 
     cluster.kubectl("delete", "pod", "before", "--namespace", namespace, "--grace-period=1")
     wait_for_counts(cluster, p4d)
     assert counts(cluster, p4d)[GPU] == 0
-    start(cluster, namespace, "whole", gpu=1)
+    start(cluster, namespace, "whole", p4d, gpu=1)
     runs(cluster, namespace, "whole")
     assert given(cluster, namespace, "whole").removeprefix("gpu-").isdecimal()
 
@@ -101,7 +102,7 @@ def test_manifests_of_the_device_plugin_run_on_a_dynamic_node_and_modes_change_w
     wait_for("what claims have is shown on, and no more", lambda: 0 < len(offered(cluster)) < 100)
     assert {given(cluster, namespace, "slice"), given(cluster, namespace, "whole")} <= offered(cluster).keys()
     wait_for_counts(cluster, p4d, gpu=6)
-    start(cluster, namespace, "after", gpu=1)
+    start(cluster, namespace, "after", p4d, gpu=1)
     runs(cluster, namespace, "after")
     for name in ("slice", "whole"):
         assert phase(cluster, namespace, name) == "Running"
