@@ -29,7 +29,7 @@ _TRANCHE_AS_NOBODY = (
     "-c",
     (
         "import os, sys, concurrent.futures, difflib, hashlib, tempfile; "
-        "import tranche.cli.main, tranche.cli.doctor, tranche.cli.gpus, tranche.cli.run, "
+        "import tranche.cli.main, tranche.cli.doctor, tranche.cli.gpus, tranche.cli.gpus_picture, tranche.cli.run, "
         "tranche.cli.release, tranche.hardware.nvml, tranche.node.register_place, tranche_simulator.machine_specs, "
         "tranche_simulator.machine, tranche.planning.allocate; "
         "os.setgroups([]); os.setgid(65534); os.setuid(65534); tranche.cli.main.main(sys.argv[1:])"

@@ -1,0 +1,82 @@
+"""`tranche gpus -o svg`: the picture of a machine, and the README's, which the command drew."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+from tests.machines import TestMachine, needs_root, wait_until
+
+COMMITTED = Path(__file__).parents[2] / "docs/gpus.svg"
+SVG = "{http://www.w3.org/2000/svg}"
+JOBS = (
+    ("train", "--mig-profile", "3g.20gb"),
+    ("notebook", "--gpu-memory", "4Gi"),
+    ("evaluate", "--gpu-memory", "4Gi"),
+    ("serve", "--mig-profile", "2g.10gb"),
+    ("finetune", "--gpus", "1"),
+)
+
+
+def told(svg: str) -> str:
+    """The picture's text alternative."""
+    description = ElementTree.fromstring(svg).find(f"{SVG}desc")
+    assert description is not None
+    return description.text or ""
+
+
+def scrubbed(svg: str) -> str:
+    return re.sub(r"\b[0-9a-f]{8}\b", "abcdef01", re.sub(r">[^<>]*, \d{4}-[\d -:]+ UTC<", ">WHERE, WHEN<", svg))
+
+
+def test_the_readmes_picture_is_what_the_command_draws(
+    make_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    machine = make_machine(machine_type="p4d.24xlarge")
+    for name, *request in JOBS:
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\nexec sleep 600\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        before = len(machine.json("ps")["allocations"])
+        work = machine.start("run", *request, "-q", "--", name)
+        wait_until(lambda before=before: len(machine.json("ps")["allocations"]) > before, work)  # type: ignore[misc]
+    machine.tranche("run", "-q", "--mig-profile", "2g.10gb", "--", "true")
+    machine.cut_by_hand(5, "14", "14", "19")
+    by_hand = machine.json("gpus")["gpus"][5]["slices"][0]["devices"][0]["uuid"]
+    machine.machine.inject_busy(by_hand, pid=5004242, name="jupyter")
+    svg = machine.tranche("gpus", "-o", "svg").stdout
+    if pytestconfig.getoption("--update-goldens"):
+        COMMITTED.write_text(svg)
+    assert scrubbed(svg) == scrubbed(COMMITTED.read_text())
+
+
+def test_the_picture_says_where_it_is_from_and_shows_what_the_listing_shows(two_a100: TestMachine) -> None:
+    two_a100.hold("--mig-profile", "1g.5gb")
+    (held,) = two_a100.json("ps")["allocations"]
+    svg = two_a100.tranche("gpus", "-o", "svg").stdout
+    assert re.search(r">a simulated machine, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC<", svg)
+    (placed,) = held["grants"]
+    start, size = placed["placement"]["start"], placed["placement"]["size"]
+    assert f"1g.5gb at {start}:{size} held by {held['id']} sh -c" in told(svg)
+    assert "GPU 1, A100-SXM4-40GB, 40 GiB: free." in told(svg)
+
+
+@needs_root
+def test_without_permission_for_the_ledger_the_picture_says_what_it_does_not_know(readable_a100: TestMachine) -> None:
+    readable_a100.hold("--mig-profile", "1g.5gb")
+    readable_a100.state_dir.chmod(0o700)
+    done = readable_a100.tranche("gpus", "-o", "svg", as_nobody=True)
+    assert "; who holds which slice is not known<" in done.stdout
+    assert "not made by Tranche" not in done.stdout
+    assert "1g.5gb at 6:1 idle" in told(done.stdout)
+
+
+def test_a_cluster_has_no_such_picture(two_a100: TestMachine) -> None:
+    assert "-o svg is the picture of one machine" in two_a100.tranche("gpus", "--cluster", "-o", "svg", code=2).stderr

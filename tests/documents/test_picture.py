@@ -1,0 +1,200 @@
+"""The picture of a machine's GPUs: it shows what the JSON documents say, of every machine, and is legible."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+
+from tests.conftest import Golden
+from tests.documents.test_markup import HOSTILE
+from tests.strategies import gpu_on, instance_of, node_views, placed, sharing_views, uncuttable_gpu, view_of
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.board import board_by_key
+from tranche.core.grid import Placement
+from tranche.core.keeper import PodKeeper, ProcessKeeper
+from tranche.core.quantity import GIB
+from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuProcess
+from tranche.documents.bar import fitted, text_width
+from tranche.documents.blocks import GpuBlocks, Look, blocks_of
+from tranche.documents.machine import gpu_document
+from tranche.documents.markup import printable
+from tranche.documents.picture import draw_picture
+from tranche.documents.picture_style import CLASSES, PATTERNS, fills, pattern_of
+from tranche.documents.shares import allocation_document
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def documents_of(view: NodeView) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    gpus = [gpu_document(view, gpu) for gpu in view.node]
+    return gpus, [allocation_document(each, view) for each in view.allocations]
+
+
+def every_kind() -> NodeView:
+    """One GPU of each kind of use."""
+    board = board_by_key("A100-40GB")
+    assert board is not None
+    profiles = {str(profile.name): profile for profile in placed(board)}
+    cut = gpu_on(board, 0)
+    shown = [("1g.5gb", 0), ("1g.5gb", 1), ("2g.10gb", 2), ("1g.5gb", 5), ("1g.5gb", 6)]
+    made = [
+        instance_of(
+            profiles[name], Placement(start, profiles[name].size), processes=[GpuProcess(77, "notebook")] * (start == 5)
+        )
+        for name, start in shown
+    ]
+    cut = replace(cut, instances=tuple(made))
+    keys = [cut.key(each) for each in made]
+
+    def held(id: str, grant: Any, demand: Any, command: str, phase: Phase = Phase.ACTIVE) -> Allocation:
+        return Allocation(id, Request(demand), (grant,), phase, 1.0, command=command, keeper=ProcessKeeper(7, 7))
+
+    def slot(index: int) -> Slice:
+        return Slice(keys[index].gpu_uuid, keys[index].profile, keys[index].placement)
+
+    t4 = uncuttable_gpu(1)
+    promised = Slice(cut.uuid, keys[0].profile, Placement(4, 1))
+    pod = PodKeeper("nvidia.com/gpu", "team-a", "train-0", "main", "uid", "run")
+    allocations = [
+        held("11111111", slot(0), MigSlice(keys[0].profile), "python train.py"),
+        held("22222222", promised, MigSlice(keys[0].profile), "python eval.py", Phase.PREPARING),
+        held("33333333", Part(WholeGpu(t4.uuid), 4 * GIB, Sharing.MPS), GpuMemory(4 * GIB), "python serve.py"),
+        held("44444444", Part(WholeGpu(t4.uuid), 6 * GIB, Sharing.MPS), GpuMemory(6 * GIB), "jupyter lab"),
+        replace(held("55555555", WholeGpu(gpu_on(board, 2).uuid), WholeGpus(1), ""), keeper=pod),
+        held(
+            "66666666",
+            Slice(gpu_on(board, 5).uuid, keys[2].profile, Placement(0, 2)),
+            MigSlice(keys[2].profile),
+            "gone",
+        ),
+    ]
+    gpus = [
+        cut,
+        t4,
+        gpu_on(board, 2),
+        replace(uncuttable_gpu(3), processes=(GpuProcess(99, "trainer"),)),
+        uncuttable_gpu(4),
+        gpu_on(board, 5),
+        replace(gpu_on(board, 6), lost=True),
+    ]
+    return view_of(*gpus, allocations=allocations, owned=keys[:3], changing=[gpus[4].uuid])
+
+
+def test_the_picture_of_every_kind_of_use(golden: Golden) -> None:
+    golden("every-kind.svg", draw_picture(*documents_of(every_kind()), "somewhere, now"))
+
+
+def test_each_kind_of_use_has_its_look() -> None:
+    drawn = blocks_of(*documents_of(every_kind()))
+    looks = [[each.look for each in gpu.blocks] for gpu in drawn]
+    assert looks == [
+        [Look.HELD, Look.IDLE, Look.IDLE, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.FREE],
+        [Look.SHARED, Look.SHARED, Look.FREE],
+        [Look.HELD],
+        [Look.IN_USE],
+        [Look.FREE],
+        [Look.MISSING, Look.FREE],
+        [Look.LOST],
+    ]
+    assert [each.foreign for each in drawn[0].blocks] == [False, False, False, False, True, True, False]
+    assert not drawn[5].blocks[0].foreign
+    assert drawn[2].blocks[0].who == "team-a/train-0"
+    assert drawn[4].changing
+
+
+def covered(gpu: GpuBlocks) -> bool:
+    """Whether the blocks fill the GPU from its beginning to its end, without a gap and none over another."""
+    ends = [0.0, *itertools.accumulate(each.size for each in gpu.blocks)]
+    starts = [each.start for each in gpu.blocks]
+    return all(abs(a - b) < 1e-6 for a, b in zip(ends, [*starts, gpu.units], strict=True))
+
+
+def promised_look(each: dict[str, Any]) -> Look:
+    return {"held": Look.HELD, "in use": Look.IN_USE, "preparing": Look.PREPARING, "idle": Look.IDLE}.get(
+        each["state"], Look.MISSING
+    )
+
+
+@given(sharing_views())
+def test_blocks_fill_each_gpu_and_are_the_documents_slices(view: NodeView) -> None:
+    gpus, allocations = documents_of(view)
+    for gpu, drawn in zip(gpus, blocks_of(gpus, allocations), strict=True):
+        assert covered(drawn)
+        if gpu["lost"]:
+            assert [each.look for each in drawn.blocks] == [Look.LOST]
+            continue
+        alone = [each for each in gpu["slices"] if each["sharing"] is None or each["state"] != "held"]
+        expected = Counter((each["placement"]["start"], promised_look(each), each["profile"]) for each in alone)
+        shown = Counter((each.start, each.look, each.name) for each in drawn.blocks)
+        assert expected <= shown
+        parts = sum(each.look is Look.SHARED for each in drawn.blocks)
+        devices = [each for each in gpu["slices"] if each["state"] == "held"] + ([] if gpu["slices"] else [gpu])
+        assert parts == sum(len(each["allocationIds"]) for each in devices if each["sharing"] is not None)
+
+
+@given(node_views())
+def test_every_picture_is_xml_that_needs_nothing_from_elsewhere(view: NodeView) -> None:
+    root = ElementTree.fromstring(draw_picture(*documents_of(view)))
+    ids = {each.get("id") for each in root.iter()} - {None}
+    for each in root.iter():
+        assert each.tag.removeprefix(SVG) in {
+            "svg", "title", "desc", "style", "defs", "pattern", "path", "circle", "rect", "text", "g"
+        }  # fmt: skip
+        for name, value in each.attrib.items():
+            assert not name.startswith("on")
+            assert "href" not in name
+            if value.startswith("url("):
+                assert value[5:-1] in ids
+    assert root.get("role") == "img"
+    assert all(id in ids for id in str(root.get("aria-labelledby")).split())
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names_are_text(text: str) -> None:
+    gpus, allocations = documents_of(every_kind())
+    plain = ElementTree.fromstring(draw_picture(gpus, allocations))
+    hostile = [{**each, "command": text} for each in allocations]
+    drawn = draw_picture([{**gpu, "name": text} for gpu in gpus], hostile, caption=text)
+    root = ElementTree.fromstring(drawn)
+    assert {each.tag for each in root.iter()} == {each.tag for each in plain.iter()}
+    assert printable(text).strip() in " ".join("".join(each.itertext()) for each in root.iter(f"{SVG}desc"))
+
+
+def luminance(colour: str) -> float:
+    def linear(part: float) -> float:
+        return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+
+    red, green, blue = (linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_texts_have_contrast_enough(dark: bool) -> None:
+    colours = fills(dark=dark)
+    pairs = [("tr-text", background) for background in ("tr-card", *CLASSES.values())] + [("tr-muted", "tr-card")]
+    for text, background in pairs:
+        lighter, darker = sorted((luminance(colours[text]), luminance(colours[background])), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (text, background)
+
+
+def test_colour_is_never_the_only_difference() -> None:
+    patterns = [str(pattern) for pattern in PATTERNS.children]
+    plain = [look for look in Look if pattern_of(look) == "none"]
+    assert plain == [Look.HELD, Look.FREE]  # one is filled, the other is the background
+    assert len(patterns) == len(Look) - len(plain)
+
+
+def test_texts_fit_their_room() -> None:
+    assert fitted("3g.20gb", 100) == "3g.20gb"
+    assert fitted("python train.py", 60) == "python t…"
+    assert fitted("abcdef", 10) == ""
+    for text in ("漢字" * 20, "W" * 50, "i" * 200):
+        assert text_width(fitted(text, 150)) <= 150
