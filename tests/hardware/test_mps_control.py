@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import wait_until
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware.mps_answers import ServerStatus
 from tranche.hardware.mps_control import MpsControl
@@ -95,6 +96,11 @@ def test_without_the_program_the_error_says_where_it_comes_from(tmp_path: Path) 
 # The process
 
 
+def await_program(pid: int) -> None:
+    """Return when the kernel shows what the process runs: it reports the start a moment before it has put the words in place."""
+    wait_until(lambda: Path(f"/proc/{pid}/environ").read_bytes() != b"")
+
+
 @contextmanager
 def running(folder: Path, pipes: Path, name: str = "nvidia-cuda-mps-control") -> Iterator[int]:
     """A process of that name that was started with that pipe folder."""
@@ -102,6 +108,7 @@ def running(folder: Path, pipes: Path, name: str = "nvidia-cuda-mps-control") ->
     shutil.copy(shutil.which("sleep") or "", program)
     process = subprocess.Popen([program, "600"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
     try:
+        await_program(process.pid)
         yield process.pid
     finally:
         process.kill()
@@ -137,6 +144,7 @@ def starting(pipes: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
     process = subprocess.Popen(command, executable="/bin/bash", env=environment, stdin=subprocess.PIPE)
     try:
+        await_program(process.pid)
         yield process
     finally:
         process.kill()
