@@ -210,6 +210,13 @@ class GpuState:
         return not self.mig_enabled and self.compute_mode is ComputeMode.PROHIBITED
 
     @property
+    def mps_passable(self) -> bool:
+        """Whether programs can leave the MPS daemon of the uncut GPU, and its limits: somebody has changed the compute mode."""
+        served = self.daemon_of(None)
+        living = served is not None and served.state in (DaemonState.READY, DaemonState.FAULT)
+        return living and not self.mig_enabled and self.compute_mode is ComputeMode.DEFAULT
+
+    @property
     def mode_pending(self) -> bool:
         """Whether an accepted change of MIG mode waits for a reset."""
         return self.mode is not self.pending_mode

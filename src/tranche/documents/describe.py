@@ -14,6 +14,7 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_fenced
 from tranche.documents.slices import SliceRow, missing_instances, room_on
 
+_PROHIBITED = "compute mode PROHIBITED: no program can use it"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -123,19 +124,24 @@ def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole
         alone = all(
             isinstance(grant, WholeGpu) for each in whole for grant in each.grants if grant.gpu_uuid == gpu.uuid
         )
-        if alone:
-            return f"held whole by {holders(whole)}"
-        shared = shared_gpu(view, gpu)
-        return f"shared by {holders(whole)}" if shared is None else _shared(shared, whole)
+        shared = None if alone else shared_gpu(view, gpu)
+        how = f"held whole by {holders(whole)}" if alone else f"shared by {holders(whole)}"
+        return (how if shared is None else _shared(shared, whole)) + _mode_text(gpu)
     # A slice is promised before the mode of its GPU has changed.
     cut = gpu.mig_enabled or any(each.state == "preparing" for each in slices)
     text = _slices_text(gpu, slices) if cut else _uncut_text(gpu)
     return f"{text}; being changed" if gpu.uuid in view.changing else text
 
 
+def _mode_text(gpu: GpuState) -> str:
+    if gpu.prohibited:
+        return f"; {_PROHIBITED}"
+    return "; compute mode DEFAULT: programs that leave MPS have no limit" if gpu.mps_passable else ""
+
+
 def _uncut_text(gpu: GpuState) -> str:
     if gpu.prohibited:
-        return "compute mode PROHIBITED: no program can use it"
+        return _PROHIBITED
     return "in use" if gpu.all_processes else "free"
 
 

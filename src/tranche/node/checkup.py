@@ -21,7 +21,7 @@ from tranche.core.fences import fenced
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
-from tranche.core.state import ComputeMode, DaemonState, GpuState, NodeState
+from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.node import chronicle, records
 from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
@@ -191,15 +191,14 @@ def check_daemons(node: NodeState) -> Iterator[Finding]:
             if why := fenced(gpu, daemon.slot):
                 hint = "end those who share the device: a new daemon starts then; see: tranche ps"
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
-        served = gpu.daemon_of(None)
         if gpu.prohibited:
             hint = "if nobody wants that any more, put it back with: nvidia-smi -i N -c DEFAULT"
             yield Finding("mps", Status.WARN, PROHIBITED, hint, gpu.index)
-        elif served is not None and served.state is DaemonState.READY and gpu.compute_mode is ComputeMode.DEFAULT:
+        elif gpu.mps_passable:
             text = (
                 "shared by MPS, and somebody has set its compute mode to DEFAULT: programs that leave MPS have no limit"
             )
-            hint = "put it back with: nvidia-smi -i N -c EXCLUSIVE_PROCESS"
+            hint = "the next decision sets it back; or do it now with: nvidia-smi -i N -c EXCLUSIVE_PROCESS"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
         if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
             text = "compute mode EXCLUSIVE_PROCESS, and no MPS daemon of Tranche's: one program at a time gets the GPU"

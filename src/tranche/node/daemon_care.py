@@ -6,7 +6,7 @@ no longer keeps are written down. Everything here runs under the decision lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from tranche.core.errors import MpsFailed, TrancheError
 from tranche.core.grid import Occupant
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.sharing import Sharing
-from tranche.core.state import NodeState
+from tranche.core.state import DaemonState, NodeState
 from tranche.node import chronicle, journal, records, register
-from tranche.node.daemon_due import care_needed, is_due, shared_by_mps
+from tranche.node.daemon_due import DeviceKey, care_needed, is_due, shared_by_mps
 from tranche.node.daemon_tries import DaemonTries
 from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
@@ -28,7 +28,7 @@ from tranche.node.mps_records import DaemonRecord
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.timeslices import Timeslices
 from tranche.planning.plan import Plan
-from tranche.planning.steps import SetTimeslice, StopMps
+from tranche.planning.steps import SetTimeslice, StartMps, StopMps
 
 
 class DaemonCare:
@@ -99,6 +99,7 @@ class DaemonCare:
         self._daemons.health.look([each for each in known if each.key not in ending], patience)
         told = self._tell(known)
         self._note_lost(replace(view, node=self._daemons.on_node(view.node)), working)
+        kept = self._keep_compute_modes(view, working, shared, session)
         due = due_now()
         gpus = {gpu.uuid: gpu for gpu in view.node}
         for record in due:
@@ -113,7 +114,7 @@ class DaemonCare:
             for name in found.unclaimed(view.node):
                 with suppress(MpsFailed):  # its record stays, and it is tried again
                     self._daemons.end_unclaimed(name)
-        return bool(due or told or put_back or self._daemons.records.look() != found)
+        return bool(due or told or kept or put_back or self._daemons.records.look() != found)
 
     def _put_timeslices_back(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
         gpus = {gpu.uuid: gpu for gpu in view.node}
@@ -129,6 +130,26 @@ class DaemonCare:
             ):
                 self._timeslices.note_failure(gpu_uuid, self._clock())
             done = True
+        return done
+
+    def _keep_compute_modes(
+        self, view: NodeView, working: frozenset[str], shared: Mapping[DeviceKey, bool], session: Callable[[], str]
+    ) -> bool:
+        """Have GPUs that are shared keep those out again who leave their daemons; whether there was anything to do.
+
+        One that is prohibited stays so, and a daemon that lets nobody in would have to be started anew.
+        """
+        done = False
+        for gpu in view.node:
+            record = self._daemons.records.find(gpu.uuid, None) if gpu.mps_passable else None
+            ours = record is not None and record.key in shared and gpu.uuid not in working
+            if record is None or not ours or record.state is not DaemonState.READY:
+                continue
+            if not self._tries.failed_lately(record, self._clock()):
+                why = f"somebody has set the compute mode of {gpu.label} to DEFAULT while it is shared by MPS: it is set back"
+                if not self._carried_out(Plan(why, (StartMps(gpu.uuid, None, record.limit),)), session(), told=True):
+                    self._tries.note(record, self._clock())
+                done = True
         return done
 
     def _tell(self, known: Sequence[DaemonRecord]) -> bool:
@@ -199,9 +220,11 @@ class DaemonCare:
         else:
             self._tries.note(record, self._clock())
 
-    def _carried_out(self, plan: Plan, session: str) -> bool:
+    def _carried_out(self, plan: Plan, session: str, *, told: bool = False) -> bool:
         plan_id = self._new_id()
         with self._ledger.write() as db:
+            if told:
+                chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
             journal.open_plan(db, plan_id, plan, session=session, created=self._clock())
             steps = journal.step_records(db, plan_id, self._executor.repertoire.kinds)
         error: TrancheError | None = None

@@ -17,6 +17,7 @@ from tranche.node.mps_health import MpsHealth
 from tranche.node.mps_records import DaemonRecord, DaemonRecords, record_of
 from tranche.node.mps_view import node_with_daemons, with_daemons_of
 from tranche.node.session import Places, boot_id, process_lives
+from tranche.planning.options import PROHIBITED
 
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
@@ -62,11 +63,14 @@ class MpsDaemons:
     ) -> None:
         """Have a daemon serve the device, with a limit of so many bytes that was read back, and a server that lets clients in.
 
-        MpsFailed otherwise; GpuBusy when the daemon that serves already lets nobody in. What an earlier daemon left
-        behind is cleared first. StateMoved, and nothing is ended, when the daemon is no longer as the GPU showed it.
+        MpsFailed otherwise; GpuBusy when the daemon that serves already lets nobody in, or somebody has prohibited every
+        program. What an earlier daemon left behind is cleared first. StateMoved, and nothing is ended, when the daemon is no
+        longer as the GPU showed it.
         """
         process = self.process(device_uuid)
         process.check_path()
+        if slot is None and gpu.prohibited:
+            raise GpuBusy(f"{gpu.label}: {PROHIBITED}")
         record = self._record(gpu, slot)
         seen = gpu.daemon_of(slot)
         if record is not None and seen is not None and record.state is not seen.state:

@@ -11,6 +11,7 @@ from tranche.core.fences import fenced
 from tranche.core.grid import Occupant
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, MpsDaemon
+from tranche.planning.options import PROHIBITED
 from tranche.planning.plan import Plan
 from tranche.planning.steps import SetTimeslice, StartMps, Step, StopMps, TakesGpu, TakesInstance
 
@@ -29,9 +30,11 @@ def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
 
 
 def refuse_fenced(view: NodeView, grants: Sequence[Grant]) -> None:
-    """GpuBusy when somebody is to be let in where a daemon serves nobody more."""
+    """GpuBusy when somebody is to be let in where a daemon serves nobody more, or an administrator lets in nobody at all."""
     for grant in grants:
         gpu = view.node.gpu(grant.gpu_uuid)
+        if grant.slot is None and gpu.prohibited:
+            raise GpuBusy(f"{gpu.label}: {PROHIBITED}")
         if isinstance(grant, Part) and grant.sharing is Sharing.MPS and (why := fenced(gpu, grant.slot)):
             raise GpuBusy(f"{gpu.label} is not shared further: {why}")
 

@@ -20,6 +20,7 @@ from tests.node.machines import Node, change, create, enable, node_of
 from tranche.core.devices import device_uuid
 from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.core.request import parse_request
+from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
@@ -263,6 +264,26 @@ def test_an_xid_makes_every_sibling_sick_until_a_quiet_minute_has_passed(tmp_pat
         assert "XID 48" in rig.api.events[-1][2]
         rig.skip(QUIET_SECONDS)
         await rig.counts({GPU: (1, 1), SLICE: (2, 2), "nvidia.com/mig-2g.10gb": (1, 1)})
+
+    run(tmp_path, scenario)
+
+
+def test_a_gpu_that_an_administrator_has_prohibited_is_given_to_no_pod(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        closed = rig.host.view().node.gpus[0].uuid
+        rig.host.driver.set_compute_mode(closed, ComputeMode.PROHIBITED)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (2, 1)})
+        with pytest.raises(grpc.aio.AioRpcError, match="PROHIBITED"):
+            await rig.kubelet.allocate(GPU, closed)
+        await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said")
+        assert "PROHIBITED" in rig.api.events[-1][2]
+        assert not rig.host.view().allocations
+        rig.host.driver.set_compute_mode(closed, ComputeMode.DEFAULT)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (2, 2)})
+        await rig.kubelet.allocate(GPU, closed)
 
     run(tmp_path, scenario)
 

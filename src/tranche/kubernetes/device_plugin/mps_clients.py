@@ -21,6 +21,7 @@ from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.observation.replicas import ReplicaRules, held_with
 from tranche.kubernetes.observation.resources import PluginDevice
 from tranche.node.adoption import MEMORY_LIMIT
+from tranche.planning.options import PROHIBITED
 
 _SHARED_MEMORY = "/dev/shm"
 
@@ -43,6 +44,11 @@ def why_fenced(device: PluginDevice) -> str:
     if device.replica is None or device.sharing is not Sharing.MPS:
         return ""
     return fenced(device.gpu, device.grant.slot)
+
+
+def why_prohibited(device: PluginDevice) -> str:
+    """That somebody lets no program use that device's GPU, in words; "" when nobody does, and for a slice."""
+    return PROHIBITED if device.grant.slot is None and device.gpu.prohibited else ""
 
 
 def with_mps(

@@ -26,7 +26,7 @@ from tranche.kubernetes.device_plugin.announcements import Announcement, Announc
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, with_mps
+from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, why_prohibited, with_mps
 from tranche.kubernetes.device_plugin.offers import given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
@@ -281,7 +281,7 @@ class DevicePlugin:
     def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
         if device.gpu.uuid in lost:
             return "the GPU is lost"
-        return self._blind or self._ward.why_sick(device) or why_fenced(device)
+        return self._blind or self._ward.why_sick(device) or why_prohibited(device) or why_fenced(device)
 
     def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, Announcement]:
         found = {}
@@ -314,13 +314,17 @@ class DevicePlugin:
         Raises:
             GpuNotFound: a device that is not offered.
             UsageError: more replicas than a container may ask for.
-            GpuBusy: a device that a change in progress may take away, or that somebody else holds, or any in another mode.
+            GpuBusy: a device that a change in progress may take away, or that somebody else holds, or any in another mode;
+                or one whose compute mode lets no program use it.
         """
         self._refuse_mode()
         devices = [self._device(resource, device_id) for device_id in device_ids]
         config = self._config.latest.value
         refuse_request(devices, config.sharing)
         self._refuse_condemned(devices)
+        for device in devices:
+            if why := why_prohibited(device):
+                raise GpuBusy(f"{device.gpu.label}: {why}")
         try:
             allocation_id = await self._pods.hand_over(resource, held_with(devices))
         except GpuBusy:

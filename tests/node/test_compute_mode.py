@@ -1,0 +1,76 @@
+"""The compute mode of a GPU that is shared by MPS, when somebody else sets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.node.machines import Node, change
+from tests.node.processes import isolated
+from tests.node.test_mps_daemons import GIB, only, share, short, start, t4
+from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.errors import GpuBusy
+from tranche.core.keeper import PodKeeper
+from tranche.core.request import Isolation, Request, WholeGpus
+from tranche.core.sharing import Sharing
+from tranche.core.state import ComputeMode
+from tranche.documents.describe import gpu_state
+from tranche.node.checkup import Status, check_daemons
+
+__all__ = ["short", "t4"]  # fixtures
+
+
+@isolated
+@pytest.mark.parametrize("memory", [None, 5 * GIB])
+def test_a_shared_gpu_is_closed_again_to_those_who_leave_the_daemon_and_an_event_says_so(
+    t4: Node, memory: int | None
+) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        gpu = only(host)
+        host.driver.set_compute_mode(gpu.uuid, ComputeMode.DEFAULT)
+        seen = host.view()
+        assert seen.node.gpus[0].mps_passable
+        assert "programs that leave MPS have no limit" in gpu_state(seen, seen.node.gpus[0], (), seen.allocations)
+        (said,) = [each for each in check_daemons(seen.node) if each.status is not Status.PASS]
+        assert "to DEFAULT" in said.text
+        (before,) = host.daemons.records.all()
+        view = host.view(thorough=True)
+        assert view.node.gpus[0].compute_mode is ComputeMode.EXCLUSIVE
+        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
+        assert host.daemons.records.all() == (before,), "the daemon goes on, with its limits"
+        begun, done = host.events()[-2:]
+        assert "somebody has set the compute mode" in begun.message
+        assert done.cause == begun.position
+        if memory:
+            change(host, start(only(host), memory))
+            assert only(host).compute_mode is ComputeMode.EXCLUSIVE
+
+
+@isolated
+def test_a_compute_mode_of_a_gpu_that_nobody_shares_any_more_is_left_alone(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        host.driver.set_compute_mode(only(host).uuid, ComputeMode.DEFAULT)
+        assert host.view(thorough=True).node.gpus[0].compute_mode is ComputeMode.DEFAULT
+
+
+@isolated
+def test_a_shared_gpu_that_somebody_prohibits_stays_so_and_nobody_more_is_let_in(t4: Node) -> None:
+    with t4.host() as host:
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        host.driver.set_compute_mode(only(host).uuid, ComputeMode.PROHIBITED)
+        view = host.view(thorough=True)
+        (gpu,) = view.node.gpus
+        assert gpu.compute_mode is ComputeMode.PROHIBITED
+        assert "PROHIBITED" in gpu_state(view, gpu, (), view.allocations)
+        with pytest.raises(GpuBusy, match="PROHIBITED"):
+            change(host, start(gpu, 5 * GIB))
+        pod = Allocation("pod", Request(WholeGpus(1)), (Part(WholeGpu(gpu.uuid), GIB, Sharing.MPS),), Phase.ACTIVE, 1.0)
+        with pytest.raises(GpuBusy, match="PROHIBITED"):
+            host.hand_over(replace(pod, keeper=PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))))
+        assert only(host).compute_mode is ComputeMode.PROHIBITED
+        assert [each.id for each in host.view().allocations] == ["held"]
