@@ -287,6 +287,27 @@ def test_a_ceiling_is_kept_by_mps_alone_and_ceilings_add_up_to_all_compute() -> 
     served(view, parse_request(gpu_memory="1G"))
 
 
+@pytest.mark.parametrize("percent", [1, 7, 14, 15, 30, 50, 100])
+def test_a_ceiling_in_a_slice_is_at_most_that_of_the_gpu_and_never_less_than_mps_gives_at_least(percent: int) -> None:
+    gpu = gpu_on(A100, mode=MigMode.ENABLED)
+    view = machine(gpu, by=SharingMeans(frozenset({Sharing.MPS})))
+    for _ in range(100 // percent):
+        decision = decide(view, parse_request(gpu_memory="1G", compute=str(percent)))
+        if isinstance(decision, Waiting):
+            break
+        view, decision = served(view, parse_request(gpu_memory="1G", compute=str(percent)))
+        (part,) = parts(list(decision.grants))
+        assert part.compute == percent
+        if part.slot is None:
+            assert percent == 1, "of the largest slice that is less than a pair too"
+            continue
+        profile = gpu.profile(part.slot.profile)
+        assert profile is not None
+        assert profile.sm is not None
+        given = profile.sm * percent // 200 * 2
+        assert 2 <= given <= percent / 100 * profile.sm < percent / 100 * (A100.sm or 0)
+
+
 def test_mps_serves_no_more_programs_than_it_can() -> None:
     few = SharingMeans(frozenset({Sharing.MPS}), mps_clients=3)
     _, grants, waiting = filled(machine(uncuttable_gpu(), by=few), parse_request(gpu_memory="1G"))

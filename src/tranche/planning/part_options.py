@@ -68,9 +68,11 @@ def _inside(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> Iterator[Opti
         profile = gpu.profile(instance.profile)
         if effort is not None and profile is not None:
             device = Slice(gpu.uuid, profile.name, instance.placement)
-            if way.memory <= capacity(way.sharing, memory_of(device, gpu)):
+            if not wish.too_fine_for(profile) and way.memory <= capacity(way.sharing, memory_of(device, gpu)):
                 yield _on_slice(gpu, device, reuse_option(tenancy, profile, instance, effort), way, wish)
     for profile in plain_profiles(gpu):
+        if wish.too_fine_for(profile):
+            continue
         if profile.memory is not None and way.memory <= capacity(way.sharing, profile.memory):
             for option in slice_options(tenancy, profile, freedom):
                 assert isinstance(option.grant, Slice)
@@ -136,6 +138,10 @@ def _full(
     if account.broken:
         return busy(
             f"{where}shared by {', '.join(ids)}, whose memory is not limited any more: no other share is given beside them"
+        )
+    if device.slot is not None and (text := wish.too_fine_for(gpu.profile(device.slot.profile))):
+        return obstacle(
+            gpu, Reason.NO_ROOM, f"{device.slot.profile} at {device.slot.placement} {text}", allocation_ids=ids
         )
     return room_left(tenancy, device, account, way, wish)
 

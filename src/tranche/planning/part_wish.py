@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tranche.core.board import GpuInstanceProfile
 from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import MIB, format_memory
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.gpu_rules import GpuRules
-from tranche.planning.share_costs import CONTEXT_MEMORY, FEWEST_CLIENTS, capacity
+from tranche.planning.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity
+
+_FEWEST_SM = 2
+"""MPS rounds ceilings to pairs of multiprocessors, and a program cannot have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,15 @@ class PartWish:
     def way(self, sharing: Sharing) -> PartWay | None:
         """The part by that mechanism; None when it does not serve the request."""
         return next((each for each in self.ways if each.sharing is sharing), None)
+
+    def too_fine_for(self, profile: GpuInstanceProfile | None) -> str:
+        """Why MPS cannot keep the ceiling in a slice of that profile, in words that follow its name; "" when it can."""
+        if self.compute is None or profile is None or profile.sm is None:
+            return ""
+        if profile.sm * self.compute >= _FEWEST_SM * ALL_COMPUTE:
+            return ""
+        few = f"{self.compute} % of them is less than the {_FEWEST_SM} that MPS gives at least"
+        return f"has {profile.sm} multiprocessors, and {few}"
 
 
 def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> PartWish | None:
