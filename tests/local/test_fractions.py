@@ -20,6 +20,7 @@ from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.node.test_mps_daemons import end
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
+from tranche.core.events import EventKind
 from tranche.hardware.mps_answers import ServerStatus
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_records import DaemonRecords
@@ -293,11 +294,30 @@ def test_a_fault_of_one_ends_its_neighbours_and_fences_the_gpu_until_they_are_go
     # The first still lives: whoever came now would get an error that is not his.
     refused = t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
     assert "fault" in refused.stderr
-    assert "DaemonFault" in t4.tranche("events").stdout
+    events = t4.json("events")["events"]
+    (fault,) = [each for each in events if each["type"] == EventKind.DAEMON_FAULT]
+    hit = [each for each in events if each["type"] == EventKind.FAULT_SHARED]
+    assert {each["allocationId"] for each in hit} >= {each["id"] for each in holders(t4)}, "whoever is still there"
+    assert {each["cause"] for each in hit} == {fault["position"]}
     one.go_on()
     assert one.ended()[0] == other.ended()[0] == 0
     again = tenant(t4, "--gpu-memory", "3G")
     assert again.told()[1] == OUT_OF_MEMORY
+
+
+def test_a_fault_is_written_down_when_the_program_that_made_it_ends_at_once(t4: TestMachine) -> None:
+    faulty = "context(); tell(0); wait(); check(cu.cuMemAlloc(1))"
+    one, other = tenant(t4, "--gpu-memory", "3G", code=faulty), tenant(t4, "--gpu-memory", "3G")
+    assert one.told() == 0
+    assert other.told() is not None
+    shares = {each["id"] for each in holders(t4)}
+    t4.machine.inject_error("cuMemAlloc", ILLEGAL_ADDRESS)
+    one.go_on()
+    assert one.ended()[0] != 0
+    hit = [each for each in t4.json("events")["events"] if each["type"] == EventKind.FAULT_SHARED]
+    assert {each["allocationId"] for each in hit} == shares
+    other.go_on()
+    assert other.told() == ILLEGAL_ADDRESS
 
 
 def test_a_server_that_a_kill_amid_work_has_wedged_is_replaced_for_the_next_program(t4: TestMachine) -> None:

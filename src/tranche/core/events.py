@@ -42,6 +42,7 @@ class EventKind(StrEnum):
     LIMIT_EXCEEDED = "LimitExceeded"
     SHARING_REFUSED = "SharingRefused"
     DAEMON_FAULT = "DaemonFault"
+    FAULT_SHARED = "FaultShared"
     POLICY_CHANGED = "PolicyChanged"
     BOOT_ENDED = "BootEnded"
     OTHER = "Other"
@@ -175,6 +176,14 @@ class DaemonFault:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultShared:
+    """A fatal fault of one program has ended the CUDA contexts of all that share a device by MPS, and a share is of it."""
+
+    kind: ClassVar = EventKind.FAULT_SHARED
+    device_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged:
     """The administrator said how a GPU may be shared, or all that have no word of their own; None took the word back."""
 
@@ -212,6 +221,7 @@ EventData = (
     | LimitExceeded
     | SharingRefused
     | DaemonFault
+    | FaultShared
     | PolicyChanged
     | BootEnded
 )
@@ -275,6 +285,8 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"mechanism": str(sharing), "why": why}
         case DaemonFault(device_uuid, fault):
             return {"deviceUUID": device_uuid, "fault": fault}
+        case FaultShared(device_uuid):
+            return {"deviceUUID": device_uuid}
         case PolicyChanged(gpu_uuid, sharing):
             return {"gpuUUID": gpu_uuid, "sharing": sharing}
         case BootEnded(boot_id, asked, reason):
@@ -311,6 +323,8 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return SharingRefused(Sharing(data["mechanism"]), data["why"])
         case EventKind.DAEMON_FAULT:
             return DaemonFault(data["deviceUUID"], data["fault"])
+        case EventKind.FAULT_SHARED:
+            return FaultShared(data["deviceUUID"])
         case EventKind.POLICY_CHANGED:
             return PolicyChanged(data["gpuUUID"], data["sharing"])
         case EventKind.BOOT_ENDED:

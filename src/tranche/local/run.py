@@ -15,6 +15,7 @@ from tranche.core.allocation import Part
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.evidence import Life
 from tranche.core.request import Request
+from tranche.core.sharing import Sharing
 from tranche.local.limits_watch import watching_limits
 from tranche.local.orphans import Orphans
 from tranche.local.queue import Cancelled, Queue
@@ -123,6 +124,11 @@ def run(
         except BaseException:
             _give_back(queue, held, orphans, left, why="the command could not be run")
             raise
+        if code != 0 and any(
+            isinstance(grant, Part) and grant.sharing is Sharing.MPS for grant in held.allocation.grants
+        ):
+            with suppress(TrancheError):  # a fault of its own may have hit others, who are known by now
+                host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
             why = f"the command ended with exit code {code}"
             _give_back(queue, held, orphans, left, why=why, killed=code >= _BY_SIGNAL)
@@ -168,10 +174,9 @@ def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
 
 
 def limits_changed(host: Host, record: DaemonRecord) -> bool:
-    """Whether somebody has told the daemon other limits: where it seems so, by the word of a decision, as nobody joins then."""
-    if not host.daemons.health.limits_differ(record):
-        return False
-    host.view(seconds=_LOST_SECONDS, thorough=True)
+    """Whether somebody has told the daemon other limits: where it has news, by the word of a decision, as nobody joins then."""
+    if host.daemons.health.has_news(record):
+        host.view(seconds=_LOST_SECONDS, thorough=True)
     now = host.daemons.records.find(record.gpu_uuid, record.slot)
     return now is not None and now.changed
 

@@ -115,13 +115,23 @@ def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: 
     _write(db, time, SharingRefused(sharing, why), f"nothing is shared by {sharing.for_people} from now on: {why}")
 
 
-def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> None:
-    """An MPS daemon lets nobody in any more, or, without a fault, lets them in again."""
+def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> int | None:
+    """An MPS daemon lets nobody in any more, or, without a fault, lets them in again; the event's position."""
     from tranche.core.events import DaemonFault
 
     message = f"the MPS daemon of {device_uuid} lets nobody in: {fault}" if fault else ""
     message = message or f"the MPS daemon of {device_uuid} lets clients in again"
-    _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
+    return _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
+
+
+def fault_shared(
+    db: sqlite3.Connection, time: float, allocation: Allocation, device_uuid: str, cause: int | None
+) -> None:
+    """The programs of an allocation have had a fatal fault, or have got that of a neighbour; MPS does not say whose it is."""
+    from tranche.core.events import FaultShared
+
+    message = "a fatal fault of one program has ended the CUDA contexts of all that share the device by MPS"
+    _write(db, time, FaultShared(device_uuid), f"{message} {device_uuid}", cause, allocation_id=allocation.id)
 
 
 def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str) -> None:
@@ -214,8 +224,8 @@ def _write(
     *,
     gpu_uuid: str = "",
     allocation_id: str = "",
-) -> None:
-    """Record something that happened; the oldest events beyond 10,000 are dropped."""
+) -> int | None:
+    """Record something that happened; its position. The oldest events beyond 10,000 are dropped."""
     from tranche.core.events import event_data_to_dict, event_name
 
     cursor = db.execute(
@@ -223,6 +233,7 @@ def _write(
         (time, event_name(data), gpu_uuid, allocation_id, message, cause, json.dumps(event_data_to_dict(data))),
     )
     db.execute("DELETE FROM events WHERE position <= ?", ((cursor.lastrowid or 0) - _KEPT,))
+    return cursor.lastrowid
 
 
 def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:

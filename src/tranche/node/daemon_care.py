@@ -23,7 +23,7 @@ from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_health import LOOK_SECONDS
+from tranche.node.mps_health import FATAL, LOOK_SECONDS
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.timeslices import Timeslices
@@ -97,7 +97,7 @@ class DaemonCare:
 
         ending = {each.key for each in due_now()}
         self._daemons.health.look([each for each in known if each.key not in ending], patience)
-        told = self._tell(known)
+        told = self._tell(known, view.allocations)
         self._note_lost(replace(view, node=self._daemons.on_node(view.node)), working)
         kept = self._keep_compute_modes(view, working, shared, session)
         due = due_now()
@@ -152,15 +152,21 @@ class DaemonCare:
                 done = True
         return done
 
-    def _tell(self, known: Sequence[DaemonRecord]) -> bool:
-        """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new."""
+    def _tell(self, known: Sequence[DaemonRecord], allocations: Sequence[Allocation]) -> bool:
+        """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new.
+
+        MPS does not say whose fault it is that has ended all, so everybody is named who shares the device.
+        """
         told = False
         for key in {each.key for each in known if not each.damaged}:
             record = self._daemons.records.find(*key)
             if record is None or not record.untold:
                 continue
             with self._ledger.write() as db:
-                chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.why)
+                position = chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.why)
+                for each in allocations if record.why.startswith(FATAL) else ():
+                    if record.key in shared_by_mps([each]) and each.phase is Phase.ACTIVE:
+                        chronicle.fault_shared(db, self._clock(), each, record.device_uuid, position)
             self._daemons.records.write(record._replace(told=record.why))
             told = True
         return told

@@ -24,6 +24,7 @@ LOOK_SECONDS = 5.0
 JOIN_SECONDS = 10.0
 """A client waits so long for a server that runs, which takes milliseconds as well; then the server counts as wedged."""
 _DRAIN_SECONDS = 30.0
+FATAL = "a fault of one program ended all that share it"
 _CHANGED = "its limits were changed by somebody"
 UNTIL = "; a new one starts when all who share the device have ended"
 
@@ -73,7 +74,7 @@ class MpsHealth:
         try:
             servers = control.servers(seconds=seconds)
             if any(control.server_status(server, seconds=left()) is ServerStatus.FAULT for server in servers):
-                return "a fault of one program ended all that share it, and its server is in state FAULT until they are gone"
+                return f"{FATAL}, and its server is in state FAULT until they are gone"
             said = control.said_limits(record.device_uuid, servers, seconds=left())
             if changed := said.difference(record.limits, record.limit):
                 return f"{_CHANGED}: {changed}"
@@ -103,11 +104,9 @@ class MpsHealth:
         why = f"its server refused a client with {attempt.refused}"
         return self.fence(record, why) if attempt.out_of_reach else why
 
-    def limits_differ(self, record: DaemonRecord) -> bool:
-        """Whether the daemon seems to keep other limits than those that Tranche set. Who joins may be setting them just now."""
-        if record.changed or not _worth_asking(record):
-            return record.changed
-        return self._fault(record, LOOK_SECONDS).startswith(_CHANGED)
+    def has_news(self, record: DaemonRecord) -> bool:
+        """Whether the daemon says otherwise than is written down of it. Its limits may be about to be set, by who joins."""
+        return _worth_asking(record) and self._fault(record, LOOK_SECONDS) != record.fault
 
     def fence(self, record: DaemonRecord, why: str, *, limits_changed: bool = False) -> str:
         """Let nobody more in for as long as the daemon lives; the reason as it is written down.
