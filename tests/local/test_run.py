@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TRANCHE, TestMachine, Workload, machine_in, wait_until
+from tranche.core.request import parse_request
+from tranche.core.wire import request_from_dict
 
 SLICE = ("--mig-profile", "3g.20gb")
 FITS_TWICE = 2
@@ -75,6 +77,7 @@ def test_the_command_gets_its_slice_in_its_environment_and_the_rest_as_it_was(a1
     assert found.pop("TRANCHE_ALLOCATION") in {event["allocationId"] for event in events}
     assert re.fullmatch("[0-9a-f]{32}", found.pop("TRANCHE_KEY"))
     assert found.pop("TRANCHE_REGISTER") == str(a100.state_dir.resolve())
+    assert request_from_dict(json.loads(found.pop("TRANCHE_REQUEST"))) == parse_request(mig_profile=SLICE[1])
     expected = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
     found.pop("LC_CTYPE", None)  # Python itself sets it where no locale is chosen
     assert found == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,9 +20,10 @@ from tranche.core.errors import LedgerUnavailable, NoRoom
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import parse_profile
-from tranche.core.request import parse_request
+from tranche.core.request import GpuMemory, Request, parse_request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
+from tranche.core.wire import request_to_dict
 from tranche.local.queue import Queue
 from tranche.node.adoption import part_word
 from tranche.node.host import Host
@@ -193,6 +195,37 @@ def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path:
             assert found == {
                 name: (replace(part, unlimited=lost),) for name, part in zip(words, (one, other, sliced), strict=True)
             }
+
+
+ASKED = parse_request(gpu="0.2", compute="30")
+HALF = json.dumps({**request_to_dict(ASKED), "gpu": "%s"})
+
+
+@pytest.mark.parametrize(
+    ("text", "request_is"),
+    [
+        (json.dumps(request_to_dict(ASKED)), ASKED),
+        (HALF % "1/2", parse_request(gpu="0.5", compute="30")),
+        *[
+            (text, None)
+            for text in ("", "x", "[]", "{}", '{"gpus": -1}', HALF % "7", HALF % "1/0", HALF % ("1" * 2000))
+        ],
+        (json.dumps({**request_to_dict(ASKED), "count": True}), None),
+    ],
+)
+def test_a_share_is_taken_over_with_what_was_asked_for(tmp_path: Path, text: str, request_is: Request | None) -> None:
+    node, _ = a100_in_slices(tmp_path)
+    with node.host() as host:
+        gpu = host.driver.observe().gpus[1].uuid
+    part = Part(WholeGpu(gpu), 4 << 30, Sharing.MPS, 30)
+    mark = {"TRANCHE_ALLOCATION": "aaaa0010", "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": part_word(gpu, part)}
+    with loiterer(node, **mark, TRANCHE_REQUEST=text):
+        lose(node)
+        with node.host() as host:
+            (found,) = host.view().allocations
+            assert found.grants == (replace(part, unlimited=True),)
+            assert (found.request == request_is) is (request_is is not None)
+            assert request_is is not None or isinstance(found.request.demand, GpuMemory)
 
 
 @pytest.mark.parametrize("word", ["", "x", "{}:turns:1073741824::", "{}:mps:0::", "{}:mps:1:101:", "GPU-other:mps:1::"])

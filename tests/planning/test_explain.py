@@ -267,6 +267,17 @@ def test_a_share_says_when_it_would_be_a_slice() -> None:
     assert (stronger.kind, stronger.allocation_ids) == (Kind.STRONGER_FENCE, ("1a2b",))
 
 
+def test_a_share_says_why_it_is_not_by_a_stronger_mechanism() -> None:
+    why = {Sharing.MEMORY_LIMITS: "the driver refuses them: Not Supported"}
+    means = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), why)
+    view = view_of(uncuttable_gpu())
+    view = replace(view, node=replace(view.node, sharing=means))
+    assert explain(view, parse_request(gpu_memory="1G")).passed_over == why
+    assert explain(view, parse_request(gpu_memory="1G", compute="20")).passed_over == {}, "they keep no ceiling"
+    best = replace(view, node=replace(view.node, sharing=SharingMeans(frozenset(Sharing))))
+    assert explain(best, parse_request(gpu_memory="1G")).passed_over == {}
+
+
 def test_a_share_that_nothing_could_replace_says_no_more() -> None:
     view = shared_by(view_of(uncuttable_gpu()), Sharing.MPS)
     assert explain(view, parse_request(gpu="0.2")).remedies == ()

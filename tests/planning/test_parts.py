@@ -483,6 +483,19 @@ def test_nobody_joins_others_on_a_gpu_that_is_prohibited_meanwhile() -> None:
 @pytest.mark.parametrize("share", ["0.0001", "0.01", "0.02"])
 def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(share: str) -> None:
     view = machine(uncuttable_gpu())
-    with pytest.raises(SharingUnavailable, match=r"a smaller share than 0\.03 of it holds no CUDA context"):
+    with pytest.raises(SharingUnavailable, match=r"a smaller share than 0\.03 of it holds no CUDA context") as caught:
         decide(view, parse_request(gpu=share))
+    assert caught.value.hint == "ask for --gpu 0.03 or more"
     assert isinstance(decide(view, parse_request(gpu="0.03")), Granted)
+
+
+@pytest.mark.parametrize("offered", [{Sharing.MPS}, {Sharing.TIME_SLICING}, {*Sharing}])
+@pytest.mark.parametrize("isolation", ["soft", "none"])
+def test_the_share_that_is_named_instead_of_a_tiny_one_is_served(offered: set[Sharing], isolation: str) -> None:
+    view = machine(uncuttable_gpu(), by=SharingMeans(frozenset(offered)))
+    with pytest.raises(SharingUnavailable) as caught:
+        decide(view, parse_request(gpu="0.0001", isolation=isolation))
+    words = caught.value.hint.split()
+    named = words[words.index("--gpu") + 1] if "--gpu" in words else None
+    assert (named is None) == (isolation == "soft" and offered == {Sharing.TIME_SLICING})
+    assert named is None or isinstance(decide(view, parse_request(gpu=named, isolation=isolation)), Granted)

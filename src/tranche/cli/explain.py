@@ -115,6 +115,8 @@ def _print(answer: Explanation, node: NodeState) -> None:
         steps = answer.granted.plan.steps
         for step in steps:
             click.echo(f"  {node.gpu(step.gpu_uuid).label}: {step}")
+        for sharing, why in answer.passed_over.items():
+            click.echo(f"  not by {sharing.for_people}: {why}")
         return
     click.echo()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), [_gpu_row(each, node) for each in answer.gpus])

@@ -32,6 +32,7 @@ def explanation_document(answer: Explanation, waiters_ahead: int) -> dict[str, A
         "steps": []
         if granted is None
         else [{"gpuUUID": step.gpu_uuid, "action": str(step)} for step in granted.plan.steps],
+        "passedOver": [{"mechanism": str(sharing), "why": why} for sharing, why in answer.passed_over.items()],
         "gpus": [_gpu_document(each) for each in answer.gpus],
         "remedies": [_remedy_document(each) for each in answer.remedies],
         "hint": "" if impossible is None else impossible.hint,

@@ -36,7 +36,14 @@ _FOR_EVERY_USER: Final = "-multiuser-server"
 _START_SECONDS: Final = 30.0
 _QUIT_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.02
-_FOREIGN: Final = ("CUDA_", "TRANCHE_ALLOCATION", "TRANCHE_KEY", "TRANCHE_REGISTER", "NVIDIA_VISIBLE_DEVICES")
+_FOREIGN: Final = (
+    "CUDA_",
+    "TRANCHE_ALLOCATION",
+    "TRANCHE_KEY",
+    "TRANCHE_REGISTER",
+    "TRANCHE_REQUEST",
+    "NVIDIA_VISIBLE_DEVICES",
+)
 """What must not come from the caller's environment: settings of another daemon, and the marks of a share."""
 _PROC: Final = Path("/proc")
 _LOOKS: Final = 2

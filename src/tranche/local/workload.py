@@ -6,6 +6,7 @@ The child inherits the allocation's lock, so the share is kept for as long as it
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,10 @@ from pathlib import Path
 from tranche.core.devices import device_uuid
 from tranche.core.errors import CommandNotFound, VerificationFailed
 from tranche.core.state import GpuState
+from tranche.core.wire import request_to_dict
 from tranche.local.child import run_child
 from tranche.local.part_environment import part_environment
+from tranche.node.adoption import REQUEST
 from tranche.node.held import Held
 from tranche.node.mps_records import DaemonRecords
 from tranche.node.processes import KEY, MARK, REGISTER
@@ -47,6 +50,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState], places: Pl
         MARK: held.allocation.id,
         KEY: held.key,
         REGISTER: str(places.state_dir.resolve()),
+        REQUEST: json.dumps(request_to_dict(held.allocation.request)),
         **part_environment(held.allocation, gpus, DaemonRecords(places.mps)),
     }
 

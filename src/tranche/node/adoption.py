@@ -6,6 +6,7 @@ anything is given away. Only processes of root and of the ledger's owner count: 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request
-from tranche.core.request import GpuMemory, Request
+from tranche.core.errors import TrancheError
+from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import Sharing
+from tranche.core.wire import request_from_dict, request_to_dict
 from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
 from tranche.node.session import process_command
 from tranche.planning.share_costs import CONTEXT_MEMORY
@@ -28,8 +31,23 @@ MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
 PARTS = "TRANCHE_PARTS"
 """The variable with the parts of devices that a share consists of, each as `part_word` writes it, separated by commas."""
 
+REQUEST = "TRANCHE_REQUEST"
+"""The variable with what was asked for, as the JSON data of `request_to_dict`."""
+
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
+_REQUEST_FIELDS = {
+    "gpus": int,
+    "gpu": str,
+    "gpuMemoryBytes": int,
+    "migProfile": str,
+    "isolation": str,
+    "gpuModel": str,
+    "count": int,
+    "computePercent": int,
+    "gpuMemoryLimitBytes": int,
+}
+_LONGEST_REQUEST = 1000
 _BYTES = re.compile("[1-9][0-9]{0,14}")
 _PART = re.compile("([0-9A-Za-z/-]+):([a-z-]+):([1-9][0-9]{0,14}):([1-9][0-9]?|100|):([1-9][0-9]{0,14}|)")
 _ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
@@ -48,7 +66,7 @@ def shares_of_processes(
     `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. A share of which no
     device is there is left out.
     """
-    found: dict[str, tuple[Process, tuple[Grant, ...], str]] = {}
+    found: dict[str, tuple[Process, tuple[Grant, ...], Mapping[str, str]]] = {}
     for process, environment in _environments(proc):
         name = environment.get(MARK, "")
         uuids = environment.get(DEVICES, "").split(",")
@@ -56,19 +74,35 @@ def shares_of_processes(
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())
         if here and _ID.fullmatch(name) and grants and not older and process.uid in (0, uid):
-            found[name] = (process, grants, environment.get(KEY, ""))
+            found[name] = (process, grants, environment)
     return tuple(
         Allocation(
             name,
-            _likely_request(grants),
+            _request_of(environment.get(REQUEST, "")) or _likely_request(grants),
             grants,
             Phase.ACTIVE,
             now,
             process_command(process.pid, proc),
-            replace(process.keeper, key_digest=digest_of(key) if key else ""),
+            replace(process.keeper, key_digest=digest_of(environment[KEY]) if environment.get(KEY) else ""),
         )
-        for name, (process, grants, key) in sorted(found.items())
+        for name, (process, grants, environment) in sorted(found.items())
     )
+
+
+def _request_of(text: str) -> Request | None:
+    """The request that an environment names; None when it names none, or what nobody could have asked for."""
+    try:
+        data = json.loads(text) if len(text) <= _LONGEST_REQUEST else {}
+        if any(type(value) is not _REQUEST_FIELDS[name] for name, value in data.items()):
+            return None
+        numbers = [value for value in data.values() if isinstance(value, int)]
+        request = request_from_dict(data)
+        sound = all(0 < number < 2**63 for number in numbers) and request_to_dict(request) == data
+        return (
+            request if sound and (not isinstance(request.demand, GpuShare) or 0 < request.demand.share <= 1) else None
+        )
+    except (ValueError, KeyError, AttributeError, ArithmeticError, RecursionError, TrancheError):
+        return None
 
 
 def _likely_request(grants: tuple[Grant, ...]) -> Request:

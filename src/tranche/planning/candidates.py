@@ -18,7 +18,7 @@ from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGp
 from tranche.core.state import GpuState
 from tranche.planning.gpu_rules import NO_RULES, GpuRules
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.part_wish import PartWish, no_part_text, part_wish
+from tranche.planning.part_wish import PartWish, no_part_text, part_wish, smallest_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, in
     answers = [(candidate(request, gpu, rules), number) for gpu, rules, number in matching]
     obstacles = [answer for answer, _ in answers if isinstance(answer, Obstacle)]
     if len(obstacles) == len(matching):
-        raise _impossible(request, [gpu for gpu, _, _ in matching], obstacles)
+        raise _impossible(request, [(gpu, rules) for gpu, rules, _ in matching], obstacles)
     count = sum(number for answer, number in answers if isinstance(answer, Candidate))
     refused = [(answer, number) for answer, number in answers if isinstance(answer, Obstacle) and _is_refusal(answer)]
     if count < gpus_needed(request) <= count + sum(number for _, number in refused):
@@ -179,12 +179,13 @@ def _no_gpu(request: Request, gpus: list[GpuState]) -> TrancheError:
     return GpuNotFound(f"no GPU of this machine is a '{request.gpu_model}'; it has: {names}")
 
 
-def _impossible(request: Request, gpus: list[GpuState], obstacles: list[Obstacle]) -> TrancheError:
+def _impossible(request: Request, known: list[tuple[GpuState, GpuRules]], obstacles: list[Obstacle]) -> TrancheError:
     refused = list(filter(_is_refusal, obstacles))
+    gpus = [gpu for gpu, _ in known]
     if refused:
         texts = dict.fromkeys(each.text for each in refused)
         return SharingUnavailable(
-            f"no GPU of this machine serves {request}: {'; '.join(texts)}", hint=_way_out(request)
+            f"no GPU of this machine serves {request}: {'; '.join(texts)}", hint=_way_out(request, known)
         )
     if isinstance(request.demand, MigSlice):
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
@@ -209,8 +210,11 @@ def _is_refusal(answer: Obstacle) -> bool:
     return answer.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)
 
 
-def _way_out(request: Request) -> str:
+def _way_out(request: Request, known: list[tuple[GpuState, GpuRules]]) -> str:
     """What to ask for instead of a part that no GPU gives."""
+    shares = (smallest_share(request, gpu, rules) for gpu, rules in known if rules.use is not GpuUse.OFF)
+    if enough := min((each for each in shares if each is not None), default=None):
+        return f"ask for --gpu {float(enough):g} or more"
     if request.compute is not None:
         return "ask for the same without --compute"
     if request.limit is not None:

@@ -6,17 +6,19 @@ It is made of the same parts as the decision, so the two cannot disagree: a requ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView, Part
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
+from tranche.core.sharing import Sharing
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.answers import Answers, GpuAnswer, Terms, answers
 from tranche.planning.candidates import gpus_needed
 from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.options import Freedom
+from tranche.planning.part_wish import accepted
 from tranche.planning.policy import DEFAULT
 from tranche.planning.queue import WaitingRequest, reserved_for
 from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies, stronger
@@ -24,13 +26,17 @@ from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies, stron
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`granted` is what the request gets now. Otherwise it waits or, with `impossible`, can never be served by this machine."""
+    """`granted` is what the request gets now. Otherwise it waits or, with `impossible`, can never be served by this machine.
+
+    `passed_over` says of mechanisms that are stronger than that of the part it gets, and that it accepts, why it is not by them.
+    """
 
     request: Request
     granted: Granted | None
     impossible: TrancheError | None
     answers: Answers
     advice: Advice
+    passed_over: Mapping[Sharing, str] = field(default_factory=dict)
 
     @property
     def gpus(self) -> tuple[GpuAnswer, ...]:
@@ -87,5 +93,19 @@ def explain(
     if granted is not None:
         shares = any(isinstance(grant, Part) for grant in granted.grants)
         more = stronger(index, request, terms, reserved) if shares else NO_ADVICE
-        return Explanation(request, granted, None, found, more)
+        return Explanation(request, granted, None, found, more, _passed_over(index, request, granted))
     return Explanation(request, None, impossible, found, remedies(index, request, terms, reserved))
+
+
+def _passed_over(index: IndexedView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
+    """Why parts of what is granted are not by a stronger mechanism, where the machine or the GPU lacks that."""
+    found: dict[Sharing, str] = {}
+    for grant in granted.grants:
+        if isinstance(grant, Part):
+            ways, rules = accepted(request), index.rules(grant.gpu_uuid)
+            for way in ways[: ways.index(grant.sharing)]:
+                if why := rules.why_not(way, index.gpu(grant.gpu_uuid)):
+                    found[way] = why
+                elif grant.slot is not None and way is Sharing.MEMORY_LIMITS:
+                    found[way] = "the driver does not limit MIG slices"
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.gpu_use import GpuUse
@@ -139,11 +140,27 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
     return f"{uncut}; a part of it needs {ways}"
 
 
+def smallest_share(request: Request, gpu: GpuState, rules: GpuRules) -> Fraction | None:
+    """The smallest share of that GPU of which a part holds a CUDA context, where that is why it serves no smaller one."""
+    if not isinstance(request.demand, GpuShare):
+        return None
+    ways = [each for each in accepted(request) if not rules.why_not(each, gpu)]
+    enough = [_smallest(capacity(each, gpu.usable_memory), CONTEXT_MEMORY[each]) for each in ways]
+    share = min((each for each in enough if each is not None), default=None)
+    return share if share is not None and share > request.demand.share else None
+
+
+def _smallest(room: int, context: int) -> Fraction | None:
+    """In hundredths, rounded up; None where no share has room for more than the context."""
+    share = Fraction(100 * (context + MIB) // max(room, 1) + 1, 100)
+    return share if share <= 1 else None
+
+
 def _misfit(request: Request, gpu: GpuState, sharing: Sharing) -> str:
     """Why no part by a mechanism that the GPU has is of the size that is asked for."""
     room = capacity(sharing, gpu.usable_memory)
     most = room - CONTEXT_MEMORY[sharing]
-    if isinstance(request.demand, GpuShare) and most > 0:
-        hundredths = 100 * (CONTEXT_MEMORY[sharing] + MIB) // room + 1
-        return f"a smaller share than {hundredths / 100:g} of it holds no CUDA context"
+    share = _smallest(room, CONTEXT_MEMORY[sharing]) if isinstance(request.demand, GpuShare) else None
+    if share is not None:
+        return f"a smaller share than {float(share):g} of it holds no CUDA context"
     return f"its parts have at most {format_memory(most)}"
