@@ -27,6 +27,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
     "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
     "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
+    "dashboard": ("tranche.cli.dashboard", "The machine as a live page in your browser"),
     "delete": ("tranche.cli.jobs.delete", "Delete jobs of a cluster, with their claims"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
     "describe": ("tranche.cli.jobs.describe", "A cluster's job, its pods, and why they wait"),

@@ -18,9 +18,7 @@ from tranche.cli.overview import overview
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
-from tranche.documents.machine import gpu_document
-from tranche.documents.queue import waiter_documents
-from tranche.documents.shares import allocation_document
+from tranche.documents.overview import overview_data
 from tranche.local.attendance import silent
 from tranche.node.host import Host
 
@@ -60,12 +58,7 @@ def _picture(host: Host, view: NodeView) -> list[str]:
 def _print_document(host: Host) -> None:
     view, queue = look_at(host), host.waiters()
     away = silent(host.places, queue, time.time())
-    print_json(
-        "Overview",
-        gpus=[gpu_document(view, gpu) for gpu in view.node],
-        allocations=[allocation_document(each, view) for each in view.allocations],
-        waiters=waiter_documents(view, queue, away),
-    )
+    print_json("Overview", **overview_data(view, queue, away))
 
 
 def _redraw(host: Host, interval: float) -> None:

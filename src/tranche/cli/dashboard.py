@@ -1,0 +1,55 @@
+"""`tranche dashboard`: the machine as a page in a browser."""
+
+from __future__ import annotations
+
+import platform
+
+import click
+
+from tranche.cli.extras import extra_missing
+from tranche.cli.output import say
+from tranche.cli.runtime import open_host, register_places
+from tranche.cli.settings import Settings, TrancheCommand
+from tranche.documents.blocks import Document
+from tranche.documents.events import event_document
+from tranche.node import chronicle
+from tranche.node.ledger import open_to_read
+
+
+@click.command(cls=TrancheCommand)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8899, show_default=True, help="The port on 127.0.0.1; 0: any."
+)
+@click.pass_obj
+def command(settings: Settings, /, port: int) -> None:
+    """Serve a live page of this machine to your own browser, until Ctrl-C: GPUs, slices, shares, queue and events.
+
+    It listens on 127.0.0.1 alone, and lets in who has the token in the address that it prints. The token is kept in a file
+    that nobody else may read, and stays the same. The page shows and changes nothing. From another machine, reach it
+    by a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
+    """
+    try:
+        from tranche.dashboard.app import Served
+        from tranche.dashboard.server import serve_dashboard
+    except ModuleNotFoundError as error:
+        raise extra_missing("'tranche dashboard'", "dashboard", error) from error
+    from tranche.dashboard.access import Gate
+    from tranche.dashboard.token_file import read_token, token_path
+
+    token = read_token(token_path())
+    with open_host(settings, reading=True):
+        pass  # a machine without a driver is an error of the command, not of a page
+
+    def events() -> list[Document]:
+        ledger = open_to_read(register_places(settings, reading=True))
+        try:
+            with ledger.read() as db:
+                return [event_document(each) for each in chronicle.events(db)]
+        finally:
+            ledger.close()
+
+    def ready(gate: Gate) -> None:
+        say(f"tranche: open http://127.0.0.1:{gate.port}/enter?token={token}")
+
+    machine = platform.node() if settings.simulate is None else f"simulated {settings.simulate}"
+    serve_dashboard(port, token, Served(machine, lambda: open_host(settings, reading=True), events), ready)

@@ -1,0 +1,96 @@
+"""Who is let in: whoever has the token, on a page of our own, by a name of this machine. Pure; `app` asks for each request.
+
+Others on the machine reach its loopback as well, and so does every page that its owner's browser has open. The token keeps the
+first out. The second cannot read it, may not have the cookie sent (SameSite), and is refused by its origin and by the name it
+calls us.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_CHANGES_NOTHING = frozenset({"GET", "HEAD"})
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""What every answer carries: no script but ours, no frame around us, no copy in a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardRefusal:
+    """Why a request gets nothing."""
+
+    status: HTTPStatus
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Knows the token, and the port by which browsers call this server."""
+
+    token: str
+    port: int
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies are of a host, not of a port: another server's must not be taken for ours."""
+        return f"tranche-{self.port}"
+
+    @property
+    def session(self) -> str:
+        """What the cookie holds: whoever has it is not given the token."""
+        return hmac.new(self.token.encode(), b"session", hashlib.sha256).hexdigest()
+
+    def cookie(self) -> str:
+        """The header that lets a browser in. No script reads it, and no other site's page has it sent."""
+        return f"{self.cookie_name}={self.session}; Path=/; HttpOnly; SameSite=Strict"
+
+    def opens(self, token: str) -> bool:
+        """Whether it is the token, in a time that does not tell how much of it is right."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def strange(self, method: str, headers: Mapping[str, str]) -> DashboardRefusal | None:
+        """Why a request is not one of our own pages' or its owner's; `headers` have lower-case names.
+
+        The port in the name may be another one: that of an ssh tunnel's other end.
+        """
+        host = headers.get("host", "")
+        if host not in LOOPBACK_NAMES and host.rpartition(":")[0] not in LOOPBACK_NAMES:
+            return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
+        origin = headers.get("origin")
+        if origin is not None and origin != f"http://{host}":
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
+        if origin is None and method not in _CHANGES_NOTHING:
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
+        return None
+
+    def unknown(self, headers: Mapping[str, str]) -> DashboardRefusal | None:
+        """Why whoever asks is not let in: neither the cookie nor the token came along."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.opens(token.strip()):
+            return None
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
+        except CookieError:
+            cookie = None
+        if cookie is not None and hmac.compare_digest(cookie.value.encode(), self.session.encode()):
+            return None
+        return DashboardRefusal(
+            HTTPStatus.UNAUTHORIZED, "open the address that 'tranche dashboard' printed: it has the token"
+        )

@@ -1,0 +1,29 @@
+"""What a request would get now: the answer of `tranche explain`, from the machine as it was seen last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tranche.core.errors import UsageError
+from tranche.core.request import parse_request
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.blocks import Document
+from tranche.documents.explanation import explanation_document
+from tranche.planning.explain import explain
+from tranche.planning.queue import WaitingRequest
+
+_KINDS = frozenset({"gpu_memory", "gpu", "mig_profile", "gpus"})
+
+
+def answer(snapshot: MachineSnapshot, fields: Mapping[str, str]) -> Document:
+    """The Explanation document of the request that the form's fields make; UsageError where they make none."""
+    kind = fields.get("kind", "")
+    if kind not in _KINDS:
+        raise UsageError("choose what to ask for", hint=f"one of {', '.join(sorted(_KINDS))}")
+    request = parse_request(
+        **{kind: fields.get("amount", "")},
+        isolation=fields.get("isolation") or "soft",
+        gpu_model=fields.get("gpu_model", ""),
+    )
+    waiters = [WaitingRequest(each.id, each.request) for each in snapshot.queue if each.id not in snapshot.away]
+    return explanation_document(explain(snapshot.view, request, waiters), len(waiters))

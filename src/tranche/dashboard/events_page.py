@@ -1,0 +1,88 @@
+"""What happened, newest first, with what led to what; and a share's whole life."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, share_link, span_since, table
+from tranche.documents.blocks import Document, told_holder
+from tranche.documents.markup import Child, Element, element
+
+MOST = 300
+"""Events on one page."""
+
+
+def events_page(events: Sequence[Document], gpus: Sequence[Document]) -> DashboardPage:
+    """The newest events, as `tranche events -o json` prints them, oldest first."""
+    said = "" if len(events) < MOST else f"The newest {MOST} events; 'tranche events --last N' prints more."
+    return DashboardPage("Events", element("div", element("p", said) if said else None, event_table(events, gpus)))
+
+
+def event_table(events: Sequence[Document], gpus: Sequence[Document]) -> Element:
+    """Events as a table, newest first; each leads to what caused it, where that is on the page."""
+    labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in gpus}
+    here = {event["position"] for event in events}
+    rows = [_row(event, labels, here) for event in reversed(events)]
+    return table(
+        "Events, newest first", ("Number", "When", "What", "About", "In words", "Because of"), rows, "No events."
+    )
+
+
+def share_page(allocation_id: str, overview: Document, events: Sequence[Document], now: float) -> DashboardPage | None:
+    """All that is known of a share; None where nobody has heard of it."""
+    found = next((each for each in overview["allocations"] if each["id"] == allocation_id), None)
+    if found is None and not events:
+        return None
+    state: Child = "ended" if found is None else found["phase"]
+    facts: list[tuple[str, Child]] = [("state", state)]
+    if found is not None:
+        facts += [
+            ("since", span_since(found["created"], now)),
+            ("for", told_holder(found).removeprefix(found["id"]) or "–"),
+        ]
+    given = None
+    if found is not None:
+        labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in overview["gpus"]}
+        rows = [
+            (
+                gpu_link(grant["gpuUUID"], labels.get(grant["gpuUUID"], grant["gpuUUID"])),
+                _piece(grant),
+                grant["mechanism"],
+                grant["isolation"],
+                ", ".join(f"{wall} {word}" for wall, word in grant["walls"].items()),
+            )
+            for grant in found["grants"]
+        ]
+        given = table("What it was given", ("GPU", "What", "By", "Isolation", "Walls"), rows, "Nothing.")
+    live = element("div", figures(facts), given, element("h2", "Its life"), event_table(events, overview["gpus"]))
+    return DashboardPage(f"Share {allocation_id}", live)
+
+
+def _piece(grant: Document) -> str:
+    place = "the whole GPU"
+    if grant["placement"] is not None:
+        place = f"{grant['profile']} at {grant['placement']['start']}:{grant['placement']['size']}"
+    return f"{memory(grant['memoryBytes'])} of {place}" if "memoryBytes" in grant else place
+
+
+def _row(event: Document, labels: Mapping[str, str], here: set[int]) -> Sequence[Child | None]:
+    about: Child | None = None
+    if event["allocationId"]:
+        about = share_link(event["allocationId"])
+    elif event["gpuUUID"]:
+        label = labels.get(event["gpuUUID"], event["gpuUUID"])
+        about = element("a", label, href=f"/gpus/{event['gpuUUID']}") if event["gpuUUID"] in labels else label
+    cause: Child | None = None
+    if event["cause"] is not None:
+        number = str(event["cause"])
+        cause = element("a", number, href=f"#event-{number}") if event["cause"] in here else number
+    number = str(event["position"])
+    return (
+        element("span", number, id=f"event-{number}"),
+        moment(event["time"]),
+        code(event["type"]),
+        about,
+        event["message"],
+        cause,
+    )

@@ -1,0 +1,117 @@
+"""The first view: every GPU with its slices in the order of their placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import figures, gpu_link, memory, notes, share_link, table
+from tranche.documents.bar import HEIGHT, bar, swatch
+from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Look, blocks_of
+from tranche.documents.markup import Child, Element, element
+from tranche.documents.picture import headline, legend
+
+BAR_PIXELS = 700
+"""What the texts in a bar are cut for; on a narrower screen they are clipped."""
+
+
+def fleet_page(overview: Document, said: Sequence[str], looked_for: str = "") -> DashboardPage:
+    """The GPUs of the overview, or those that have the text looked for in what is said of them."""
+    every = blocks_of(overview["gpus"], overview["allocations"])
+    found = [gpu for gpu in every if looked_for.casefold() in f"{gpu.uuid} {gpu.told}".casefold()]
+    live = element(
+        "div",
+        notes(said),
+        fleet_figures(overview),
+        element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs have “{looked_for}”."),
+        key(found),
+        element("div", [gpu_row(gpu) for gpu in found], class_="gpus"),
+        _as_table(overview, found),
+    )
+    return DashboardPage("Fleet", live, _filter(looked_for))
+
+
+def fleet_figures(overview: Document) -> Element:
+    """How many of what there are."""
+    slices = [each for gpu in overview["gpus"] for each in gpu["slices"]]
+    return figures(
+        [
+            ("GPUs", str(len(overview["gpus"]))),
+            ("slices", str(len(slices))),
+            ("slices held", str(sum(each["state"] == "held" for each in slices))),
+            ("slices idle", str(sum(each["state"] == "idle" for each in slices))),
+            ("shares", str(len(overview["allocations"]))),
+            ("waiting", str(len(overview["waiters"]))),
+        ]
+    )
+
+
+def gpu_row(gpu: GpuBlocks) -> Element:
+    """A GPU's name and its bar."""
+    return element(
+        "div",
+        element("p", gpu_link(gpu.uuid, gpu.label), element("br"), element("span", gpu.model, class_="muted")),
+        gpu_bar(gpu),
+        class_="gpu",
+    )
+
+
+def gpu_bar(gpu: GpuBlocks) -> Element:
+    """The bar alone, as wide as there is room."""
+    return element(
+        "svg", bar(gpu, BAR_PIXELS), role="img", aria_label=gpu.told, width="100%", height=HEIGHT, class_="bar"
+    )
+
+
+def key(gpus: Sequence[GpuBlocks]) -> Element:
+    """What the looks of the blocks mean."""
+    entries = [
+        element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
+        for look, word in legend(gpus)
+    ]
+    return element("ul", entries, class_="key", aria_label="What the blocks mean")
+
+
+def _filter(looked_for: str) -> Element:
+    return element(
+        "form",
+        element("label", "Find ", element("input", type="search", name="q", value=looked_for, id="q")),
+        element("button", "Show"),
+        action="/",
+        method="get",
+        role="search",
+    )
+
+
+def _as_table(overview: Document, found: Sequence[GpuBlocks]) -> Element:
+    columns = ("GPU", "What", "State", "Held by", "Memory", "Made by")
+    gpus = {gpu["uuid"]: gpu for gpu in overview["gpus"]}
+    rows = [row for gpu in found for row in _rows(gpus[gpu.uuid], gpu)]
+    shown = table("The same as a table", columns, rows, "No GPU.")
+    return element("details", element("summary", "As a table"), shown, id="as-table")
+
+
+def _rows(gpu: Document, drawn: GpuBlocks) -> Iterator[Sequence[Child | None]]:
+    for each in drawn.blocks:
+        place, device = _device_of(gpu, each)
+        made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
+        amount = "" if each.look is Look.FREE else memory(device["memoryBytes"])
+        holders = device["allocationIds"] if each.look is not Look.FREE else []
+        shown: Child = each.who
+        if len(holders) == 1:
+            shown = element("span", share_link(holders[0]), each.who.removeprefix(holders[0]))
+        yield gpu_link_of(drawn), f"{each.name} {place}".strip(), str(each.look), shown, amount, made
+
+
+def gpu_link_of(drawn: GpuBlocks) -> Child:
+    """A GPU by its label, in a table, where the picture's link has the id already."""
+    return element("a", drawn.label, href=f"/gpus/{drawn.uuid}")
+
+
+def _device_of(gpu: Document, each: BarBlock) -> tuple[str, Document]:
+    """Where the block lies, in words, and the document of its device: a slice, or the GPU itself."""
+    for piece in gpu["slices"]:
+        start, size = piece["placement"]["start"], piece["placement"]["size"]
+        if start <= each.start < start + size:
+            return f"at {start}:{size}", piece
+    return "", gpu

@@ -1,0 +1,104 @@
+"""What every page has: its head, the way to the other views, and whether it is live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.dashboard.parts import moment
+from tranche.documents import describe
+from tranche.documents.markup import Element, element
+from tranche.documents.picture_style import PATTERNS
+
+VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"))
+"""The views that every page leads to."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardPage:
+    """A page: `live` is replaced when something changes; `above` and `below` it stays what a person may be typing in."""
+
+    title: str
+    live: Element
+    above: Element | None = None
+    below: Element | None = None
+
+
+def whole_page(page: DashboardPage, *, path: str, machine: str, version: str, taken: float) -> str:
+    """The page as HTML; `version` names the snapshot that it shows, which is of the moment `taken`."""
+    return "<!doctype html>\n" + str(
+        element(
+            "html",
+            _head(f"{page.title} – {machine}"),
+            element(
+                "body",
+                element("a", "Skip to the content", href="#main", class_="skip"),
+                element("header", _names(machine), _ways(path), _liveness(taken)),
+                element(
+                    "main",
+                    element("h1", page.title),
+                    page.above,
+                    live_part(page),
+                    page.below,
+                    id="main",
+                    tabindex=-1,
+                ),
+                element("svg", PATTERNS, class_="patterns", aria_hidden="true", width=0, height=0),
+                data_version=version,
+            ),
+            lang="en",
+        )
+    )
+
+
+def live_part(page: DashboardPage) -> Element:
+    """What the page's script asks for alone, and puts in the place of what was there."""
+    return element("div", page.live, id="view")
+
+
+def plain_page(title: str, message: str) -> str:
+    """A page for somebody who is not let in, or looks for what is not there; it loads nothing."""
+    body = element("body", element("main", element("h1", title), element("p", message)))
+    return "<!doctype html>\n" + str(element("html", element("head", element("title", title)), body, lang="en"))
+
+
+def entered_page() -> str:
+    """Leads from the address with the token to the first view.
+
+    A redirection would count as a step of whoever linked here, and browsers would send it without the cookie.
+    """
+    again = element("meta", http_equiv="refresh", content="0;url=/")
+    head = element("head", again, element("title", "Tranche"))
+    body = element("body", element("p", element("a", "Open the dashboard", href="/")))
+    return "<!doctype html>\n" + str(element("html", head, body, lang="en"))
+
+
+def _head(title: str) -> Element:
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        element("link", rel="stylesheet", href="/static/picture.css"),
+        element("link", rel="stylesheet", href="/static/page.css"),
+        element("script", src="/static/page.js", defer=True),
+    )
+
+
+def _names(machine: str) -> Element:
+    return element("p", element("strong", "Tranche"), " ", element("span", machine), class_="names")
+
+
+def _ways(path: str) -> Element:
+    ways = [
+        element("li", element("a", word, href=address, aria_current="page" if address == path else None))
+        for address, word in VIEWS
+    ]
+    return element("nav", element("ul", ways), aria_label="Views")
+
+
+def _liveness(taken: float) -> Element:
+    """Without the script the page is as old as it says."""
+    said = element("span", "as of ", moment(describe.timestamp(taken)), "; reload for news", id="live-said")
+    return element("p", said, id="live", role="status", class_="still", data_taken=describe.timestamp(taken))

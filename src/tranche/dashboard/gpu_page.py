@@ -1,0 +1,122 @@
+"""One GPU: what is on it, who has it, what runs there, and what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tranche.dashboard.events_page import event_table
+from tranche.dashboard.fleet_page import gpu_bar, key
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, figures, memory, notes, share_link, table
+from tranche.documents.blocks import Document, blocks_of, told_holder
+from tranche.documents.markup import Child, Element, element
+
+
+def gpu_page(uuid: str, overview: Document, events: Sequence[Document], said: Sequence[str]) -> DashboardPage | None:
+    """The GPU of that UUID; None where the machine has none. `events` are those of this GPU and of its shares."""
+    gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
+    if gpu is None:
+        return None
+    known = {each["id"]: each for each in overview["allocations"]}
+    drawn = blocks_of([gpu], overview["allocations"])
+    live = element(
+        "div",
+        notes(said),
+        _facts(gpu),
+        key(drawn),
+        element("div", gpu_bar(drawn[0]), class_="card"),
+        table(
+            "Slices and holders",
+            ("Place", "Profile", "State", "Held by", "Memory", "Made by", "MIG device"),
+            [
+                (
+                    f"{each['placement']['start']}:{each['placement']['size']}",
+                    each["profile"],
+                    each["state"],
+                    _holders(each, known),
+                    memory(each["memoryBytes"]),
+                    None if each["owned"] is None else "Tranche" if each["owned"] else "others",
+                    element("span", [code(device["uuid"]) for device in each["devices"]]) if each["devices"] else None,
+                )
+                for each in gpu["slices"]
+            ],
+            "It is not cut into slices.",
+        ),
+        _whole(gpu, known),
+        _processes(gpu),
+        element("h2", "What happened"),
+        event_table(events, overview["gpus"]),
+    )
+    return DashboardPage(f"GPU {gpu['index']}", live)
+
+
+def events_of_gpu(uuid: str, events: Sequence[Document]) -> list[Document]:
+    """The events that name the GPU, and those of shares that were on it."""
+    shares = {
+        each["allocationId"]
+        for each in events
+        for grant in (each["data"] or {}).get("grants", ())
+        if grant["gpuUUID"] == uuid and each["allocationId"]
+    }
+    return [each for each in events if each["gpuUUID"] == uuid or each["allocationId"] in shares]
+
+
+def _facts(gpu: Document) -> Element:
+    mode, pending = gpu["mig"]["mode"], gpu["mig"]["pendingMode"]
+    room = [f"{each['count']}×{each['profile']}" for each in gpu["room"] if each["count"]]
+    pairs: list[tuple[str, Child]] = [
+        ("model", gpu["name"]),
+        ("memory", memory(gpu["memoryBytes"])),
+        ("memory free", memory(gpu["memoryFreeBytes"])),
+        ("MIG mode", mode if mode == pending else f"{mode}, {pending} after a reset"),
+        ("UUID", code(gpu["uuid"])),
+        ("bus", code(gpu["pciBusId"])),
+    ]
+    if gpu["lost"]:
+        pairs.insert(0, ("health", "lost by the driver"))
+    if gpu["mig"]["mode"] == "enabled":
+        pairs.append(("room for one of", ", ".join(room) or "nothing more"))
+    return figures(pairs)
+
+
+def _holders(device: Document, known: dict[str, Document]) -> Child | None:
+    if not device["allocationIds"]:
+        return None
+    return element("span", _names(device["allocationIds"], known))
+
+
+def _names(ids: Sequence[str], known: dict[str, Document]) -> Iterator[Child]:
+    for place, each in enumerate(ids):
+        yield from (", ",) if place else ()
+        yield share_link(each)
+        if each in known:
+            yield f" {told_holder(known[each]).removeprefix(each)}"
+
+
+def _whole(gpu: Document, known: dict[str, Document]) -> Element | None:
+    if not gpu["allocationIds"]:
+        return None
+    rows = [
+        (
+            share_link(each),
+            told_holder(known[each]).removeprefix(each) if each in known else "",
+            _amount(gpu, known.get(each)),
+        )
+        for each in gpu["allocationIds"]
+    ]
+    return table("Who holds the uncut GPU", ("Share", "For", "Memory"), rows, "Nobody.")
+
+
+def _amount(gpu: Document, allocation: Document | None) -> str:
+    grants = [] if allocation is None else [each for each in allocation["grants"] if each["gpuUUID"] == gpu["uuid"]]
+    return memory(sum(each.get("memoryBytes", gpu["memoryBytes"]) for each in grants)) if grants else ""
+
+
+def _processes(gpu: Document) -> Element:
+    rows: list[tuple[Child | None, ...]] = []
+    places = [("the uncut GPU", gpu)] + [
+        (f"{each['profile']} at {each['placement']['start']}", each) for each in gpu["slices"]
+    ]
+    for place, device in places:
+        rows += [(str(each["pid"]), each["name"], place, memory(each["memoryBytes"])) for each in device["processes"]]
+    return table("Processes", ("Pid", "Program", "Where", "Memory"), rows, "No process runs on it.")

@@ -1,0 +1,46 @@
+"""Which page an address stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tranche.core.errors import UsageError
+from tranche.dashboard.asking import answer
+from tranche.dashboard.events_page import MOST, events_page, share_page
+from tranche.dashboard.fleet_page import fleet_page
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.gpu_page import events_of_gpu, gpu_page
+from tranche.dashboard.queue_page import ask_page, queue_page
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.blocks import Document
+
+Events = Callable[[], Sequence[Document]]
+"""Reads the events, all that the register keeps, oldest first."""
+
+
+def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: Events) -> DashboardPage | None:
+    """The page of that path, of what was seen; None where there is none."""
+    match path.strip("/").split("/"):
+        case [""]:
+            return fleet_page(seen.overview, seen.notes, query.get("q", ""))
+        case ["gpus", uuid]:
+            return gpu_page(uuid, seen.overview, events_of_gpu(uuid, events())[-MOST:], seen.notes)
+        case ["shares", allocation_id]:
+            of_it = [each for each in events() if each["allocationId"] == allocation_id]
+            return share_page(allocation_id, seen.overview, of_it, seen.taken)
+        case ["queue"]:
+            return queue_page(seen.overview, seen.notes, seen.taken)
+        case ["ask"]:
+            return _asked(query, seen)
+        case ["events"]:
+            return events_page(events()[-MOST:], seen.overview["gpus"])
+        case _:
+            return None
+
+
+def _asked(fields: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:
+    labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in seen.overview["gpus"]}
+    try:
+        return ask_page(fields, answer(seen, fields), "", labels)
+    except UsageError as error:
+        return ask_page(fields, None, f"{error.message}. {error.hint}".strip(), labels)

@@ -1,0 +1,76 @@
+"""Pieces of which pages are made: tables, moments, ages, links, figures."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+from tranche.core.quantity import format_memory
+from tranche.documents import describe
+from tranche.documents.markup import Child, Element, element
+
+
+def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Child | None]], empty: str) -> Element:
+    """A table with a caption, the first cell of each row its head; `empty` is said where there is no row."""
+    if not rows:
+        return element("p", empty, class_="muted")
+    head = element("tr", [element("th", each, scope="col") for each in columns])
+    body = [
+        element(
+            "tr",
+            element("th", _shown(row[0]), scope="row"),
+            [element("td", _shown(each), data_label=column) for each, column in zip(row[1:], columns[1:], strict=True)],
+        )
+        for row in rows
+    ]
+    made = element("table", element("caption", name), element("thead", head), element("tbody", body))
+    return element("div", made, class_="wide", role="region", aria_label=name, tabindex=0)
+
+
+def figures(pairs: Iterable[tuple[str, Child]]) -> Element:
+    """Numbers that are seen first, each with its word."""
+    return element(
+        "dl", [element("div", element("dt", word), element("dd", shown)) for word, shown in pairs], class_="figures"
+    )
+
+
+def moment(rfc3339: str) -> Element:
+    """A moment; the page's script writes it in the viewer's zone."""
+    said = f"{rfc3339[:10]} {rfc3339[11:19]} UTC"
+    return element("time", said, datetime=rfc3339, class_="moment")
+
+
+def span_since(rfc3339: str, now: float) -> Element:
+    """How long ago that was; the page's script keeps it true."""
+    began = datetime.datetime.fromisoformat(rfc3339).timestamp()
+    return element("time", describe.age(now - began), datetime=rfc3339, class_="age")
+
+
+def memory(amount: int | None) -> str:
+    """An amount of memory with its unit."""
+    return "" if amount is None else format_memory(amount)
+
+
+def code(text: str) -> Element:
+    """Something that a machine reads: a command, an id."""
+    return element("code", text)
+
+
+def gpu_link(uuid: str, said: str) -> Element:
+    """To a GPU's page."""
+    return element("a", said, href=f"/gpus/{quote(uuid, safe='')}", id=f"to-{uuid}")
+
+
+def share_link(allocation_id: str) -> Element:
+    """To the page of a share's life."""
+    return element("a", allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
+
+
+def notes(texts: Iterable[str]) -> list[Element]:
+    """What a viewer has to know of the picture."""
+    return [element("p", each, class_="note") for each in texts]
+
+
+def _shown(cell: Child | None) -> Child:
+    return "–" if cell is None or cell == "" else cell

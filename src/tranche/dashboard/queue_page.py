@@ -1,0 +1,133 @@
+"""Who waits, for how long and why; and what a request would get if it were made now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, memory, notes, share_link, span_since, table
+from tranche.documents.blocks import Document
+from tranche.documents.markup import Child, Element, element
+
+_KINDS = (
+    ("gpu_memory", "GPU memory", "such as 4Gi"),
+    ("gpu", "share of a GPU", "such as 0.5"),
+    ("mig_profile", "MIG profile", "such as 2g.10gb"),
+    ("gpus", "whole GPUs", "such as 2"),
+)
+ASKED = frozenset({"kind", "amount", "isolation", "gpu_model"})
+"""The fields of the form."""
+
+
+def queue_page(overview: Document, said: Sequence[str], now: float) -> DashboardPage:
+    """The waiters of the overview, in the order in which they are served."""
+    rows = [
+        (
+            str(each["position"]),
+            code(each["id"]),
+            told_request(each["request"]),
+            span_since(each["created"], now),
+            code(each["command"]),
+            each["why"],
+            _in_the_way(each["obstacles"]),
+        )
+        for each in overview["waiters"]
+    ]
+    columns = ("Place", "Waits", "Asks for", "For", "Command", "Why", "Held by")
+    live = element("div", notes(said), table("Who waits, first come first", columns, rows, "Nobody waits."))
+    below = element("section", element("h2", "What would a request get now?"), ask_form({}))
+    return DashboardPage("Queue", live, below=below)
+
+
+def ask_page(
+    fields: Mapping[str, str], answer: Document | None, trouble: str, labels: Mapping[str, str]
+) -> DashboardPage:
+    """The form with what was asked, and the Explanation document that answers it, or why there is none."""
+    if answer is None:
+        live = element("p", trouble, class_="note")
+    else:
+        live = element("div", _answered(answer, labels))
+    return DashboardPage("What would a request get now?", live, ask_form(fields))
+
+
+def ask_form(fields: Mapping[str, str]) -> Element:
+    """Asks; takes no place in the queue."""
+    kinds = [
+        element("option", f"{word}, {example}", value=name, selected=fields.get("kind") == name)
+        for name, word, example in _KINDS
+    ]
+    fences = [
+        element("option", each, value=each, selected=fields.get("isolation", "soft") == each)
+        for each in ("hard", "soft", "none", "any")
+    ]
+    return element(
+        "form",
+        element("label", "Ask for", element("select", kinds, name="kind", id="kind")),
+        element(
+            "label",
+            "How much",
+            element("input", name="amount", id="amount", value=fields.get("amount", ""), required=True),
+        ),
+        element("label", "Isolation, at least", element("select", fences, name="isolation", id="isolation")),
+        element(
+            "label",
+            "Only models with",
+            element("input", name="gpu_model", id="gpu_model", value=fields.get("gpu_model", "")),
+        ),
+        element("button", "What would it get now?"),
+        action="/ask",
+        method="get",
+        class_="ask",
+        aria_label="Ask what a request would get now",
+    )
+
+
+def told_request(request: Document) -> str:
+    """A request as one would type it."""
+    if "gpuMemoryBytes" in request:
+        asked = f"{memory(request['gpuMemoryBytes'])} of GPU memory"
+    elif "migProfile" in request:
+        asked = f"a slice {request['migProfile']}"
+    elif "gpu" in request:
+        asked = f"{request['gpu']} of a GPU"
+    else:
+        asked = f"{request['gpus']} whole GPU{'s' if request['gpus'] != 1 else ''}"
+    more = [f"{request['count']} times"] if "count" in request else []
+    more += [f"on {request['gpuModel']}"] if request["gpuModel"] else []
+    return ", ".join([asked, *more, f"isolation {request['isolation']}"])
+
+
+def _answered(answer: Document, labels: Mapping[str, str]) -> Iterator[Child]:
+    yield element("p", element("strong", answer["status"]), f": {answer['message']}")
+    if answer["waitersAhead"]:
+        yield element("p", f"Requests that wait already and come first: {answer['waitersAhead']}.")
+    if answer["steps"]:
+        steps = [
+            element("li", f"{labels.get(each['gpuUUID'], each['gpuUUID'])}: {each['action']}")
+            for each in answer["steps"]
+        ]
+        yield element("h2", "What would be done")
+        yield element("ol", steps)
+    if answer["status"] != "Startable":
+        rows = [
+            (labels.get(each["uuid"], each["uuid"]), "Fits" if each["fits"] else each["obstacle"]["reason"],
+             None if each["fits"] else each["obstacle"]["message"], None if each["fits"] else _in_the_way([each["obstacle"]]))
+            for each in answer["gpus"]
+        ]  # fmt: skip
+        yield table("What each GPU lacks", ("GPU", "Reason", "In words", "Held by"), rows, "No GPU.")
+    if answer["remedies"]:
+        yield element("h2", "What would help, cheapest first")
+        yield element("ol", [element("li", each["message"]) for each in answer["remedies"]])
+    if answer["hint"]:
+        yield element("p", answer["hint"])
+
+
+def _in_the_way(obstacles: Sequence[Document]) -> Child | None:
+    """Who holds what would serve."""
+    ids = dict.fromkeys(each for obstacle in obstacles for each in obstacle["allocationIds"])
+    running = dict.fromkeys(
+        f"{each['name']} ({each['pid']})" for obstacle in obstacles for each in obstacle["processes"]
+    )
+    found: list[Child] = [share_link(each) for each in ids]
+    found += list(running)
+    return element("ul", [element("li", each) for each in found], class_="plain") if found else None

@@ -1,0 +1,31 @@
+"""What was seen of the machine at one moment: all that a page shows is made of this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.core.allocation import NodeView
+from tranche.documents.blocks import Document
+from tranche.node.records import Waiter
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSnapshot:
+    """The machine at `taken`, in seconds since the epoch.
+
+    `number` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
+    `newest_event` is the position of the newest event. `notes` say what the picture does not show.
+    """
+
+    number: int
+    taken: float
+    view: NodeView
+    queue: tuple[Waiter, ...]
+    away: frozenset[str]
+    overview: Document
+    newest_event: int
+    notes: tuple[str, ...] = ()
+
+    def shows_the_same(self, other: MachineSnapshot) -> bool:
+        """Whether a page of the other one would look the same."""
+        return (self.overview, self.newest_event, self.notes) == (other.overview, other.newest_event, other.notes)

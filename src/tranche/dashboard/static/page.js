@@ -1,0 +1,144 @@
+// Keeps a page true: asks for its live part anew when the server says that something has changed, says so when it is not live,
+// and writes moments in the viewer's zone. Without this script a page is a picture of the moment at which it was loaded.
+"use strict";
+
+(() => {
+  const SILENT_MS = 7000; // the server says something every two seconds
+  const line = document.getElementById("live");
+  let shown = document.body.dataset.version;
+  let wanted = shown;
+  let heard = Date.now(); // when the server last said something, by this clock
+  let taken = Date.parse(line.dataset.taken); // when the machine was last seen, by the server's clock
+  let offset = 0; // the server's clock less this one
+  let trouble = "";
+  let refused = false;
+  let fetching = false;
+
+  const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+
+  function age(seconds) {
+    let rest = Math.max(0, Math.floor(seconds));
+    const parts = [];
+    for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]]) {
+      const count = Math.floor(rest / size);
+      rest %= size;
+      if (count) parts.push(count + unit);
+      else if (parts.length) break;
+      if (parts.length === 2) break;
+    }
+    return parts.join("") || "0s";
+  }
+
+  function moments(root) {
+    for (const each of root.querySelectorAll("time.moment")) {
+      each.title = each.dateTime;
+      each.textContent = zoned.format(new Date(each.dateTime));
+    }
+  }
+
+  function ages() {
+    const now = Date.now() + offset;
+    for (const each of document.querySelectorAll("time.age")) {
+      const said = age((now - Date.parse(each.dateTime)) / 1000);
+      if (each.textContent !== said) each.textContent = said;
+    }
+  }
+
+  function say(state, text) {
+    if (line.className !== state) line.className = state;
+    const said = document.getElementById("live-said");
+    if (said.textContent !== text) said.textContent = text; // a screen reader reads what changes, so nothing does without need
+  }
+
+  function liveness() {
+    const at = (ms) => clock.format(new Date(ms));
+    if (refused) return say("lost", "not live: open the address that the command printed anew");
+    if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: the server does not answer`);
+    if (trouble) return say("lost", `not live since ${at(taken)}: ${trouble}`);
+    if (Date.now() + offset - taken > SILENT_MS) return say("lost", `not live since ${at(taken)}: the driver does not answer`);
+    const apart = Math.abs(offset) > 60000 ? `, whose clock is ${age(Math.abs(offset) / 1000)} ${offset > 0 ? "ahead of" : "behind"} this one` : "";
+    return say("live", `live${apart}`);
+  }
+
+  // What a person is doing on the page stays: the focus, what is open, where it is scrolled to.
+  function replace(fresh) {
+    const old = document.getElementById("view");
+    const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
+    for (const each of old.querySelectorAll("details[id]")) {
+      const same = fresh.querySelector(`#${CSS.escape(each.id)}`);
+      if (same) same.open = each.open;
+    }
+    moments(fresh);
+    old.replaceWith(fresh);
+    ages();
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  }
+
+  async function renew() {
+    if (fetching) return;
+    fetching = true;
+    try {
+      while (wanted !== shown) {
+        const goal = wanted;
+        const answer = await fetch(location.href, { headers: { "Tranche-Part": "view" }, cache: "no-store" });
+        if (answer.status === 401) { refused = true; break; }
+        if (answer.status === 404) document.getElementById("view").textContent = "This is not there any more.";
+        if (!answer.ok) break;
+        const made = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("view");
+        if (made) replace(document.adoptNode(made));
+        shown = goal;
+      }
+    } catch { /* the server is away; the stream says so, and begins anew */ } finally {
+      fetching = false;
+      liveness();
+    }
+  }
+
+  let stream = null;
+
+  function listen() {
+    stream?.close();
+    const opened = new EventSource("/live");
+    stream = opened;
+    opened.addEventListener("seen", (event) => {
+      const news = JSON.parse(event.data);
+      heard = Date.now();
+      offset = Date.parse(news.now) - heard;
+      taken = Date.parse(news.taken);
+      trouble = news.trouble;
+      wanted = news.version;
+      liveness();
+      renew();
+    });
+    opened.onerror = async () => {
+      if (opened.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      const answer = await fetch("/live", { method: "HEAD" }).catch(() => null);
+      refused = answer !== null && answer.status === 401;
+      liveness();
+      if (!refused && stream === opened) setTimeout(listen, 2000);
+    };
+  }
+
+  // A browser has few connections for one server: a page that nobody sees needs none.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      stream?.close();
+      stream = null;
+    } else {
+      listen();
+    }
+  });
+
+  // A clock that is set back must not make a silent server look like a talking one.
+  let before = Date.now();
+  setInterval(() => {
+    if (Date.now() < before - 1000) heard = Math.min(heard, Date.now());
+    before = Date.now();
+    ages();
+    liveness();
+  }, 1000);
+
+  moments(document);
+  if (!document.hidden) listen();
+})();

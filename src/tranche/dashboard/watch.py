@@ -1,0 +1,127 @@
+"""Looks at the machine on a thread of its own, while somebody watches, and says what it saw.
+
+A driver may hang for ever: then nobody waits for it, and pages say since when the picture is not live. Whatever another process
+writes into the register is seen within a fifth of a second; what changes without it, every two seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from dataclasses import replace
+
+from tranche.core.errors import TrancheError
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.overview import overview_data
+from tranche.local.attendance import silent
+from tranche.node.deciding import slow_decision
+from tranche.node.host import Host
+
+_REGISTER_SECONDS = 0.2
+_GPU_SECONDS = 2.0
+
+OpenHost = Callable[[], AbstractContextManager[Host]]
+
+
+Report = Callable[[int, MachineSnapshot | None, str], None]
+"""Is told the number of the newest question that came before a look, what was seen, and else why nothing was."""
+
+
+class Watch:
+    """Calls `report` on the watching thread."""
+
+    def __init__(self, open_host: OpenHost, report: Report) -> None:
+        self._open_host = open_host
+        self._report = report
+        self._last: MachineSnapshot | None = None
+        self._watchers = 0
+        self._asked = 0
+        self._answered = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=copy_context().run, args=(self._watch,), daemon=True, name="watch")
+
+    def start(self) -> None:
+        """Begin, with one look."""
+        self._asked += 1
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more; a look that is under way may still go on, and is not waited for long."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join(2.0)
+
+    def ask(self) -> int:
+        """Look once, as soon as possible; the number of this question."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+            return self._asked
+
+    def watchers(self, more: int) -> None:
+        """So many more, or fewer, want to know of every change."""
+        with self._changed:
+            self._watchers += more
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while not self._ended:
+            try:
+                with self._open_host() as host:
+                    self._look_again_and_again(host)
+            except TrancheError as error:
+                self._answered = self._asked
+                self._report(self._answered, None, error.message)
+                with self._changed:
+                    self._changed.wait(_GPU_SECONDS)
+
+    def _look_again_and_again(self, host: Host) -> None:
+        version, looked = -1, 0.0
+        while self._wait_for_a_reason():
+            question, version_now = self._asked, host.ledger.version()
+            due = time.monotonic() - looked >= _GPU_SECONDS
+            if question != self._answered or version_now != version or due:
+                # What is written during the look may or may not be in it, and is looked at again.
+                version, seen = version_now, self._look(host)
+                self._answered, looked = question, time.monotonic()
+                self._report(question, seen, "")
+            with self._changed:
+                if self._asked == self._answered and not self._ended:
+                    self._changed.wait(_REGISTER_SECONDS)
+
+    def _wait_for_a_reason(self) -> bool:
+        """Return when somebody wants to know something; False at the end."""
+        with self._changed:
+            while not (self._ended or self._watchers or self._asked != self._answered):
+                self._changed.wait()
+            return not self._ended
+
+    def _look(self, host: Host) -> MachineSnapshot:
+        notes: list[str] = []
+        view = host.look(lambda error: notes.append(f"what dead processes left is shown as it is: {error.message}"))
+        if (slow := slow_decision(host.places)) is not None:
+            notes.append(str(slow))
+        queue = host.waiters()
+        now = time.time()
+        away = silent(host.places, queue, now)
+        newest = host.events(last=1)
+        seen = MachineSnapshot(
+            1,
+            now,
+            view,
+            queue,
+            away,
+            overview_data(view, queue, away),
+            newest[-1].position if newest else 0,
+            tuple(notes),
+        )
+        last = self._last
+        if last is not None:
+            seen = replace(seen, number=last.number + (not seen.shows_the_same(last)))
+        self._last = seen
+        return seen

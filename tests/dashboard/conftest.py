@@ -1,0 +1,34 @@
+"""A machine of two A100 with its dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.served import Dashboards, ServedDashboard
+from tests.machines import TestMachine, machine_in
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[TestMachine]:
+    """Two A100-40GB, uncut."""
+    with machine_in(tmp_path, "A100-40GB", "A100-40GB") as made:
+        yield made
+
+
+@pytest.fixture
+def dashboards(machine: TestMachine) -> Iterator[Dashboards]:
+    """Starts dashboards of that machine."""
+    started = Dashboards(machine)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+@pytest.fixture
+def dashboard(dashboards: Dashboards) -> ServedDashboard:
+    """One that serves."""
+    return dashboards.start()

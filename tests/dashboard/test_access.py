@@ -1,0 +1,129 @@
+"""Who is let in."""
+
+from __future__ import annotations
+
+import os
+import stat
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.machines import needs_root
+from tranche.core.errors import PermissionDenied
+from tranche.dashboard.access import HEADERS, Gate
+from tranche.dashboard.token_file import read_token, token_path
+
+GATE = Gate("a-token-that-nobody-guesses", 8899)
+OURS = {"host": "127.0.0.1:8899"}
+
+
+def cookie(gate: Gate) -> str:
+    return gate.cookie().split(";")[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8899", "localhost:8899", "[::1]:8899", "localhost:9000", "127.0.0.1"])
+def test_this_machine_is_called_by_the_names_of_its_loopback(host: str) -> None:
+    assert GATE.strange("GET", {"host": host}) is None
+    assert GATE.strange("GET", {"host": host, "origin": f"http://{host}"}) is None
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "evil.example:8899", "127.0.0.1.evil.example:8899", "10.0.0.7:8899", ":8899"]
+)
+def test_a_name_that_somebody_else_gave_this_machine_is_refused(host: str) -> None:
+    refused = GATE.strange("GET", {"host": host})
+    assert refused is not None
+    assert refused.status is HTTPStatus.MISDIRECTED_REQUEST
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "https://127.0.0.1:8899", "http://127.0.0.1:1", "http://localhost:8899", ""],
+)
+def test_a_page_of_another_site_is_refused(method: str, origin: str) -> None:
+    refused = GATE.strange(method, {**OURS, "origin": origin})
+    assert refused is not None
+    assert refused.status is HTTPStatus.FORBIDDEN
+
+
+def test_a_form_that_does_not_say_where_it_is_from_is_refused() -> None:
+    assert GATE.strange("POST", OURS) is not None
+    assert GATE.strange("POST", {**OURS, "origin": "http://127.0.0.1:8899"}) is None
+
+
+def test_the_token_and_the_cookie_let_in_and_nothing_else() -> None:
+    assert GATE.unknown({"authorization": f"Bearer {GATE.token}"}) is None
+    assert GATE.unknown({"cookie": f"other=1; {cookie(GATE)}"}) is None
+    for other in (Gate("another-token", 8899), Gate(GATE.token, 8900)):
+        refused = GATE.unknown({"cookie": cookie(other)})
+        assert refused is not None
+        assert refused.status is HTTPStatus.UNAUTHORIZED
+    assert GATE.unknown({"cookie": f"{GATE.cookie_name}={GATE.token}"}) is not None
+    assert GATE.unknown({"authorization": f"Basic {GATE.token}"}) is not None
+
+
+@given(st.dictionaries(st.sampled_from(["authorization", "cookie", "host", "origin"]), st.text()))
+def test_no_header_breaks_the_gate(headers: dict[str, str]) -> None:
+    assert GATE.unknown(headers) is not None
+    GATE.strange("GET", headers)
+
+
+def test_the_cookie_is_for_this_server_alone_and_tells_no_token() -> None:
+    assert GATE.token not in GATE.cookie()
+    assert GATE.cookie().split("; ")[1:] == ["Path=/", "HttpOnly", "SameSite=Strict"]
+
+
+def test_no_script_but_ours_and_no_frame_around_us() -> None:
+    policy = dict(each.strip().split(" ", 1) for each in HEADERS["Content-Security-Policy"].split(";"))
+    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert {policy[each] for each in ("script-src", "style-src", "img-src", "connect-src", "form-action")} == {"'self'"}
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+def test_the_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "dashboard-token"
+    token = read_token(path)
+    assert len(token) >= 43
+    assert read_token(path) == token
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["dashboard-token"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_token_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "token"
+    read_token(path)
+    path.chmod(mode)
+    with pytest.raises(PermissionDenied, match="not a secret of yours alone"):
+        read_token(path)
+
+
+@needs_root
+def test_a_token_that_somebody_else_made_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    read_token(path)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(PermissionDenied, match="not a secret of yours alone"):
+        read_token(path)
+
+
+def test_neither_a_link_nor_a_pipe_nor_an_empty_file_is_a_token(tmp_path: Path) -> None:
+    read_token(tmp_path / "token")
+    (tmp_path / "link").symlink_to(tmp_path / "token")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    os.close(os.open(tmp_path / "empty", os.O_CREAT, 0o600))
+    for name in ("link", "pipe", "empty"):
+        with pytest.raises(PermissionDenied):
+            read_token(tmp_path / name)
+
+
+def test_the_token_is_where_the_user_keeps_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert token_path() == tmp_path / "tranche/dashboard-token"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert token_path() == tmp_path / ".local/state/tranche/dashboard-token"

@@ -1,0 +1,204 @@
+"""The pages: their numbers are those of the documents, in any state; whatever others wrote is text in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dashboard.reading import figures, parsed, shape, tables, text_of
+from tests.documents.test_markup import HOSTILE
+from tests.documents.test_picture import every_kind
+from tests.strategies import requests, sharing_views
+from tranche.core.allocation import NodeView
+from tranche.core.events import Event
+from tranche.core.request import Request, parse_request
+from tranche.dashboard.frame import DashboardPage, live_part, whole_page
+from tranche.dashboard.pages import page_at
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.events import event_document
+from tranche.documents.explanation import explanation_document
+from tranche.documents.markup import printable
+from tranche.documents.overview import overview_data
+from tranche.node.records import Waiter
+from tranche.planning.explain import explain
+from tranche.planning.queue import WaitingRequest
+
+
+def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:
+    queue = tuple(Waiter(n, f"w-{n}", request, 100.0 + n, command, 4000 + n) for n, request in enumerate(waiting))
+    return MachineSnapshot(1, 1000.0, view, queue, frozenset(), overview_data(view, queue, ()), 3)
+
+
+def page_of(path: str, seen: MachineSnapshot, events: tuple[Event, ...] = (), **query: str) -> DashboardPage:
+    page = page_at(path, query, seen, lambda: [event_document(each) for each in events])
+    assert page is not None
+    return page
+
+
+def tree_of(page: DashboardPage) -> ElementTree.Element:
+    return parsed(whole_page(page, path="/", machine="here", version="a.1", taken=1000.0))
+
+
+VIEWS = sharing_views(max_gpus=3)
+QUEUES = st.lists(requests(), max_size=3).map(tuple)
+
+
+@given(VIEWS, QUEUES)
+def test_the_numbers_of_the_fleet_are_those_of_the_document(view: NodeView, waiting: tuple[Request, ...]) -> None:
+    seen = snapshot_of(view, waiting)
+    page = tree_of(page_of("/", seen))
+    slices = [each for gpu in seen.overview["gpus"] for each in gpu["slices"]]
+    assert figures(page) == {
+        "GPUs": str(len(seen.overview["gpus"])),
+        "slices": str(len(slices)),
+        "slices held": str(sum(each["state"] == "held" for each in slices)),
+        "slices idle": str(sum(each["state"] == "idle" for each in slices)),
+        "shares": str(len(seen.overview["allocations"])),
+        "waiting": str(len(waiting)),
+    }
+    bars = [each for each in page.iter("svg") if each.get("class") == "bar"]
+    assert len(bars) == len(seen.overview["gpus"])
+    rows = tables(page)["The same as a table"]
+    drawn = [block for each in bars for block in each.findall("svg")]
+    assert len(rows) == len(drawn)
+
+
+@given(VIEWS)
+def test_a_gpus_page_has_every_slice_with_its_holders(view: NodeView) -> None:
+    seen = snapshot_of(view)
+    for gpu in seen.overview["gpus"]:
+        page = tree_of(page_of(f"/gpus/{gpu['uuid']}", seen))
+        rows = tables(page).get("Slices and holders", [])
+        expected = [
+            (f"{s['placement']['start']}:{s['placement']['size']}", s["profile"], s["state"]) for s in gpu["slices"]
+        ]
+        assert [tuple(row[:3]) for row in rows] == expected
+        for row, each in zip(rows, gpu["slices"], strict=True):
+            assert all(id in row[3] for id in each["allocationIds"])
+        whole = tables(page).get("Who holds the uncut GPU", [])
+        assert [row[0] for row in whole] == gpu["allocationIds"]
+
+
+@given(VIEWS, st.lists(requests(), min_size=1, max_size=4).map(tuple))
+def test_the_queue_says_why_each_one_waits(view: NodeView, waiting: tuple[Request, ...]) -> None:
+    seen = snapshot_of(view, waiting)
+    rows = tables(tree_of(page_of("/queue", seen)))["Who waits, first come first"]
+    assert [(row[0], row[1], row[5]) for row in rows] == [
+        (str(each["position"]), each["id"], each["why"]) for each in seen.overview["waiters"]
+    ]
+
+
+@given(
+    VIEWS, QUEUES, st.sampled_from([("gpu_memory", "4Gi"), ("gpus", "2"), ("gpu", "0.5"), ("mig_profile", "1g.10gb")])
+)
+def test_the_answer_to_a_question_is_that_of_explain(
+    view: NodeView, waiting: tuple[Request, ...], asked: tuple[str, str]
+) -> None:
+    seen = snapshot_of(view, waiting)
+    page = tree_of(page_of("/ask", seen, kind=asked[0], amount=asked[1]))
+    request = parse_request(**{asked[0]: asked[1]})
+    ahead = [WaitingRequest(each.id, each.request) for each in seen.queue]
+    answer = explanation_document(explain(view, request, ahead), len(ahead))
+    said = text_of(page)
+    assert f"{answer['status']}: {printable(answer['message'])}" in said
+    for remedy in answer["remedies"]:
+        assert remedy["message"] in said
+    if answer["status"] != "Startable":
+        assert len(tables(page)["What each GPU lacks"]) == len(answer["gpus"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "trouble"),
+    [
+        ({}, "choose what to ask for"),
+        ({"kind": "isolation", "amount": "hard"}, "choose what to ask for"),
+        ({"kind": "gpu_memory", "amount": "much"}, "'much' is not an amount of memory"),
+        ({"kind": "gpus", "amount": "1", "isolation": "wall"}, "not 'wall'"),
+    ],
+)
+def test_a_question_that_is_none_is_answered_with_what_is_wrong(fields: dict[str, Any], trouble: str) -> None:
+    assert trouble in text_of(tree_of(page_of("/ask", snapshot_of(every_kind()), **fields)))
+
+
+EVENTS = (
+    Event(1, 10.0, "ChangeBegun", "", "", "apply the layout all-1g.5gb", None),
+    Event(2, 11.0, "CreateInstance", every_kind().node.gpus[0].uuid, "11111111", "GPU 0: create 1g.5gb at 0:1", 1),
+    Event(3, 12.0, "Released", "", "99999999", "the command ended with exit code 0", 2),
+)
+
+
+def test_events_lead_to_what_caused_them() -> None:
+    page = tree_of(page_of("/events", snapshot_of(every_kind()), EVENTS))
+    rows = tables(page)["Events, newest first"]
+    assert [row[0] for row in rows] == ["3", "2", "1"]
+    links = [each.get("href") for each in page.iter("a")]
+    assert {"#event-1", "#event-2", "/shares/11111111", "/shares/99999999"} <= set(links)
+    assert {"event-1", "event-2", "event-3"} <= {each.get("id") for each in page.iter()}
+
+
+def test_a_share_has_a_page_while_it_lives_and_after() -> None:
+    seen = snapshot_of(every_kind())
+    alive = tree_of(page_of("/shares/11111111", seen, EVENTS))
+    assert figures(alive)["state"] == "active"
+    assert "1g.5gb at 0:1" in tables(alive)["What it was given"][0]
+    assert figures(tree_of(page_of("/shares/99999999", seen, EVENTS)))["state"] == "ended"
+    for path in ("/shares/none", "/gpus/none", "/nothing", "/gpus", "/gpus/a/b"):
+        assert page_at(path, {}, seen, list) is None
+
+
+def test_gpus_are_found_by_what_is_said_of_them() -> None:
+    seen = snapshot_of(every_kind())
+    page = tree_of(page_of("/", seen, q="TEAM-A/train"))
+    assert [text_of(each) for each in page.iter("a") if str(each.get("id")).startswith("to-")] == ["GPU 2"]
+    assert "1 of 7 GPUs have “TEAM-A/train”." in text_of(page)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize(
+    "path", ["/", "/queue", "/events", "/ask", "/shares/11111111", f"/gpus/{every_kind().node.gpus[0].uuid}"]
+)
+def test_whatever_others_wrote_is_text(path: str, text: str) -> None:
+    def page(said: str) -> ElementTree.Element:
+        view = every_kind()
+        allocations = tuple(replace(each, command=said) for each in view.allocations)
+        gpus = tuple(replace(gpu, name=f"{said} A100") for gpu in view.node)
+        seen = snapshot_of(replace(view, node=replace(view.node, gpus=gpus), allocations=allocations), _waiting(), said)
+        events = tuple(replace(each, message=said) for each in EVENTS)
+        asked: dict[str, Any] = {"kind": "gpus", "amount": said, "gpu_model": said} if path == "/ask" else {}
+        return tree_of(page_of(path, replace(seen, notes=(said,)), events, **asked))
+
+    def without_drawing(found: ElementTree.Element) -> Any:
+        return [each for each in shape(found) if each[0] not in ("rect", "text")]  # texts that do not fit are left out
+
+    assert without_drawing(page(text)) == without_drawing(page("plain words"))
+    assert printable(text).strip() in text_of(page(text)) or path == "/ask"
+
+
+def _waiting() -> tuple[Request, ...]:
+    return (parse_request(gpus="3"),)
+
+
+def test_a_page_loads_only_what_this_server_has_and_runs_nothing_of_its_own() -> None:
+    page = tree_of(page_of("/", snapshot_of(every_kind())))
+    for each in page.iter():
+        assert not any(name.startswith("on") or name == "style" for name in each.attrib)
+        for name in ("href", "src", "action"):
+            assert str(each.get(name, "/")).startswith(("/", "#"))
+        if each.tag == "script":
+            assert not each.text
+        assert each.tag != "style"
+
+
+def test_the_live_part_is_in_the_page_once_and_ids_are_unique() -> None:
+    for path in ("/", "/queue", "/events"):
+        page = page_of(path, snapshot_of(every_kind(), _waiting()), EVENTS)
+        whole = tree_of(page)
+        ids = [each.get("id") for each in whole.iter() if each.get("id")]
+        assert len(ids) == len(set(ids))
+        assert "view" in ids
+        assert parsed(str(live_part(page))).get("id") == "view"

@@ -1,0 +1,222 @@
+"""The real server on loopback: whom it answers, what it says, and that it comes back."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.dashboard.reading import figures, parsed, tables, text_of
+from tests.dashboard.served import Dashboards, ServedDashboard
+from tests.machines import TRANCHE, TestMachine, run_without_driver
+from tranche.dashboard.access import HEADERS
+
+ADDRESSES = (
+    "/",
+    "/queue",
+    "/ask",
+    "/events",
+    "/gpus/x",
+    "/shares/x",
+    "/live",
+    "/api/overview",
+    "/api/events",
+    "/static/page.js",
+)
+
+
+def test_without_the_token_nothing_is_told(dashboard: ServedDashboard) -> None:
+    for address in ADDRESSES:
+        answer = dashboard.ask(address, token=False)
+        assert answer.status == 401
+        assert "GPU" not in answer.text
+    wrong = dashboard.ask(
+        "/", token=False, Authorization="Bearer wrong", Cookie=f"tranche-{dashboard.port}={dashboard.token}"
+    )
+    assert wrong.status == 401
+    assert dashboard.ask("/enter?token=wrong", token=False).status == 401
+    assert "set-cookie" not in dashboard.ask("/enter?token=wrong", token=False).headers
+
+
+def test_the_address_with_the_token_gives_a_cookie_that_opens_the_page(dashboard: ServedDashboard) -> None:
+    entered = dashboard.ask(f"/enter?token={dashboard.token}", token=False)
+    assert entered.status == 200
+    cookie, *flags = entered.headers["set-cookie"].split("; ")
+    assert set(flags) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+    assert dashboard.token not in entered.text + cookie
+    assert dashboard.ask("/", token=False, Cookie=cookie).status == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (421, {"Host": "evil.example"}),
+        (421, {"Host": "evil.example:80"}),
+        (403, {"Origin": "http://evil.example"}),
+        (403, {"Origin": "null"}),
+    ],
+)
+def test_another_sites_page_gets_nothing_even_with_the_token(
+    dashboard: ServedDashboard, status: int, headers: dict[str, Any]
+) -> None:
+    for address in (*ADDRESSES, f"/enter?token={dashboard.token}"):
+        assert dashboard.ask(address, **headers).status == status
+
+
+def test_a_form_changes_nothing(dashboard: ServedDashboard) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert dashboard.ask("/", method=method).status == 403
+        assert dashboard.ask("/", method=method, Origin=f"http://{dashboard.host}").status == 405
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(dashboard: ServedDashboard) -> None:
+    for address in (*ADDRESSES, "/no/such/page", "/static/../access.py"):
+        if address != "/live":
+            answer = dashboard.ask(address)
+            assert {name: answer.headers[name.lower()] for name in HEADERS} == HEADERS
+    refused = dashboard.ask("/", token=False)
+    assert {name: refused.headers[name.lower()] for name in HEADERS} == HEADERS
+
+
+def test_what_is_not_there_is_not_found(dashboard: ServedDashboard) -> None:
+    for address in ("/nothing", "/gpus/x", "/shares/x", "/static/none.js", "/static/..%2faccess.py", "/static/"):
+        assert dashboard.ask(address).status == 404
+    for name, kind in (
+        ("page.js", "text/javascript"),
+        ("page.css", "text/css"),
+        ("picture.css", "text/css"),
+        ("icon.svg", "image/svg+xml"),
+    ):
+        assert dashboard.ask(f"/static/{name}").headers["content-type"].startswith(kind)
+
+
+def test_the_page_shows_what_the_commands_print(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.hold("--mig-profile", "1g.5gb")
+    machine.hold("--gpus", "1")
+    machine.wait_in_queue("--gpus", "1")
+    # Ages are not in the document, and the machine does not change between the two.
+    assert dashboard.json("/api/overview") == machine.json("top")
+    assert dashboard.json("/api/events")["events"] == machine.json("events")["events"]
+    page = parsed(dashboard.ask("/").text)
+    assert figures(page)["shares"] == "2"
+    assert figures(page)["waiting"] == "1"
+    why = machine.json("ps")["waiters"][0]["why"]
+    assert tables(parsed(dashboard.ask("/queue").text))["Who waits, first come first"][0][5] == why
+    explained = machine.json("explain", "--gpu-memory", "4Gi")
+    assert explained["message"] in text_of(parsed(dashboard.ask("/ask?kind=gpu_memory&amount=4Gi").text))
+    gpu = machine.json("gpus")["gpus"][0]["uuid"]
+    assert "1g.5gb" in text_of(parsed(dashboard.ask(f"/gpus/{gpu}").text))
+
+
+def test_a_change_is_told_as_it_happens_and_the_fresh_part_has_it(
+    machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    with dashboard.news() as news:
+        first = next(news)
+        assert first["trouble"] == ""
+        machine.hold("--mig-profile", "1g.5gb")
+        changed = next(each for each in news if each["version"] != first["version"])
+        assert changed["taken"] > first["taken"]
+    part = dashboard.ask("/", Tranche_Part="view").text
+    assert parsed(part).get("id") == "view"
+    assert figures(parsed(part))["slices held"] == "1"
+
+
+def test_a_machine_that_does_not_change_has_one_version_and_says_that_it_lives(dashboard: ServedDashboard) -> None:
+    with dashboard.news() as news:
+        first, *more = [next(news) for _ in range(3)]
+    assert {each["version"] for each in more} == {first["version"]}
+    assert more[-1]["taken"] > first["taken"]
+
+
+def test_a_lost_register_is_told_and_a_new_one_is_seen(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.tranche("run", "-q", "--gpus", "1", "--", "true")
+    with dashboard.news() as news:
+        next(news)
+        for file in machine.state_dir.glob("ledger.db*"):
+            file.unlink()
+        trouble = next(each for each in news if each["trouble"])
+        assert "removed or replaced" in trouble["trouble"]
+        machine.hold("--mig-profile", "1g.5gb")
+        assert next(each for each in news if not each["trouble"])["taken"] > trouble["taken"]
+    assert figures(parsed(dashboard.ask("/").text))["slices held"] == "1"
+
+
+def test_a_driver_that_hangs_ages_the_picture_and_nothing_else(
+    machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    assert dashboard.ask("/").status == 200
+    machine.machine.inject_latency("nvmlDeviceGetCount_v2", 3_600_000)
+    with dashboard.news() as news:
+        seen = [next(news) for _ in range(4)]
+    assert seen[-1]["taken"] == seen[-2]["taken"]
+    assert seen[-1]["now"] > seen[-2]["now"]
+    assert dashboard.ask("/events").status == 200
+    dashboard.process.terminate()
+    assert dashboard.process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_a_server_that_comes_back_knows_its_pages_and_they_know_that_it_is_another(dashboards: Dashboards) -> None:
+    first = dashboards.start()
+    cookie = first.ask(f"/enter?token={first.token}", token=False).headers["set-cookie"].split(";")[0]
+    with first.news() as news:
+        before = next(news)["version"]
+        first.process.kill()
+        first.process.wait()
+    second = dashboards.start(first.port)
+    assert second.token == first.token
+    assert second.ask("/", token=False, Cookie=cookie).status == 200
+    with second.news() as news:
+        assert next(news)["version"] != before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_told_to_also_while_pages_are_open(dashboard: ServedDashboard, number: signal.Signals) -> None:
+    with dashboard.news() as news:
+        next(news)
+        dashboard.process.send_signal(number)
+        assert dashboard.process.wait(60) in (0, 128 + number, -number)
+
+
+def test_it_listens_on_loopback_alone(dashboard: ServedDashboard) -> None:
+    sockets = subprocess.run(
+        ["cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True, check=True
+    ).stdout
+    ours = [line.split()[1] for line in sockets.splitlines() if f":{dashboard.port:04X} 00000000:0000 0A" in line]
+    assert ours == [f"0100007F:{dashboard.port:04X}"]
+
+
+def test_the_token_is_in_a_file_of_the_owner(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    file = machine.folder / "xdg/tranche/dashboard-token"
+    assert file.read_text().strip() == dashboard.token
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_port_that_is_taken_is_refused(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    state = str(machine.folder / "xdg")
+    refused = machine.tranche("dashboard", "--port", str(dashboard.port), code=2, XDG_STATE_HOME=state)
+    assert "another program listens there" in refused.stderr
+
+
+def test_a_machine_without_a_driver_has_no_page() -> None:
+    assert "NVIDIA driver" in run_without_driver("dashboard", "--port", "0", code=20).stderr
+
+
+def test_without_the_extra_it_says_what_is_missing(machine: TestMachine) -> None:
+    hidden = "import sys; sys.modules['starlette'] = None; sys.modules['starlette.applications'] = None; "
+    python, option, script = TRANCHE
+    done = subprocess.run(
+        [python, option, hidden + script, "dashboard"],
+        env=machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert (
+        "'tranche dashboard' needs the Python package 'starlette.applications', which is not installed" in done.stderr
+    )
+    assert "[dashboard]" in done.stderr
