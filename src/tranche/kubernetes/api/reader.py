@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound
@@ -10,6 +11,8 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 
 _PIECE = 500
+
+Found = TypeVar("Found")
 
 
 class ClusterReader:
@@ -21,7 +24,13 @@ class ClusterReader:
 
     async def objects(self, what: str, path: str, **query: str) -> tuple[Json, ...] | None:
         """Every object of a list; None where the API server knows no such kind, or the caller may not read it."""
-        found: list[Json] = []
+        return await self.decoded(what, path, lambda each: each, **query)
+
+    async def decoded(
+        self, what: str, path: str, decode: Callable[[Json], Found], **query: str
+    ) -> tuple[Found, ...] | None:
+        """What `decode` makes of each object of a list, a piece of which is there at a time; None as for `objects`."""
+        found: list[Found] = []
         more = ""
         while True:
             asked = {"limit": str(_PIECE), **query, **({"continue": more} if more else {})}
@@ -32,7 +41,7 @@ class ClusterReader:
                 return None
             except KubernetesNotFound:
                 return None
-            found += body.get("items") or ()
+            found += map(decode, body.get("items") or ())
             more = str((body.get("metadata") or {}).get("continue") or "")
             if not more:
                 return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -75,37 +75,66 @@ class Pool:
     complete: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class FleetSlice:
+    """A ResourceSlice by name, as its pool needs it. `generation` and `count` are the pool's by its word."""
+
+    name: str
+    driver: str
+    node: str
+    generation: int
+    count: int
+    devices: tuple[FleetDevice, ...] = ()
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
+
+
+def decode_fleet_slice(raw: Mapping[str, Any]) -> FleetSlice:
+    """A `resource.k8s.io/v1.ResourceSlice`; another driver's without its devices."""
+    spec = _part(raw, "spec")
+    pool, driver, node = _part(spec, "pool"), str(spec.get("driver") or ""), str(spec.get("nodeName") or "")
+    ours = driver == DRIVER
+    return FleetSlice(
+        name=str(_part(raw, "metadata").get("name") or ""),
+        driver=driver,
+        node=node,
+        generation=_number(pool.get("generation")),
+        count=_number(pool.get("resourceSliceCount")),
+        devices=tuple(_device(node, each) for each in spec.get("devices") or ()) if ours else (),
+        counters={
+            str(each.get("name")): _amounts(_part(each, "counters")) for each in spec.get("sharedCounters") or ()
+        },
+    )
+
+
 def decode_pools(resource_slices: Iterable[Mapping[str, Any]]) -> Mapping[str, Pool]:
+    """The pools of Tranche's driver, as `pools_of`."""
+    return pools_of(map(decode_fleet_slice, resource_slices))
+
+
+def pools_of(resource_slices: Iterable[FleetSlice]) -> Mapping[str, Pool]:
     """The pools of Tranche's driver by node, each of its newest generation. The scheduler goes by the names of the slices."""
-    by_pool: dict[str, list[Mapping[str, Any]]] = {}
-    for raw in sorted(resource_slices, key=lambda each: str(_part(each, "metadata").get("name", ""))):
-        spec = _part(raw, "spec")
-        if spec.get("driver") == DRIVER and spec.get("nodeName"):
-            by_pool.setdefault(str(spec["nodeName"]), []).append(spec)
-    return {node: _pool(node, specs) for node, specs in sorted(by_pool.items())}
+    by_pool: dict[str, list[FleetSlice]] = {}
+    for each in sorted(resource_slices, key=lambda each: each.name):
+        if each.driver == DRIVER and each.node:
+            by_pool.setdefault(each.node, []).append(each)
+    return {node: _pool(node, slices) for node, slices in sorted(by_pool.items())}
 
 
-def _pool(node: str, specs: list[Mapping[str, Any]]) -> Pool:
-    newest = max(_number(_part(spec, "pool").get("generation")) for spec in specs)
-    current = [spec for spec in specs if _number(_part(spec, "pool").get("generation")) == newest]
-    wanted = _number(_part(current[0], "pool").get("resourceSliceCount"))
-    counters = {
-        str(each.get("name")): {name: _amount(value) for name, value in _part(each, "counters").items()}
-        for spec in current
-        for each in spec.get("sharedCounters") or ()
-    }
-    devices = tuple(_device(node, raw) for spec in current for raw in spec.get("devices") or ())
-    return Pool(node, devices, counters, len(current) == wanted)
+def _pool(node: str, slices: Sequence[FleetSlice]) -> Pool:
+    newest = max(each.generation for each in slices)
+    current = [each for each in slices if each.generation == newest]
+    counters = {name: counters for each in current for name, counters in each.counters.items()}
+    devices = tuple(device for each in current for device in each.devices)
+    return Pool(node, devices, counters, len(current) == current[0].count)
 
 
 def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
-    attributes = {name: _value(value) for name, value in _part(raw, "attributes").items()}
-    capacity = _part(raw, "capacity")
+    attributes, capacity = _part(raw, "attributes"), _part(raw, "capacity")
     consumed: Mapping[str, Any] = next(iter(raw.get("consumesCounters") or ()), {})
     policy = _part(_part(_part(capacity, CapacityName.MEMORY), "requestPolicy"), "validRange")
 
     def text(name: AttributeName) -> str:
-        return str(attributes.get(name) or "")
+        return str(_value(attributes.get(name)) or "")
 
     def amount(name: CapacityName) -> int | None:
         return _amount(capacity[name]) if name in capacity else None
@@ -116,11 +145,11 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
         type=text(AttributeName.TYPE),
         model=text(AttributeName.MODEL),
         uuid=text(AttributeName.UUID),
-        minor=_number(attributes.get(AttributeName.MINOR)),
+        minor=_number(_value(attributes.get(AttributeName.MINOR))),
         profile=text(AttributeName.PROFILE),
         isolation=text(AttributeName.ISOLATION),
         mechanism=text(AttributeName.MECHANISM),
-        card_memory=_number(attributes.get(AttributeName.CARD_MEMORY)),
+        card_memory=_number(_value(attributes.get(AttributeName.CARD_MEMORY))),
         memory=amount(CapacityName.MEMORY) or 0,
         share=amount(CapacityName.SHARE),
         compute=amount(CapacityName.COMPUTE),
@@ -128,7 +157,7 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
         least=_quantity(policy.get("min")),
         step=max(_quantity(policy.get("step")), 1),
         counter_set=str(consumed.get("counterSet") or ""),
-        counters={name: _amount(value) for name, value in _part(consumed, "counters").items()},
+        counters=_amounts(_part(consumed, "counters")),
         taints=tuple(_taints(raw)),
     )
 
@@ -140,6 +169,10 @@ def _taints(raw: Mapping[str, Any]) -> Iterator[DeviceTaint]:
 
 def _value(attribute: Any) -> object:
     return next(iter(attribute.values()), None) if isinstance(attribute, dict) else None
+
+
+def _amounts(raw: Mapping[str, Any]) -> Mapping[str, int]:
+    return {name: _amount(value) for name, value in raw.items()}
 
 
 def _amount(raw: Any) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.fleet.devices import decode_pools
+from tranche.kubernetes.fleet.devices import decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
 
@@ -22,22 +26,38 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
     """
     reader = ClusterReader(connection)
     selector = {"fieldSelector": f"spec.driver={DRIVER}"}
-    slices = await reader.objects("what nodes offer", f"{_GROUP}/resourceslices", **selector)
-    if slices is None and not reader.unread:
-        raise ClaimsUnavailable(
-            "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
-            hint="it needs Kubernetes 1.36 or newer; doctor --cluster and kubectl show what its nodes have",
+    with _uncollected():
+        slices = await reader.decoded("what nodes offer", f"{_GROUP}/resourceslices", decode_fleet_slice, **selector)
+        if slices is None and not reader.unread:
+            raise ClaimsUnavailable(
+                "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
+                hint="it needs Kubernetes 1.36 or newer; doctor --cluster and kubectl show what its nodes have",
+            )
+        nodes = await reader.decoded("nodes", "/api/v1/nodes", decode_fleet_node)
+        claims = await reader.decoded("claims of all namespaces", f"{_GROUP}/resourceclaims", decode_fleet_claim)
+        if claims is None:
+            path = f"{_GROUP}/namespaces/{namespace}/resourceclaims"
+            claims = await reader.decoded(f"claims of {namespace}", path, decode_fleet_claim)
+        return Fleet(
+            nodes=tuple(sorted(nodes or (), key=lambda each: each.name)),
+            pools=pools_of(slices or ()),
+            claims=claims or (),
+            unread=reader.unread,
         )
-    nodes = await reader.objects("nodes", "/api/v1/nodes")
-    claims = await reader.objects("claims of all namespaces", f"{_GROUP}/resourceclaims")
-    if claims is None:
-        claims = await reader.objects(f"claims of {namespace}", f"{_GROUP}/namespaces/{namespace}/resourceclaims")
-    return Fleet(
-        nodes=tuple(sorted(map(decode_fleet_node, nodes or ()), key=lambda each: each.name)),
-        pools=decode_pools(slices or ()),
-        claims=tuple(map(decode_fleet_claim, claims or ())),
-        unread=reader.unread,
-    )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of reference cycles: what is read has none, and of a thousand nodes' slices looking for some takes
+    longer than reading them.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 async def read_pod(connection: ApiConnection, namespace: str, name: str) -> FleetPod:
