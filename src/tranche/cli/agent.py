@@ -71,6 +71,7 @@ def _agent(context: click.Context, **values: Any) -> None:
 
 def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.agent import parts
+    from tranche.kubernetes.live import Live
     from tranche.kubernetes.mig_manager.drain import InUsePolicy
     from tranche.kubernetes.mig_manager.manager import MigSettings
     from tranche.kubernetes.rollout.budget import parse_budget
@@ -91,17 +92,19 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
         daemon_set=values["daemon_set"],
     )
+    registered: Live[bool] = Live()
     driver = partial(
         parts.claim_driver,
         kubelet_folder=values["kubelet_folder"],
         instance=values["pod_uid"],
         cdi_folder=values["cdi_folder"],
+        registered=registered,
     )
     built: dict[str, tuple[Part, ...]] = {
         "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], heeds_mode=by_claims),),
         "mig-manager": (manager,),
         "feature-labels": (parts.feature_labels,),
-        "dra": (driver, parts.claim_slices),
+        "dra": (driver, partial(parts.claim_slices, registered=registered)),
     }
     return [part for name, found in built.items() if name not in values["without"] for part in found]
 

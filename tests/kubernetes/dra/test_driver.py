@@ -295,6 +295,7 @@ def test_the_kubelet_finds_the_driver_again_and_no_dead_one() -> None:
             await node.kubelet.register(error="not this one")
             assert "not this one" in driver.ready().why
             shutil.rmtree(node.kubelet.folder)
+            await until(lambda: "the kubelet has not found the driver yet" in driver.ready().why)
             await node.kubelet.register()
             assert driver.ready().ready
             assert await node.prepare(claim) == [""]

@@ -24,6 +24,7 @@ from tranche.kubernetes.claims.vocabulary import (
     TaintKey,
 )
 from tranche.kubernetes.dra.publisher import SlicePublisher
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
@@ -74,7 +75,7 @@ class PublishingNode:
 
 
 @asynccontextmanager
-async def publishing(node: ManagedNode) -> AsyncIterator[PublishingNode]:
+async def publishing(node: ManagedNode, registered: Live[bool] | None = None) -> AsyncIterator[PublishingNode]:
     connection = ApiConnection(ApiServer(node.server.url))
     client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
     publisher = SlicePublisher(
@@ -84,6 +85,7 @@ async def publishing(node: ManagedNode) -> AsyncIterator[PublishingNode]:
         needs_recovery=lambda _: found.wants_reset,
         policy=XidPolicy,
         clock=lambda: node.now,
+        registered=registered,
         pause=0.001,
         recovery_seconds=0.01,
         sleep=lambda _: asyncio.sleep(0.001),
@@ -119,6 +121,27 @@ def test_a_dynamic_node_shows_its_devices_in_a_pool_that_is_whole(tmp_path: Path
                 assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "n1", "u1")
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_nothing_is_shown_before_the_kubelet_has_the_driver(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        registered: Live[bool] = Live()
+        async with publishing(node, registered) as published:
+            published.set_mode("dynamic")
+            registered.publish(False)
+            await until(lambda: any("resourceslices" in seen.path for seen in node.server.watches()))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not published.writes()
+            assert not published.publisher.ready().ready
+            registered.publish(True)
+            await published.settled()
+            # A kubelet that is gone for a moment does not keep the pool from being put right.
+            registered.publish(False)
+            node.server.delete(SLICES + next(iter(published.slices)))
+            await published.settled()
+
+    on_node(tmp_path, test, "A100-40GB")
 
 
 def test_a_static_node_shows_nothing_and_modes_change_live(tmp_path: Path) -> None:

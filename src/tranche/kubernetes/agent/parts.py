@@ -23,6 +23,7 @@ from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.health import XidPolicy, xid_policy
 from tranche.kubernetes.rollout.budget import Budget
@@ -77,9 +78,15 @@ def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabel
 
 
 def claim_driver(
-    services: NodeServices, config: ConfigSource, *, kubelet_folder: Path, instance: str, cdi_folder: Path
+    services: NodeServices,
+    config: ConfigSource,
+    *,
+    kubelet_folder: Path,
+    instance: str,
+    cdi_folder: Path,
+    registered: Live[bool],
 ) -> ClaimDriver:
-    """What claims need of this node; `instance` is the uid of the agent's pod."""
+    """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it."""
 
     def files() -> DeviceFiles:
         return _device_files(config.latest.value)
@@ -92,11 +99,12 @@ def claim_driver(
         files=files,
         configured=config.latest.first,
         clock=time.monotonic,
+        registered=registered,
     )
 
 
-def claim_slices(services: NodeServices, config: ConfigSource) -> SlicePublisher:
-    """What shows claims the devices of this node."""
+def claim_slices(services: NodeServices, config: ConfigSource, *, registered: Live[bool]) -> SlicePublisher:
+    """What shows claims the devices of this node, once the driver is registered."""
 
     def roots(view: NodeView) -> Mapping[str, str]:
         return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
@@ -113,6 +121,7 @@ def claim_slices(services: NodeServices, config: ConfigSource) -> SlicePublisher
         needs_recovery=needs_recovery,
         policy=policy,
         clock=time.monotonic,
+        registered=registered,
     )
 
 

@@ -37,7 +37,7 @@ class ClaimDriver:
     """A component: does for the kubelet what claims need on this node.
 
     `instance` is the uid of the agent's pod, "" without one. `files` is asked for anew at each use, once `configured` returns.
-    `clock` is monotonic, in seconds.
+    `clock` is monotonic, in seconds. `registered` is told whether the kubelet has the driver.
     """
 
     name = "dra"
@@ -52,6 +52,7 @@ class ClaimDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
+        registered: Live[bool] | None = None,
         care_seconds: float = _CARE_SECONDS,
     ) -> None:
         self._inventory = services.inventory
@@ -77,11 +78,13 @@ class ClaimDriver:
         self._care = ClaimCare(host, node, self._preparer, read, share_files, living=claims_with_processes, clock=clock)
         sockets = PluginSockets(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
-        self._registration = PluginRegistration(sockets, server)
+        self._registration = PluginRegistration(sockets, server, Live() if registered is None else registered)
 
     def ready(self) -> Readiness:
-        """Ready while it serves where the kubelet looks for it, and the kubelet has not refused it."""
+        """Ready while it serves where the kubelet looks for it, and the kubelet has it."""
         why = self._failure or self._registration.refusal
+        if not why and not (self._registration.registered.synced and self._registration.registered.value):
+            why = "the kubelet has not found the driver yet"
         return Readiness(not why, why)
 
     async def run(self) -> None:

@@ -40,7 +40,8 @@ class SlicePublisher:
     What changes within `pause` seconds after a look is looked at together. `pcie_roots` gives the PCIe root of each GPU by UUID,
     and `needs_recovery` says whether the driver wants a GPU reset; both block. `policy` says which errors make a GPU sick; a sick
     one is asked about every `recovery_seconds`. Labels of the node are written every `labels_seconds` at most. `clock` is
-    monotonic, in seconds.
+    monotonic, in seconds. With `registered`, nothing is written before the kubelet has the driver for the first time: a pod that
+    it cannot prepare waits for more than a minute until the kubelet tries again.
     """
 
     name = "dra-slices"
@@ -54,6 +55,7 @@ class SlicePublisher:
         needs_recovery: Callable[[str], bool],
         policy: Callable[[], XidPolicy],
         clock: Callable[[], float],
+        registered: Live[bool] | None = None,
         pause: float = PAUSE_SECONDS,
         recovery_seconds: float = _RECOVERY_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
@@ -65,6 +67,7 @@ class SlicePublisher:
         self._needs_recovery = needs_recovery
         self._policy = policy
         self._clock = clock
+        self._registered = registered
         self._pause = pause
         self._recovery_seconds = recovery_seconds
         self._labels_seconds = labels_seconds
@@ -129,6 +132,8 @@ class SlicePublisher:
         await self._services.node.first()
         await self._services.inventory.latest.first()
         await self._known.first()
+        if self._registered is not None:
+            await _true(self._registered)
         pause = _FIRST_PAUSE_SECONDS
         while True:
             self._wake.clear()
@@ -227,6 +232,12 @@ class SlicePublisher:
                 async for _ in self._known.changes():
                     if seen():
                         return
+
+
+async def _true(live: Live[bool]) -> None:
+    async for value in live.changes():
+        if value:
+            return
 
 
 _Basis = tuple[str, str, NodeMode, NodeView, tuple[NodeSlice, ...], Ward]

@@ -18,6 +18,7 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.plugin_server import SERVICES, PluginServer
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
+from tranche.kubernetes.live import Live
 
 KUBELET_FOLDER = Path("/var/lib/kubelet")
 _LONGEST_PATH = 107
@@ -70,17 +71,23 @@ class PluginSockets:
 
 
 class PluginRegistration:
-    """Serves the driver and its registration until `stop`. `refusal` says why the kubelet does not want the driver, "" else."""
+    """Serves the driver and its registration until `stop`. `refusal` says why the kubelet does not want the driver, "" else.
 
-    def __init__(self, sockets: PluginSockets, plugin: PluginServer) -> None:
+    `registered` is told whether the kubelet has the driver where it is served now.
+    """
+
+    def __init__(self, sockets: PluginSockets, plugin: PluginServer, registered: Live[bool]) -> None:
         self._sockets = sockets
         self._plugin = plugin
         self._server: Any = None
+        self.registered = registered
         self.refusal = ""
 
     async def start(self) -> None:
         """Serve the driver first, and then say so; KubeletUnavailable when that cannot be."""
         self._sockets.make_room()
+        self.registered.publish(False)
+        self.refusal = ""
         server = grpc.aio.server()
         handlers = {
             "GetInfo": grpc.unary_unary_rpc_method_handler(
@@ -124,6 +131,7 @@ class PluginRegistration:
         if request.plugin_registered:
             _log.info("registered", extra={"driver": DRIVER})
             self.refusal = ""
+            self.registered.publish(True)
         else:
             _log.warning("not registered", extra={"driver": DRIVER, "error": request.error})
             self.refusal = f"the kubelet refuses the driver: {request.error}"
