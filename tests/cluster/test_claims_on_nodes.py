@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from cluster.agents import AgentPod, agent_on
 from cluster.claims import (
-    DRIVER,
     claim_template,
     claims_in,
     devices_given,
@@ -142,72 +141,3 @@ def _said(cluster: Cluster, namespace: str, count: int) -> list[str]:
     """The first line of each running pod, once all have said theirs."""
     lines = [line for line in first_lines(cluster, namespace).values() if line]
     return lines if len(lines) == count else []
-
-
-def plant(cluster: Cluster, namespace: str, name: str, node: Node, device: str, pool: str) -> None:
-    """Do what a scheduler with a defect might do: give a claim that device, and bind its pod to the node."""
-    body = pod(name, namespace, script=LOOK)
-    body["spec"] |= {
-        "schedulerName": "nobody",
-        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
-    }
-    body["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-    requests = [{"name": "gpu", "exactly": {"deviceClassName": "tranche"}}]
-    claims = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims"
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
-    cluster.api.request("POST", claims, {**claim, "spec": {"devices": {"requests": requests}}})
-    uid = cluster.api.request("POST", pods, body)["metadata"]["uid"]
-    results = [{"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}]
-    status = {
-        "allocation": {"devices": {"results": results}},
-        "reservedFor": [{"resource": "pods", "name": name, "uid": uid}],
-    }
-    cluster.api.merge(f"{claims}/{name}/status", {"status": status})
-    target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-    cluster.api.request("POST", f"{pods}/{name}/binding", binding)
-
-
-def warnings(cluster: Cluster, namespace: str, name: str) -> str:
-    """What the kubelet says of a pod that it cannot start."""
-    items = cluster.api.get(f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name={name}")["items"]
-    return "\n".join(each["message"] for each in items if each["reason"] == "FailedPrepareDynamicResources")
-
-
-def test_what_a_scheduler_got_wrong_is_refused_in_the_pods_events(cluster: Cluster, p4d: Node, namespace: str) -> None:
-    with claims_on(cluster, p4d):
-        cluster.apply(claim_template("gpu", namespace, requests={"memory": "4Gi"}))
-        cluster.apply(claiming("neighbour", namespace, p4d))
-        wait_for_phases(cluster, namespace, Running=1)
-        (claim,) = claims_in(cluster, namespace)
-        (device,) = devices_given(claim)
-        gpu = device.removesuffix(device[device.index("-1g") :])
-        calls = p4d.machine.total_change_calls()
-        planted = {
-            "overlap": (gpu, p4d.name, f"overlaps what claim {namespace}/{claim['metadata']['name']} holds"),
-            "unknown": ("gpu-0-1g-5gb-9", p4d.name, "which this node does not have"),
-            "elsewhere": ("gpu-0", "another", "is allocated in pool another"),
-        }
-        for name, (wrong, pool, _) in planted.items():
-            plant(cluster, namespace, name, p4d, wrong, pool)
-        for name, (_, _, reason) in planted.items():
-            _wait_for_reason(cluster, namespace, name, reason)
-        assert p4d.machine.total_change_calls() == calls
-        assert phases(cluster, namespace)["Running"] == 1
-        # The neighbour ends, and the kubelet asks again.
-        cluster.kubectl("delete", "pod", "neighbour", "--namespace", namespace)
-        wait_for("the refused pod runs", lambda: phases(cluster, namespace)["Running"] == 1, timeout=240)
-        for name in planted:
-            cluster.kubectl("delete", "resourceclaim", name, "--namespace", namespace, "--wait=false")
-        gone(cluster, p4d, namespace)
-
-
-def _wait_for_reason(cluster: Cluster, namespace: str, name: str, reason: str) -> None:
-    def told() -> bool:
-        return reason in warnings(cluster, namespace, name)
-
-    def explain() -> str:
-        return cluster.kubectl("describe", "pod", name, "--namespace", namespace)
-
-    wait_for(f"the events of {name} say why", told, timeout=60, explain=explain)
