@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.hardware.gpus import GPU as CUT
 from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
-from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
+from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.quantity import GIB, MIB
-from tranche.core.request import GpuMemory, Request
+from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, MigMode, NodeState
 from tranche.node.overdrawn import excess, with_overdrawn
@@ -98,6 +98,7 @@ def test_a_process_that_cannot_be_looked_at_and_memory_that_is_not_known_do_not_
         (share(Sharing.TIME_SLICING), False),
         (share(phase=Phase.PREPARING), False),
         (share(keeper=PodKeeper("nvidia.com/gpu", "default", "a")), False),
+        (share(keeper=ClaimKeeper("default", "a", "another")), False),
     ],
 )
 def test_only_a_share_with_limits_that_are_in_force_is_marked(
@@ -110,6 +111,28 @@ def test_only_a_share_with_limits_that_are_in_force_is_marked(
     assert part.unlimited is marked
     assert with_overdrawn((found,), NodeState((gpu,)), tmp_path) == (found,)
     assert with_overdrawn((allocation,), NodeState(()), tmp_path) == (allocation,)
+
+
+POD = PodKeeper("nvidia.com/gpu", "default", "a", "main", "u-1")
+
+
+def test_the_containers_of_a_pod_are_added_up_and_so_are_their_shares(tmp_path: Path) -> None:
+    mine = [("", f"0::/kubepods.slice/kubepods-pod{uid}.slice/x\n", 3 * GIB) for uid in ("u_1", "u_1", "u_2")]
+    gpu = gpu_with(tmp_path, *mine)
+    one = share(keeper=POD)
+    other = replace(share(keeper=replace(POD, container="side")), id="bbbb0002")
+    stranger = replace(share(keeper=replace(POD, name="b", uid="u-2")), id="cccc0003")
+    found = with_overdrawn((one, stranger), NodeState((gpu,)), tmp_path)
+    assert [each.grants[0].isolation for each in found] == [Isolation.NONE, Isolation.SOFT]
+    assert with_overdrawn((one, other, stranger), NodeState((gpu,)), tmp_path) == (one, other, stranger)
+    unlimited = replace(other, grants=(Part(WholeGpu("GPU-0"), GIVEN, MPS, limit=9 * GIB),))
+    assert with_overdrawn((one, unlimited), NodeState((gpu,)), tmp_path) == (one, unlimited)
+
+
+def test_the_processes_of_a_claim_are_known_by_its_name_in_their_environment(tmp_path: Path) -> None:
+    gpu = gpu_with(tmp_path, ("TRANCHE_CLAIM_u_1=/x\0", EMPTY, 9 * GIB), ("TRANCHE_CLAIM_u_2=/x\0", EMPTY, GIB))
+    for uid, sum_of_it in (("u-1", 9 * GIB), ("u-2", 0), ("u-3", 0)):
+        assert used(tmp_path, share(keeper=ClaimKeeper("default", "a", uid)), gpu) == sum_of_it
 
 
 @given(st.lists(st.integers(0, 4 * GIB), max_size=6))

@@ -1,18 +1,19 @@
 """Shares that have more of a device's memory than they were given, as the driver lists their processes.
 
-MPS limits each process singly, so that a command of several can have more together. And a driver may show a limit and not keep
-it. Looked at are the shares of commands; of a pod's processes nobody knows here which container they are of.
+MPS limits each process singly, so that a command or a pod of several can have more together. And a driver may show a limit and
+not keep it. Of a pod's processes nobody knows here which container they are of, so its containers are added up.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeGuard
 
 from tranche.core.allocation import Allocation, Grant, Part, Phase
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
 
@@ -24,37 +25,59 @@ def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: P
     if not any(_watched(grant) for allocation in allocations for grant in allocation.grants):
         return allocations
     gpus = {gpu.uuid: gpu for gpu in node}
-    return tuple(_as_used(each, gpus, proc) if each.phase is Phase.ACTIVE else each for each in allocations)
+    active = tuple(each for each in allocations if each.phase is Phase.ACTIVE)
+    return tuple(_as_used(each, active, gpus, proc) if each.phase is Phase.ACTIVE else each for each in allocations)
 
 
-def excess(allocation: Allocation, part: Part, gpu: GpuState, proc: Path = _PROC) -> int:
+def excess(
+    allocation: Allocation, part: Part, gpu: GpuState, proc: Path = _PROC, active: Sequence[Allocation] = ()
+) -> int:
     """The bytes that the allocation's processes have of that part's device, where that is more than the part; 0 otherwise.
 
-    What one context takes is passed over, because the driver's list and its limits need not count alike.
+    A pod's containers have `active` allocations of their own, which are added up. What one context takes is passed over, because
+    the driver's list and its limits need not count alike.
     """
     from tranche.planning.share_costs import CONTEXT_MEMORY
 
-    keeper = allocation.keeper
-    if not _watched(part) or not isinstance(keeper, ProcessKeeper) or gpu.lost:
+    if gpu.lost:
         return 0
-    allowed = part.memory + CONTEXT_MEMORY[part.sharing]
+    pod = _uid(allocation.keeper)
+    of_holder = [each for each in active if pod and _uid(each.keeper) == pod] or [allocation]
+    parts = [
+        grant for each in of_holder for grant in each.grants if isinstance(grant, Part) and grant.device == part.device
+    ]
+    if not _watched(part) or not all(map(_may_be_watched, parts)):
+        return 0
+    allowed = sum(each.memory for each in parts) + CONTEXT_MEMORY[part.sharing]
     listed = _listed(part, gpu)
     if sum(each.memory or 0 for each in listed) <= allowed:
         return 0
-    used = sum(each.memory or 0 for each in listed if _came_of(each.pid, allocation.id, keeper, proc))
+    used = sum(each.memory or 0 for each in listed if _came_of(each.pid, allocation, proc))
     return used if used > allowed else 0
 
 
+def _uid(keeper: Keeper) -> str:
+    """The uid of a pod that is known; "" of everybody else."""
+    return keeper.uid if isinstance(keeper, PodKeeper) else ""
+
+
 def _watched(grant: Grant) -> bool:
-    return isinstance(grant, Part) and grant.sharing is not Sharing.TIME_SLICING and grant.kept
+    return _may_be_watched(grant) and grant.kept
 
 
-def _as_used(allocation: Allocation, gpus: Mapping[str, GpuState], proc: Path) -> Allocation:
+def _may_be_watched(grant: Grant) -> TypeGuard[Part]:
+    """Whether it is a part that has a limit, or had it and has lost it."""
+    return isinstance(grant, Part) and grant.sharing is not Sharing.TIME_SLICING and (grant.kept or grant.unlimited)
+
+
+def _as_used(
+    allocation: Allocation, active: Sequence[Allocation], gpus: Mapping[str, GpuState], proc: Path
+) -> Allocation:
     grants = tuple(
         replace(grant, unlimited=True)
         if isinstance(grant, Part)
         and (gpu := gpus.get(grant.gpu_uuid)) is not None
-        and excess(allocation, grant, gpu, proc)
+        and excess(allocation, grant, gpu, proc, active)
         else grant
         for grant in allocation.grants
     )
@@ -67,17 +90,34 @@ def _listed(part: Part, gpu: GpuState) -> tuple[GpuProcess, ...]:
     return next((each.processes for each in gpu.instances if gpu.key(each) == part.slot), ())
 
 
-def _came_of(pid: int, allocation_id: str, keeper: ProcessKeeper, proc: Path) -> bool:
+def _came_of(pid: int, allocation: Allocation, proc: Path) -> bool:
+    """Whether the process runs for whoever has the share: by its control group, or by a name in its environment."""
+    keeper, folder = allocation.keeper, proc / str(pid)
+    try:
+        match keeper:
+            case PodKeeper(uid=uid):
+                from tranche.node.pod_processes import pod_of  # seldom needed, and every listing loads this module
+
+                return bool(uid) and pod_of((folder / "cgroup").read_text()) == uid
+            case ClaimKeeper(uid=uid):
+                from tranche.node.pod_processes import claim_mark
+
+                mark = f"{claim_mark(uid)}=".encode()
+                return any(pair.startswith(mark) for pair in (folder / "environ").read_bytes().split(b"\0"))
+            case ProcessKeeper():
+                return _came_of_command(folder, allocation.id, keeper)
+    except OSError:
+        return False
+
+
+def _came_of_command(folder: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:
     """Whether the process has the share's name and key, or is in the control group that limits the share."""
     from tranche.node.processes import MARK  # seldom needed, and every listing loads this module
 
-    try:
-        environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
-        if f"{MARK}={allocation_id}".encode() in environment and _knows(environment, keeper.key_digest):
-            return True
-        groups = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return False
+    environment = (folder / "environ").read_bytes().split(b"\0")
+    if f"{MARK}={allocation_id}".encode() in environment and _knows(environment, keeper.key_digest):
+        return True
+    groups = (folder / "cgroup").read_text().splitlines()
     return any(line.startswith("0::") and f"tranche-{allocation_id}" in line.split("/") for line in groups)
 
 

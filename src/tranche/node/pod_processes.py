@@ -85,6 +85,12 @@ def claims_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset
     return frozenset(found)
 
 
+def pod_of(cgroups: str) -> str:
+    """The uid of the pod whose process is in these control groups, as the kernel lists them; "" for no pod's."""
+    named = _POD.search(cgroups)
+    return named[1].replace("_", "-") if named else ""
+
+
 def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     """Each living process of a pod, with the pod's uid."""
     with os.scandir(proc) as entries:
@@ -92,8 +98,8 @@ def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     for name in names:
         folder = proc / name
         try:
-            named = _POD.search((folder / "cgroup").read_text())
-            if named and (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                yield int(name), named[1].replace("_", "-")
+            uid = pod_of((folder / "cgroup").read_text())
+            if uid and (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                yield int(name), uid
         except OSError:  # it ended meanwhile: these two files are readable for everybody
             continue

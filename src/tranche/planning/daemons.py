@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
 from tranche.core.fences import fenced
 from tranche.core.grid import Occupant
@@ -37,6 +37,17 @@ def refuse_fenced(view: NodeView, grants: Sequence[Grant]) -> None:
             raise GpuBusy(f"{gpu.label}: {PROHIBITED}")
         if isinstance(grant, Part) and grant.sharing is Sharing.MPS and (why := fenced(gpu, grant.slot)):
             raise GpuBusy(f"{gpu.label} is not shared further: {why}")
+        if isinstance(grant, Part) and (ids := unlimited_on(grant.device, view.allocations)):
+            raise GpuBusy(f"{gpu.label} is not shared further: nothing limits the memory of {', '.join(ids)} any more")
+
+
+def unlimited_on(device: WholeGpu | Slice, allocations: Iterable[Allocation]) -> tuple[str, ...]:
+    """The ids of those who share the device and whose limits are lost: what was promised to others may not be there."""
+    return tuple(
+        each.id
+        for each in allocations
+        if any(isinstance(part, Part) and part.unlimited and part.device == device for part in each.grants)
+    )
 
 
 def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:

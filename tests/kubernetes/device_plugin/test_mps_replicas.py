@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -15,14 +17,16 @@ import pytest
 from tests.kubernetes.device_plugin.kubelet import until
 from tests.kubernetes.device_plugin.test_plugin import GPU, Rig, run, whole_gpus
 from tests.node.test_mps_daemons import short
+from tests.simulator.control_groups import group, hierarchy
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
 from tranche.core.allocation import Part
+from tranche.core.events import EventKind
 from tranche.core.evidence import ADMISSION_SECONDS
-from tranche.core.request import parse_request
+from tranche.core.request import Isolation, parse_request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState
 from tranche.core.walls import MemoryWall
-from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.local.queue import Queue
 from tranche.node.patience import Patience
@@ -52,16 +56,25 @@ def daemon(gpu: GpuState) -> tuple[DaemonState, int]:
 
 def taken_by(rig: Rig, answer: pb.ContainerAllocateResponse) -> int:
     """How many MiB an unmodified CUDA program gets that runs with what the kubelet was answered for its container."""
+    with greedy(rig, answer) as program:
+        return int(program.told())
+
+
+@contextmanager
+def greedy(rig: Rig, answer: pb.ContainerAllocateResponse, inside: Path | None = None) -> Iterator[CudaProgram]:
+    """A program that takes what it gets, `inside` a control group, and is killed at the end of the block."""
     folders = {mount.container_path: mount.host_path for mount in answer.mounts}
     environment = {**os.environ, **rig.node.machine.environment(), **answer.envs}
     environment["CUDA_MPS_PIPE_DIRECTORY"] = folders[answer.envs["CUDA_MPS_PIPE_DIRECTORY"]]
     environment["LD_LIBRARY_PATH"] = rig.node.machine.environment().get("LD_LIBRARY_PATH", "")
     command = [sys.executable, "-c", PREAMBLE + GREEDY]
+    if inside is not None:
+        command = ["sh", "-c", f'echo 0 > {inside}/cgroup.procs && exec "$@"', "sh", *command]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            return int(CudaProgram(process).told())
+            yield CudaProgram(process)
         finally:
             process.kill()
 
@@ -167,6 +180,38 @@ def test_a_daemon_that_dies_marks_its_pods_and_lets_nobody_in(short: Path) -> No
         assert daemon(gpu_of(rig))[0] is DaemonState.READY
 
     run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
+
+
+def test_a_pod_whose_processes_have_more_together_than_it_was_given_is_marked_and_nobody_more_is_let_in(
+    short: Path, tmp_path: Path
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (8, 8)})
+        own = gpu_of(rig).uuid
+        first, second = (f"{own}::{number}" for number in (0, 1))
+        answer = await rig.kubelet.allocate(GPU, first)
+        rig.holdings.holders[first], rig.holdings.resources[first] = PodRef("ns", "a"), GPU
+
+        async def pods() -> Sequence[KubePod]:
+            return [KubePod(PodRef("ns", "a"), "u-1", resources=frozenset({GPU}))]
+
+        rig.pods._pods = pods
+        await rig.inventory.refresh()
+        with hierarchy(tmp_path) as top, group(top) as above, group(above, "podu_1") as inside, ExitStack() as running:
+            for _ in range(2):
+                program = running.enter_context(greedy(rig, answer, inside))
+                assert await asyncio.to_thread(program.told) > 0
+            await rig.inventory.refresh()
+            await rig.counts({GPU: (8, 4)})
+            (allocation,) = rig.inventory.latest.value.view.allocations
+            assert allocation.grants[0].isolation is Isolation.NONE
+            assert [each for each in rig.host.events() if each.kind is EventKind.LIMIT_EXCEEDED]
+            with pytest.raises(grpc.aio.AioRpcError, match="nothing limits the memory"):
+                await rig.kubelet.allocate(GPU, second)
+            await until(lambda: "ShareUnlimited" in rig.api.reasons, "said")
+            assert any("pod ns/a" in message for _, _, message in rig.api.events)
+
+    run(short, scenario, "A100-40GB", "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
 
 
 def test_virtual_gpus_and_whole_ones_are_never_given_of_one_gpu(short: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tranche.core.allocation import Part
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState, NodeState
@@ -37,6 +38,7 @@ from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.replicas import held_with, replicated
 from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, advertise
+from tranche.planning.daemons import unlimited_on
 
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5
@@ -281,7 +283,15 @@ class DevicePlugin:
     def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
         if device.gpu.uuid in lost:
             return "the GPU is lost"
-        return self._blind or self._ward.why_sick(device) or why_prohibited(device) or why_fenced(device)
+        return self._blind or self._ward.why_sick(device) or why_prohibited(device) or self._why_no_more(device)
+
+    def _why_no_more(self, device: PluginDevice) -> str:
+        """Why nobody more may share the device; "" when they may, and for one that one pod alone gets."""
+        if why := why_fenced(device):
+            return why
+        part = device.grant
+        ids = unlimited_on(part.device, self._inventory.latest.value.view.allocations) if isinstance(part, Part) else ()
+        return f"nothing limits the memory of {', '.join(ids)} any more, who share it" if ids else ""
 
     def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, Announcement]:
         found = {}
@@ -302,6 +312,10 @@ class DevicePlugin:
                     "that runs as another user than root (runAsUser) waits without end"
                 )
                 found[f"one user {gpu.uuid}"] = Announcement(Severity.WARNING, "MpsServesOneUser", message)
+        for allocation in self._inventory.latest.value.view.allocations:
+            if any(isinstance(grant, Part) and grant.unlimited for grant in allocation.grants):
+                message = f"nothing limits the GPU memory of {allocation.keeper} ({allocation.id}) any more: see tranche events"
+                found[f"unlimited {allocation.id}"] = Announcement(Severity.WARNING, "ShareUnlimited", message)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu, nearest_request, overlap
 from tranche.core.devices import devices, memory_of
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
@@ -31,6 +31,8 @@ from tranche.node.host import Host
 from tranche.node.pod_processes import pods_with_processes
 
 _API_SECONDS = 5.0
+_ASK_SECONDS = 30.0
+"""As often as `tranche run` asks the daemon of its own share."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,9 @@ class PodRegister:
         self._runs: dict[str, float] = {}
         self._complete_run = ""
         self._seen: dict[str, float] = {}
+        self._shared = False
+        self._asked = -_ASK_SECONDS
+        self._unlimited: frozenset[str] = frozenset()
 
     async def look(self) -> NodeView:
         """The node with all who hold something of it, settled by what is said now, once no hand-over is under way.
@@ -83,7 +88,7 @@ class PodRegister:
 
     async def _look(self) -> tuple[NodeView, KubeletWord]:
         word = await self._kubelet.read()
-        view = await asyncio.to_thread(self._host.view)
+        view = await asyncio.to_thread(self._view)
         unlisted = forgotten(view.allocations, devices(view.node), word)
         living = await asyncio.to_thread(self._living, unlisted) if unlisted else ()
         found = self._settle(view, word, None, living)
@@ -97,6 +102,21 @@ class PodRegister:
             self._host.holders.settle, found.removed, found.keepers or {}, found.added, found.memory
         )
         return replace(view, allocations=allocations), word
+
+    def _view(self) -> NodeView:
+        """The machine; now and then, where something is shared with limits, after asking whether these are kept.
+
+        What has become unlimited by what the driver lists is written down at once.
+        """
+        due = self._shared and self._clock() - self._asked >= _ASK_SECONDS
+        view = self._host.view(thorough=due and not self._host.ledger.read_only)
+        unlimited = frozenset(each.id for each in view.allocations if any(map(_is_unlimited, each.grants)))
+        if unlimited - self._unlimited and not due and not self._host.ledger.read_only:
+            view, due = self._host.view(thorough=True), True
+        self._asked = self._clock() if due else self._asked
+        self._unlimited = unlimited
+        self._shared = any(isinstance(grant, Part) for each in view.allocations for grant in each.grants)
+        return view
 
     async def hand_over(self, resource: str, given: Holding) -> str:
         """Record that a container of some pod is given this, before it is told; the allocation's id.
@@ -170,6 +190,10 @@ class PodRegister:
         except (TrancheError, TimeoutError) as error:
             _log.info("pods not read", extra={"error": str(error)})
             return None
+
+
+def _is_unlimited(grant: Grant) -> bool:
+    return isinstance(grant, Part) and grant.unlimited
 
 
 def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
