@@ -248,6 +248,26 @@ def test_a_slice_with_a_process_is_kept_although_its_claim_is_gone() -> None:
     on_claim_node(test, "A100-40GB")
 
 
+@isolated
+def test_a_wall_clock_that_leaps_frees_nobody_and_forgets_nothing() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        early, late = node.allocate("early", "gpu-0-1g-5gb-0"), node.allocate("late", "gpu-0-1g-5gb-1")
+        holders, requests = node.node.host.holders, node.node.server.requests
+        async with node.driver():
+            for claim, year in ((early, 2040), (late, 1990)):
+                holders.clock = partial(float, (year - 1970) * 31_556_952)
+                assert await node.prepare(claim) == [""]
+                requests.clear()
+                # Whoever looks after claims has looked, more than once.
+                await until(lambda: len(requests) > 6)
+            assert [len(node.allocations), len(node.files)] == [2, 2]
+            assert await node.prepare(early, late) == ["", ""], "asked again, it is the same"
+            await node.unprepare(early, late)
+            assert [len(node.allocations), len(node.files)] == [0, 0]
+
+    on_claim_node(test, "A100-40GB")
+
+
 def _later_and_free(node: ClaimNodeStandIn) -> bool:
     """Whether nobody has anything, a minute after the last look."""
     node.now += 60

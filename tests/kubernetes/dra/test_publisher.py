@@ -186,6 +186,24 @@ def test_what_somebody_deletes_or_edits_is_put_right(tmp_path: Path) -> None:
     on_node(tmp_path, test, "A100-40GB")
 
 
+def test_the_slices_of_a_node_that_is_made_anew_end_with_the_new_one(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+
+            def owners() -> set[str]:
+                return {each["metadata"]["ownerReferences"][0]["uid"] for each in published.slices.values()}
+
+            assert owners() == {"u1"}
+            before = node.server.objects[NODE]
+            node.server.put(NODE, {**before, "metadata": {**before["metadata"], "uid": "u2"}})
+            await until(lambda: owners() == {"u2"})
+            await published.settled()
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
 def test_a_kubelet_that_wipes_all_is_answered_with_a_newer_generation(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         async with publishing(node) as published:
