@@ -146,3 +146,20 @@ def test_a_specification_is_written_only_when_it_changed(tmp_path: Path) -> None
     assert len(json.loads(path.read_text())["devices"]) == 1
     write_spec(CdiSpec(SPEC.kind, (), EDITS), folder)
     assert list(folder.iterdir()) == [], "a specification without devices is not valid"
+
+
+def test_a_file_that_a_power_loss_has_damaged_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "example.com-gpu.json"
+    for left in (b"", b"\x00\xff\xfe", b"[]"):
+        path.write_bytes(left)
+        write_spec(SPEC, tmp_path)
+        assert json.loads(path.read_text()) == spec_to_data(SPEC)
+
+
+def test_only_what_outlasts_power_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr("os.fsync", waited.append)
+    write_spec(SPEC, tmp_path / "a", outlasts_power=False)
+    assert not waited
+    write_spec(SPEC, tmp_path / "b")
+    assert len(waited) == 1

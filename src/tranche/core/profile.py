@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tranche.core.errors import UsageError
 
@@ -61,6 +62,7 @@ class ProfileName:
         return "mig-" + str(self).replace("+", ".").replace(",", ".")
 
 
+@lru_cache(maxsize=256)
 def parse_profile(text: str) -> ProfileName:
     """The profile of that name; UsageError with the broken rule otherwise."""
     match = _NAME.fullmatch(text)

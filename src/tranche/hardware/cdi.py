@@ -60,27 +60,29 @@ def spec_to_data(spec: CdiSpec) -> dict[str, Any]:
     return data
 
 
-def write_spec(spec: CdiSpec, folder: Path) -> None:
+def write_spec(spec: CdiSpec, folder: Path, *, outlasts_power: bool = True) -> None:
     """Put the specification into the folder in one step, so that a runtime never reads half of it.
 
     A specification without devices is not valid CDI: its file is removed instead. A file that is right already is not touched:
-    runtimes read the whole folder anew at every change.
+    runtimes read the whole folder anew at every change. One that `outlasts_power` is on the disk when this returns; without it,
+    a power loss may leave an empty file, for whoever writes it anew before a container needs it.
     """
     path = folder / spec.file_name
     if not spec.devices:
         path.unlink(missing_ok=True)
         return
-    text = json.dumps(spec_to_data(spec), indent=1, sort_keys=True) + "\n"
-    if path.is_file() and path.read_text() == text:
+    content = json.dumps(spec_to_data(spec), indent=1, sort_keys=True).encode() + b"\n"
+    if path.is_file() and path.read_bytes() == content:
         return
     folder.mkdir(parents=True, exist_ok=True)
     # Runtimes read every .json and .yaml file of the folder, so the unfinished file has another suffix.
     unfinished = folder / f".{spec.file_name}.{os.getpid()}.tmp"
-    with open(unfinished, "w") as file:
-        file.write(text)
+    with open(unfinished, "wb") as file:
+        file.write(content)
         file.flush()
         os.fchmod(file.fileno(), 0o644)  # runtimes of other users read it too, whatever this process's umask
-        os.fsync(file.fileno())
+        if outlasts_power:
+            os.fsync(file.fileno())
     os.replace(unfinished, path)
 
 

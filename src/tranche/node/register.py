@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import assert_never
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
 from tranche.core.keeper import Keeper
+from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey
 from tranche.core.wire import (
@@ -25,6 +27,7 @@ from tranche.core.wire import (
 from tranche.node.schema import WHOLE_GPU_UNITS
 
 _ALL_COMPUTE = 100
+_REMEMBERED = 1024
 
 
 def add_allocation(
@@ -136,20 +139,36 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
     """Every allocation, oldest first."""
     grants: dict[str, list[Grant]] = {}
     for allocation_id, grant in db.execute("SELECT allocation_id, grant FROM grants ORDER BY allocation_id, ordinal"):
-        grants.setdefault(allocation_id, []).append(grant_from_dict(json.loads(grant)))
+        grants.setdefault(allocation_id, []).append(_grant(grant))
     rows = db.execute("SELECT id, request, phase, created, command, keeper FROM allocations ORDER BY created, id")
     return tuple(
         Allocation(
             id=row[0],
-            request=request_from_dict(json.loads(row[1])),
+            request=_request(row[1]),
             grants=tuple(grants.get(row[0], ())),
             phase=Phase(row[2]),
             created=row[3],
             command=row[4],
-            keeper=keeper_from_dict(json.loads(row[5])),
+            keeper=_keeper(row[5]),
         )
         for row in rows
     )
+
+
+# An agent reads the whole register several times for each claim, and little of it has changed since.
+@lru_cache(maxsize=_REMEMBERED)
+def _request(text: str) -> Request:
+    return request_from_dict(json.loads(text))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _grant(text: str) -> Grant:
+    return grant_from_dict(json.loads(text))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _keeper(text: str) -> Keeper:
+    return keeper_from_dict(json.loads(text))
 
 
 _OWNERS = """

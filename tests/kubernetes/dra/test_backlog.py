@@ -63,9 +63,13 @@ class Machine:
         return promise.allocation
 
 
-def served(machine: Machine, test: Callable[[ClaimBacklog], Coroutine[Any, Any, None]]) -> None:
+def served(
+    machine: Machine,
+    test: Callable[[ClaimBacklog], Coroutine[Any, Any, None]],
+    finish: Callable[[ClaimOrder], None] = lambda order: None,
+) -> None:
     async def run() -> None:
-        backlog = ClaimBacklog(lambda: machine)
+        backlog = ClaimBacklog(lambda: machine, finish)
         serving = asyncio.create_task(backlog.run())
         try:
             await patiently(test(backlog))
@@ -133,6 +137,24 @@ def test_a_refusal_and_a_failure_are_their_own() -> None:
             await backlog.realise(order("broken", "a"))
 
     served(machine, test)
+
+
+def test_a_claim_has_what_it_is_given_only_when_that_is_finished() -> None:
+    machine, finished = Machine(), []
+
+    def finish(each: ClaimOrder) -> None:
+        assert each.keeper.name in machine.done, "the plan comes first"
+        if each.keeper.name == "unfinished":
+            raise HardwareError("no")
+        finished.append(each.keeper.name)
+
+    async def test(backlog: ClaimBacklog) -> None:
+        names = ("unfinished", "served")
+        found = await asyncio.gather(*(backlog.realise(order(name, "a")) for name in names), return_exceptions=True)
+        assert [type(each) for each in found] == [HardwareError, Allocation]
+        assert finished == ["served"]
+
+    served(machine, test, finish)
 
 
 def _broken(orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:

@@ -18,6 +18,7 @@ from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
+from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
@@ -77,6 +78,20 @@ def test_the_node_is_looked_at_again_after_a_claim() -> None:
         looking.cancel()
 
     on_claim_node(test, "A100-40GB")
+
+
+def test_a_backlog_is_over_when_nothing_comes_and_nothing_is_under_way() -> None:
+    changed, busy, slept = asyncio.Event(), [True, True, False], 0
+
+    async def sleep(_: float) -> None:
+        nonlocal slept
+        slept += 1
+        if slept == 3:
+            changed.set()  # one more, after nothing was under way
+
+    changed.set()
+    asyncio.run(calm(changed, lambda: busy.pop(0) if busy else False, sleep))
+    assert (slept, busy, changed.is_set()) == (4, [], False)
 
 
 @isolated

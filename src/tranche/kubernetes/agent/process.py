@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,9 @@ _COMPONENTS_END_SECONDS = 1.0
 _THREADS_END_SECONDS = 0.7
 # The inventory, the driver's events, a plan for each GPU, and what the parts ask of the kubelet's files, all at once.
 _THREADS = 24
+# How long one thread may keep the interpreter from others that wait: what answers the kubelet takes many short turns, and would
+# wait for Python's 5 ms before each of them while others compute what is published.
+_TURN_SECONDS = 0.0005
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +103,7 @@ async def _serve(
     environ: Mapping[str, str],
 ) -> None:
     options.plugin.check()
+    sys.setswitchinterval(_TURN_SECONDS)
     loop = asyncio.get_running_loop()
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="blocking")
     loop.set_default_executor(threads)

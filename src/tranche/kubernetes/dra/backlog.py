@@ -49,9 +49,15 @@ class _Waiting:
 class ClaimBacklog:
     """Serves claims until `run` is cancelled."""
 
-    def __init__(self, realiser: Callable[[], Realiser]) -> None:
-        """`realiser` is asked for anew at each use."""
+    def __init__(
+        self, realiser: Callable[[], Realiser], finish: Callable[[ClaimOrder], None] = lambda order: None
+    ) -> None:
+        """`realiser` is asked for anew at each use. `finish` does what is left when a claim's plan has ended.
+
+        It blocks, and what it raises is the claim's error; what the claim has stays.
+        """
         self._realiser = realiser
+        self._finish = finish
         self._waiting: list[_Waiting] = []
         self._busy: set[str] = set()
         self._wake = asyncio.Event()
@@ -116,11 +122,17 @@ class ClaimBacklog:
         try:
             for each, promise in chain:
                 try:
-                    each.settle(await asyncio.to_thread(self._realiser().fulfil, promise))
+                    each.settle(await asyncio.to_thread(self._fulfil, each.order, promise))
                 except Exception as error:
                     each.settle(error)
         finally:
             self._free(frozenset(gpu for each, _ in chain for gpu in each.gpus))
+
+    def _fulfil(self, order: ClaimOrder, promise: ClaimPromise) -> Allocation:
+        # On one thread: each step from thread to thread waits for a turn, which others have while a backlog is served.
+        allocation = self._realiser().fulfil(promise)
+        self._finish(order)
+        return allocation
 
     def _free(self, gpus: frozenset[str]) -> None:
         self._busy -= gpus

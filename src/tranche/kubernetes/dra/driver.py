@@ -26,7 +26,8 @@ from tranche.kubernetes.services import NodeServices
 from tranche.node.pod_processes import claims_with_processes
 
 _TICK_SECONDS = 1.0
-_FRESH_SECONDS = 0.5
+_CALM_SECONDS = 0.5
+_LONGEST_BACKLOG_SECONDS = 3.0
 _CARE_SECONDS = 15.0
 _FIRST_CARE_SECONDS = 5.0
 
@@ -117,10 +118,12 @@ class ClaimDriver:
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _keep_fresh(self) -> None:
-        """Have the GPUs looked at after claims, but not after each of a backlog: the look costs what claims wait for."""
+        """Have the GPUs looked at after claims, but not amid a backlog: what follows a look costs what claims wait for."""
         while True:
             await self._changed.wait()
-            await asyncio.sleep(_FRESH_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LONGEST_BACKLOG_SECONDS):
+                    await calm(self._changed, lambda: bool(self._preparer.under_way))
             self._changed.clear()
             self._inventory.poke()
 
@@ -150,6 +153,15 @@ class ClaimDriver:
             self._known.update((each.name, each) for each in devices_of(node))
             self._basis = basis
         return self._known
+
+
+async def calm(
+    changed: asyncio.Event, busy: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Return when for half a second nothing has `changed` and nobody is `busy`."""
+    while changed.is_set() or busy():
+        changed.clear()
+        await sleep(_CALM_SECONDS)
 
 
 def _health(device: NodeDevice, well: set[str]) -> DeviceHealth:

@@ -71,7 +71,7 @@ class Preparer:
         share_files: ShareFiles,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.backlog = ClaimBacklog(node.claims)
+        self.backlog = ClaimBacklog(node.claims, lambda order: self._write_file(order.keeper, order.grants))
         self._node = node
         self._read = read
         self._share_files = share_files
@@ -125,10 +125,10 @@ class Preparer:
         if claim is None:
             raise KubernetesNotFound(f"there is no {ref}: it was deleted")
         given = given_devices(claim, ref, self._node.pool, await self._node.devices())
-        order = order_of(ref, given)
-        await self.backlog.realise(order)
-        self._changed()
-        await self.write_file(order.keeper, order.grants)
+        try:
+            await self.backlog.realise(order_of(ref, given))
+        finally:
+            self._changed()  # also after a refusal: then what is shown was not what is there
         seconds = round(loop.time() - asked, 6)
         _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
         return given

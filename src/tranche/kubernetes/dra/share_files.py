@@ -22,9 +22,12 @@ class ShareFiles:
         self._folder = folder
 
     def write(self, spec: CdiSpec) -> None:
-        """Put a claim's specification there; CdiUnavailable when that fails."""
+        """Put a claim's specification there; CdiUnavailable when that fails.
+
+        Nobody waits for the disk: a power loss takes instances and containers too, and the kubelet has each claim prepared anew.
+        """
         try:
-            write_spec(spec, self._folder)
+            write_spec(spec, self._folder, outlasts_power=False)
         except OSError as error:
             raise CdiUnavailable(
                 f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
