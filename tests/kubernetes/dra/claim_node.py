@@ -20,7 +20,9 @@ from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.driver import ClaimDriver
+from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.kubelet.proto import dra_pb2
+from tranche.kubernetes.observation.health import XidPolicy
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 GIB = 1 << 30
@@ -28,12 +30,16 @@ GIB = 1 << 30
 
 @dataclass
 class ClaimNodeStandIn:
-    """A node `n1` whose claims lie in namespace `team`. `now` is the monotonic clock of its driver, in seconds."""
+    """A node `n1` whose claims lie in namespace `team`. `now` is the monotonic clock of its driver, in seconds.
+
+    `wants_reset` is what the GPUs' driver says of sick GPUs.
+    """
 
     node: ManagedNode
     kubelet: DraKubelet
     cdi: Path
     now: float = 1000.0
+    wants_reset: bool = False
 
     def allocate(
         self, name: str, *devices: str, pool: str = "n1", consumed: Mapping[str, str] | None = None, uid: str = ""
@@ -93,6 +99,14 @@ class ClaimNodeStandIn:
             files=lambda: SimulatedDeviceFiles(state),
             configured=configured,
             clock=lambda: self.now,
+            sick_bay=SickBay(
+                self.node.services.gpu_events,
+                self.node.services.inventory,
+                needs_recovery=lambda _: self.wants_reset,
+                policy=XidPolicy,
+                clock=lambda: self.now,
+                recovery_seconds=0.01,
+            ),
             care_seconds=care_seconds,
         )
         task = asyncio.create_task(driver.run())

@@ -20,6 +20,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
 from tranche_simulator.machine import SimulatedMachine
@@ -358,5 +359,38 @@ def test_the_kubelet_hears_of_a_lost_gpu_and_claims_on_it_are_refused() -> None:
             assert not any(name.startswith("gpu-0") for name in sick)
             (error,) = await node.prepare(node.allocate("a", "gpu-1"))
             assert "GpuNotFound" in error, "a driver that has lost a GPU no longer knows its UUID"
+
+    on_claim_node(test, "A100-40GB", "A100-40GB")
+
+
+@isolated
+def test_the_kubelet_hears_of_a_faulty_slice_and_of_its_recovery() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0-2g-10gb-0")
+        listening = asyncio.create_task(node.node.services.gpu_events.run())
+        try:
+            async with node.driver(), node.kubelet.health() as reports:
+                assert await node.prepare(claim) == [""]
+
+                async def told(sick: set[str]) -> dict[str, str]:
+                    """The messages about all that is not well, once just that is so of these devices."""
+                    async for report in reports:
+                        found = {each.device.device_name: each.message for each in report.devices if each.health != 1}
+                        if found.keys() & {"gpu-0", "gpu-0-2g-10gb-0", "gpu-0-1g-5gb-6", "gpu-1"} == sick:
+                            return found
+                    raise AssertionError("the stream ended")
+
+                await patiently(told(set()))
+                await until(lambda: node.node.services.gpu_events.ready().ready)
+                (instance,) = node.node.host.observe().gpus[0].instances
+                node.node.machine.machine.inject_xid(0, 94, gpu_instance_id=instance.id)
+                found = await patiently(told({"gpu-0", "gpu-0-2g-10gb-0"}))
+                assert found["gpu-0-2g-10gb-0"] == "the driver reported XID 94"
+                node.now += QUIET_SECONDS + 1
+                await patiently(told(set()))
+                await node.unprepare(claim)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
     on_claim_node(test, "A100-40GB", "A100-40GB")

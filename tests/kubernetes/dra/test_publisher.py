@@ -24,6 +24,7 @@ from tranche.kubernetes.claims.vocabulary import (
     TaintKey,
 )
 from tranche.kubernetes.dra.publisher import SlicePublisher
+from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
 
@@ -81,13 +82,17 @@ async def publishing(node: ManagedNode, registered: Live[bool] | None = None) ->
     publisher = SlicePublisher(
         node.services,
         client,
+        sick_bay=SickBay(
+            node.services.gpu_events,
+            node.services.inventory,
+            needs_recovery=lambda _: found.wants_reset,
+            policy=XidPolicy,
+            clock=lambda: node.now,
+            recovery_seconds=0.01,
+        ),
         pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
-        needs_recovery=lambda _: found.wants_reset,
-        policy=XidPolicy,
-        clock=lambda: node.now,
         registered=registered,
         pause=0.001,
-        recovery_seconds=0.01,
         sleep=lambda _: asyncio.sleep(0.001),
     )
     found = PublishingNode(node, publisher)

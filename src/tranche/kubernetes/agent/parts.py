@@ -22,6 +22,7 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
+from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
@@ -100,6 +101,7 @@ def claim_driver(
         configured=config.latest.first,
         clock=time.monotonic,
         registered=registered,
+        sick_bay=_sick_bay(services, config),
     )
 
 
@@ -109,19 +111,23 @@ def claim_slices(services: NodeServices, config: ConfigSource, *, registered: Li
     def roots(view: NodeView) -> Mapping[str, str]:
         return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
 
+    return SlicePublisher(
+        services,
+        SliceClient(services.connection, services.node_name, DRIVER, random=random.random),
+        sick_bay=_sick_bay(services, config),
+        pcie_roots=roots,
+        registered=registered,
+    )
+
+
+def _sick_bay(services: NodeServices, config: ConfigSource) -> SickBay:
     def policy() -> XidPolicy:
         if not config.latest.synced:
             return XidPolicy()
         return xid_policy(config.latest.value.disabled_health_checks, config.latest.value.enabled_health_checks)
 
-    return SlicePublisher(
-        services,
-        SliceClient(services.connection, services.node_name, DRIVER, random=random.random),
-        pcie_roots=roots,
-        needs_recovery=needs_recovery,
-        policy=policy,
-        clock=time.monotonic,
-        registered=registered,
+    return SickBay(
+        services.gpu_events, services.inventory, needs_recovery=needs_recovery, policy=policy, clock=time.monotonic
     )
 
 

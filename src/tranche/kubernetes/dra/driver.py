@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tranche.core.allocation import Slice, WholeGpu, overlap
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.hardware.nodes import DeviceFiles
@@ -21,6 +22,7 @@ from tranche.kubernetes.dra.plugin_server import DeviceHealth, Health, PluginSer
 from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
 from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
 from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.services import NodeServices
 from tranche.node.pod_processes import claims_with_processes
@@ -53,10 +55,12 @@ class ClaimDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
+        sick_bay: SickBay,
         registered: Live[bool] | None = None,
         care_seconds: float = _CARE_SECONDS,
     ) -> None:
         self._inventory = services.inventory
+        self._sick_bay = sick_bay
         self._known: dict[str, NodeDevice] = {}
         self._basis: object = None
         self._health: Live[tuple[DeviceHealth, ...]] = Live()
@@ -101,7 +105,9 @@ class ClaimDriver:
                         await self._look_after()
                 group.create_task(self._keep_fresh())
                 group.create_task(self._keep_serving())
-                group.create_task(self._keep_health())
+                group.create_task(self._sick_bay.run())
+                group.create_task(self._keep_health(self._inventory.latest.changes()))
+                group.create_task(self._keep_health(self._sick_bay.ward.changes()))
                 group.create_task(self._keep_caring())
         finally:
             await self._registration.stop()
@@ -138,12 +144,12 @@ class ClaimDriver:
         except TrancheError as error:
             _log.warning("claims not looked after", extra={"reason": error.reason, "error": str(error)})
 
-    async def _keep_health(self) -> None:
-        async for snapshot in self._inventory.latest.changes():
+    async def _keep_health(self, news: AsyncIterator[object]) -> None:
+        async for _ in news:
             devices = await self._devices()
-            present = {gpu.uuid: gpu for gpu in snapshot.view.node}
-            lost = {uuid for uuid, gpu in present.items() if gpu.lost}
-            self._health.publish(tuple(_health(each, present.keys() - lost) for each in devices.values()))
+            node = self._inventory.latest.value.view.node
+            there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._sick_bay.ward.value, node)
+            self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
 
     async def _devices(self) -> Mapping[str, NodeDevice]:
         """The node's devices by name, those of GPUs that are lost by now included."""
@@ -164,10 +170,13 @@ async def calm(
         await sleep(_CALM_SECONDS)
 
 
-def _health(device: NodeDevice, well: set[str]) -> DeviceHealth:
-    if device.gpu_uuid in well:
-        return DeviceHealth(device.name, Health.HEALTHY)
-    return DeviceHealth(device.name, Health.UNHEALTHY, "the driver has lost the GPU")
+def _health(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu | Slice, str]) -> DeviceHealth:
+    if device.gpu_uuid not in there:
+        return DeviceHealth(device.name, Health.UNHEALTHY, "the driver has lost the GPU")
+    reasons = sorted({why for each, why in sick.items() if overlap(device.offered, each)})
+    if reasons:
+        return DeviceHealth(device.name, Health.UNHEALTHY, f"the driver reported {', '.join(reasons)}")
+    return DeviceHealth(device.name, Health.HEALTHY)
 
 
 def _basis(node: NodeState) -> object:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
-from tranche.core.allocation import NodeView, Slice, WholeGpu
+from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.objects import KubeNode, Severity
@@ -19,16 +19,16 @@ from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
 from tranche.kubernetes.dra.pool import SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
+from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.observation.health import Ward, XidPolicy
+from tranche.kubernetes.observation.health import Ward
 from tranche.kubernetes.services import NodeServices
 
 PAUSE_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _ECHO_SECONDS = 5.0
-_RECOVERY_SECONDS = 5.0
 _LABELS_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
@@ -38,10 +38,8 @@ class SlicePublisher:
     """A component: shows claims what the node has.
 
     What changes within `pause` seconds after a look is looked at together. `pcie_roots` gives the PCIe root of each GPU by UUID,
-    and `needs_recovery` says whether the driver wants a GPU reset; both block. `policy` says which errors make a GPU sick; a sick
-    one is asked about every `recovery_seconds`. Labels of the node are written every `labels_seconds` at most. `clock` is
-    monotonic, in seconds. With `registered`, nothing is written before the kubelet has the driver for the first time: a pod that
-    it cannot prepare waits for more than a minute until the kubelet tries again.
+    and blocks. Labels of the node are written every `labels_seconds` at most. With `registered`, nothing is written before the
+    kubelet has the driver for the first time: it asks for a pod that it cannot prepare again only after more than a minute.
     """
 
     name = "dra-slices"
@@ -51,31 +49,24 @@ class SlicePublisher:
         services: NodeServices,
         slices: SliceApi,
         *,
+        sick_bay: SickBay,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
-        needs_recovery: Callable[[str], bool],
-        policy: Callable[[], XidPolicy],
-        clock: Callable[[], float],
         registered: Live[bool] | None = None,
         pause: float = PAUSE_SECONDS,
-        recovery_seconds: float = _RECOVERY_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._services = services
         self._slices = slices
         self._pcie_roots = pcie_roots
-        self._needs_recovery = needs_recovery
-        self._policy = policy
-        self._clock = clock
+        self._sick_bay = sick_bay
         self._registered = registered
         self._pause = pause
-        self._recovery_seconds = recovery_seconds
         self._labels_seconds = labels_seconds
         self._labels: Live[Mapping[str, str | None]] = Live()
         self._sleep = sleep
         self._known: Live[tuple[NodeSlice, ...]] = Live()
         self._generation = 0
-        self._ward = Ward()
         self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
         self._basis: _Basis | None = None
         self._unknown_mode: str | None = None
@@ -95,7 +86,8 @@ class SlicePublisher:
             group.create_task(self._listen(self._services.node.changes()))
             group.create_task(self._listen(self._services.inventory.latest.changes()))
             group.create_task(self._listen(self._known.changes()))
-            group.create_task(self._note_errors())
+            group.create_task(self._sick_bay.run())
+            group.create_task(self._listen(self._sick_bay.ward.changes()))
             group.create_task(self._keep())
             group.create_task(self._keep_labels())
 
@@ -107,25 +99,6 @@ class SlicePublisher:
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
         async for _ in news:
-            self._wake.set()
-
-    async def _note_errors(self) -> None:
-        with self._services.gpu_events.listen() as reports:
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._recovery_seconds if self._ward.sick else None):
-                        event = await reports.get()
-                        node = self._services.inventory.latest.value.view.node
-                        self._ward = self._ward.admit(event, self._policy(), node, self._clock())
-                        self._wake.set()
-                        continue
-                await self._discharge()
-
-    async def _discharge(self) -> None:
-        quiet = self._ward.quiet(self._clock())
-        well = {uuid for uuid in quiet if not await asyncio.to_thread(self._needs_recovery, uuid)}
-        if well:
-            self._ward = self._ward.discharge(well, self._clock())
             self._wake.set()
 
     async def _keep(self) -> None:
@@ -158,7 +131,7 @@ class SlicePublisher:
             return False
         await self._say_unknown(node)
         view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_in_force(node.labels)
-        basis = (node.name, node.uid, mode, view, known, self._ward)
+        basis = (node.name, node.uid, mode, view, known, self._sick_bay.ward.value)
         if basis == self._basis:
             return False
         devices = await self._devices(view)
@@ -251,23 +224,11 @@ def _decide(
     name, uid, mode, view, known, ward = basis
     held = _held_by_claims(view)
     offered = tuple(each for each in devices if mode.by_claims or each.gpu_uuid in held)
-    against = reasons_against(offered, view, Circumstances(mode, _faulty(ward, view)))
+    against = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node))))
     shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
     contents = pool_contents(name, offered, view, against, shown)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     return slice_writes(contents, known, Owner(name, uid), generation), labels
-
-
-def _faulty(ward: Ward, view: NodeView) -> frozenset[WholeGpu | Slice]:
-    """What is sick: GPUs, and instances where the driver named one that is there."""
-    found: set[WholeGpu | Slice] = set()
-    for sick in ward.sick:
-        gpu = next((each for each in view.node if each.uuid == sick.gpu_uuid), None)
-        instances = () if gpu is None else gpu.instances
-        instance = next((each for each in instances if each.id == sick.gpu_instance_id), None)
-        whole = WholeGpu(sick.gpu_uuid)
-        found.add(whole if instance is None else Slice(sick.gpu_uuid, instance.profile, instance.placement))
-    return frozenset(found)
 
 
 def _held_by_claims(view: NodeView) -> frozenset[str]:
