@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
+from tests.kubernetes.kubelet_stand_in import Kubelet, no_pods
 from tests.kubernetes.waiting import patiently, until
+from tests.machines import TRANCHE, machine_in
+from tests.node.machines import Node, change
+from tests.node.processes import isolated
+from tests.node.test_mps_daemons import nothing_left, only, share, short, start, t4
 from tests.strategies import node_views
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, WholeGpu
+from tranche.core.request import Isolation
+from tranche.core.state import DaemonState
 from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
 from tranche.hardware.host_facts import HostFacts
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.agent.leaving import last_look_at, leave, take_files_along
+from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, leave, take_files_along
 from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleaning, cleaning, is_marked
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
@@ -30,9 +39,12 @@ from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, MigState, Report
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL
+from tranche.node.session import Places
 
+__all__ = ["short", "t4"]  # fixtures
 BOTH = {MIG_MANAGER, FEATURE_LABELS}
 PEOPLES = {LAYOUT_LABEL: "all-1g.5gb", "tranche.dev/gpu": "true", "nvidia.com/gpu.present": "true", "zone": "a"}
 SET_NAMESPACE = "/apis/apps/v1/namespaces/tranche-system/daemonsets"
@@ -196,3 +208,67 @@ def test_the_cdi_specification_goes_with_the_agent_and_no_other_file(tmp_path: P
     take_files_along(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["vendor.example-gpu.json"]
     take_files_along(tmp_path / "none")
+
+
+@isolated
+@pytest.mark.parametrize("used", [False, True])
+def test_daemons_that_nobody_needs_end_with_the_agent_and_those_in_use_are_named(t4: Node, used: bool) -> None:
+    said: list[str] = []
+
+    async def say(message: str) -> None:
+        said.append(message)
+
+    with t4.host() as host:
+        change(host, start(only(host)))
+        if used:
+            share(host, WholeGpu(only(host).uuid))
+        asyncio.run(give_gpus_back(host, PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0), say))
+        if not used:
+            nothing_left(t4, host)
+            assert said == []
+            return
+        assert only(host).daemons[0].state is DaemonState.READY
+        assert [only(host).uuid in each for each in said] == [True]
+        assert [each.grants[0].isolation for each in host.view().allocations] == [Isolation.SOFT]
+        # Another agent, or any command, ends it with the last share.
+        host.release("held", why="it ended")
+        asyncio.run(give_gpus_back(host, PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0), say))
+        nothing_left(t4, host)
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+def test_an_agent_that_ends_for_good_leaves_no_idle_daemon(short: Path, deleting: bool) -> None:
+    with machine_in(short, machine_type="g4dn.xlarge") as machine:
+        machine.tranche("run", "--gpu-memory", "3G", "--", "true")
+        assert machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip() == "Exclusive_Process"
+
+        async def run() -> None:
+            async with api_server() as server:
+                server.put("/api/v1/nodes/n1", {"metadata": {"uid": "u1"}})
+                stamp = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {}
+                server.put(f"{SET_NAMESPACE}/tranche-agent", {"metadata": stamp})
+                parts = [f"--without={part}" for part in ("device-plugin", "mig-manager", "feature-labels")]
+                agent = await asyncio.create_subprocess_exec(
+                    *TRANCHE,
+                    "agent",
+                    f"--kubeconfig={kubeconfig_in(short, server.url)}",
+                    "--node-name=n1",
+                    "--namespace=tranche-system",
+                    "--health-port=0",
+                    "--metrics-port=0",
+                    *parts,
+                    f"--cdi-folder={short / 'cdi'}",
+                    f"--pod-resources-socket={short / 'none.sock'}",
+                    env=machine.environment,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+                assert agent.stderr is not None
+                await patiently(agent.stderr.readline())
+                agent.send_signal(signal.SIGTERM)
+                said = (await patiently(agent.stderr.read())).decode()
+                assert await patiently(agent.wait()) == 0, said
+
+        asyncio.run(run())
+        mode = machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip()
+        assert mode == ("Default" if deleting else "Exclusive_Process")
+        assert bool(list(Places(machine.state_dir).mps.glob("*.json"))) is not deleting

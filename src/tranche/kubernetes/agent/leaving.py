@@ -8,7 +8,9 @@ along.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,10 +23,15 @@ from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
+from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
+from tranche.node.host import Host
 
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 1.0
+_DAEMONS_END_SECONDS = 15.0
+
+_log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -139,3 +146,30 @@ async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: st
 def take_files_along(cdi_folder: Path) -> None:
     """Remove what an agent leaves on its node for containers to come. Its state folder stays: it says who holds what."""
     write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)
+
+
+async def give_gpus_back(host: Host, pods: PodRegister, say: Callable[[str], Awaitable[None]]) -> None:
+    """End the MPS daemons that nobody needs, with the compute modes of before; say which stay, since programs still use them.
+
+    Nobody looks after these any more until there is another agent.
+    """
+    try:
+        async with asyncio.timeout(_DAEMONS_END_SECONDS):
+            with suppress(TrancheError):  # what a pod has that ended just now it then keeps
+                await pods.look()
+            left = await asyncio.to_thread(_end_idle_daemons, host)
+            if left:
+                await say(
+                    f"programs still share {', '.join(left)} by MPS. When they have ended, nobody ends the MPS daemons and sets "
+                    "the compute mode back before another agent runs here: to do it by hand, end nvidia-cuda-mps-control, and "
+                    "nvidia-smi -c DEFAULT"
+                )
+    except (TrancheError, TimeoutError) as error:
+        _log.warning("MPS daemons were not looked after at the end", extra={"error": str(error) or "no time was left"})
+
+
+def _end_idle_daemons(host: Host) -> tuple[str, ...]:
+    """End what nobody needs; the devices of the daemons that stay."""
+    host.daemons.records.expire()
+    view = host.view(seconds=_DAEMONS_END_SECONDS, thorough=True)
+    return tuple(daemon.device_uuid for gpu in view.node for daemon in gpu.daemons)

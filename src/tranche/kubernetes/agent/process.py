@@ -20,16 +20,18 @@ from pathlib import Path
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
-from tranche.kubernetes.agent.leaving import last_look_at, take_files_along
+from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.state_folder import StateFolder
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.objects import KubeApi, KubeNode, Severity
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResources
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -184,6 +186,7 @@ async def _serve(
         if daemon_set is not None and daemon_set.deleting:
             _log.info("leaving for good", extra={"daemon_set": options.daemon_set})
             take_files_along(options.cdi_folder)
+            await give_gpus_back(host, pods, partial(_say_of_node, api, node_watch.latest))
         if boot_unit is not None:
             boot_unit.end(daemon_set)
         _end_threads(threads, metrics, 1 if state_folder.lost.is_set() else 0)
@@ -192,6 +195,12 @@ async def _serve(
         raise LedgerUnavailable(
             state_folder.ready().why, hint="start the agent again: it finds out anew who holds what"
         )
+
+
+async def _say_of_node(api: KubeApi, node: Live[KubeNode | None], message: str) -> None:
+    _log.warning("MPS daemons stay", extra={"why": message})
+    if node.synced and node.value is not None:
+        await api.create_node_event(node.value, Severity.WARNING, "MpsDaemonsStay", message)
 
 
 def metrics_server(
