@@ -70,12 +70,13 @@ goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
   --no-emit-package tranche-simulator
 
-lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools
+lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; a browser's
 	$(RESOLVE) --group dev --extra kubernetes --extra dashboard pyproject.toml -o requirements.lock
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
 	$(RESOLVE) --group dist -o requirements-dist.lock
 	$(RESOLVE) --group infrastructure -o requirements-infrastructure.lock
+	$(RESOLVE) --group browser -o requirements-browser.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from release.browser import why_no_browser
 from release.helm import why_no_helm
 from release.monitoring import why_no_prometheus
 from xdist.remote import Producer
@@ -22,6 +23,7 @@ Golden = Callable[[str, str], None]
 
 # What a test may need that not every machine has: a marker, and the word for it in the last lines.
 _NEEDS = {
+    "browser": "a browser",
     "cluster": "a cluster",
     "gpu": "a GPU",
     "helm": "Helm",
@@ -76,7 +78,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what renders the chart where no Helm can be had, and what asks Prometheus where that cannot be had."""
+    """Skip what needs a browser, Helm or Prometheus where that cannot be had."""
+    if item.get_closest_marker("browser") is not None and (reason := why_no_browser()):
+        pytest.skip(reason)
     if item.get_closest_marker("helm") is not None and (reason := why_no_helm()):
         pytest.skip(reason)
     if item.get_closest_marker("prometheus") is not None and (reason := why_no_prometheus()):

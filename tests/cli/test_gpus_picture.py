@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.busy_machine import set_to_work
 from tests.cli.conftest import MakeMachine
-from tests.machines import TestMachine, needs_root, wait_until
+from tests.machines import TestMachine, needs_root
 
 COMMITTED = Path(__file__).parents[2] / "docs/gpus.svg"
 SVG = "{http://www.w3.org/2000/svg}"
-JOBS = (
-    ("train", "--mig-profile", "3g.20gb"),
-    ("notebook", "--gpu-memory", "4Gi"),
-    ("evaluate", "--gpu-memory", "4Gi"),
-    ("serve", "--mig-profile", "2g.10gb"),
-    ("finetune", "--gpus", "1"),
-)
 
 
 def told(svg: str) -> str:
@@ -38,19 +30,8 @@ def scrubbed(svg: str) -> str:
 def test_the_readmes_picture_is_what_the_command_draws(
     make_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     machine = make_machine(machine_type="p4d.24xlarge")
-    for name, *request in JOBS:
-        program = tmp_path / name
-        program.write_text("#!/bin/sh\nexec sleep 600\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        before = len(machine.json("ps")["allocations"])
-        work = machine.start("run", *request, "-q", "--", name)
-        wait_until(lambda before=before: len(machine.json("ps")["allocations"]) > before, work)  # type: ignore[misc]
-    machine.tranche("run", "-q", "--mig-profile", "2g.10gb", "--", "true")
-    machine.cut_by_hand(5, "14", "14", "19")
-    by_hand = machine.json("gpus")["gpus"][5]["slices"][0]["devices"][0]["uuid"]
-    machine.machine.inject_busy(by_hand, pid=5004242, name="jupyter")
+    set_to_work(machine, tmp_path, monkeypatch)
     svg = machine.tranche("gpus", "-o", "svg").stdout
     if pytestconfig.getoption("--update-goldens"):
         COMMITTED.write_text(svg)

@@ -39,7 +39,7 @@ def share_page(allocation_id: str, overview: Document, events: Sequence[Document
     if found is not None:
         facts += [
             ("since", span_since(found["created"], now)),
-            ("for", told_holder(found).removeprefix(found["id"]) or "–"),
+            ("for", code(told_holder(found).removeprefix(found["id"]).strip() or "–")),
         ]
     given = None
     if found is not None:

@@ -67,7 +67,8 @@ def entered_page() -> str:
     A redirection would count as a step of whoever linked here, and browsers would send it without the cookie.
     """
     again = element("meta", http_equiv="refresh", content="0;url=/")
-    head = element("head", again, element("title", "Tranche"))
+    # Browsers ask for an icon of their own name for it where a page names none.
+    head = element("head", again, element("title", "Tranche"), _icon())
     body = element("body", element("p", element("a", "Open the dashboard", href="/")))
     return "<!doctype html>\n" + str(element("html", head, body, lang="en"))
 
@@ -79,11 +80,15 @@ def _head(title: str) -> Element:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
-        element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        _icon(),
         element("link", rel="stylesheet", href="/static/picture.css"),
         element("link", rel="stylesheet", href="/static/page.css"),
         element("script", src="/static/page.js", defer=True),
     )
+
+
+def _icon() -> Element:
+    return element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml")
 
 
 def _names(machine: str) -> Element:

@@ -1,0 +1,75 @@
+"""A browser for the tests of pages: Debian's Chromium, and what drives it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+from release.debian_packages import install_packages
+from release.errors import ReleaseError
+from release.tool_environment import tool_environment
+from tranche_simulator.build import cache_directory
+
+_LOCK = Path(__file__).parents[1] / "requirements-browser.lock"
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+ARGUMENTS = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-sandbox",
+)
+"""For a browser that sees nothing but a test's own server, as root."""
+
+
+def chromium() -> Path:
+    """The browser on PATH; as root on Debian it is installed.
+
+    Raises:
+        ReleaseError: there is none, and it cannot be installed.
+    """
+    found = _on_path()
+    if found is None:
+        install_packages(
+            ["chromium", "fonts-dejavu-core"], "a test of pages", lambda line: print(line, file=sys.stderr)
+        )
+        found = _on_path()
+    if found is None:
+        raise ReleaseError("the Debian package chromium has no program chromium")
+    return found
+
+
+def driving_packages() -> Path:
+    """The folder of Python packages in which Playwright and axe-core are.
+
+    Raises:
+        ReleaseError: they cannot be fetched.
+    """
+    programs = tool_environment(
+        _LOCK,
+        cache_directory() / "browser-tools",
+        "fetching Playwright, 53 MB",
+        lambda line: print(line, file=sys.stderr),
+    )
+    return next((programs.parent / "lib").glob("python*/site-packages"))
+
+
+@cache
+def why_no_browser() -> str:
+    """Why no browser can be had here; empty when one can."""
+    try:
+        chromium()
+        driving_packages()
+    except ReleaseError as error:
+        return str(error)
+    return ""
+
+
+def _on_path() -> Path | None:
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    return None if found is None else Path(found)

@@ -1,0 +1,99 @@
+"""A real browser on a real dashboard."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from release.browser import ARGUMENTS, chromium, driving_packages
+
+from tests.dashboard.served import ServedDashboard
+
+WIDE, NARROW = (1200, 800), (390, 800)
+
+
+@contextmanager
+def browser_running() -> Iterator[Any]:
+    """Chromium, driven by Playwright."""
+    packages = str(driving_packages())
+    if packages not in sys.path:
+        sys.path.append(packages)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=str(chromium()), args=list(ARGUMENTS))
+        try:
+            yield running
+        finally:
+            running.close()
+
+
+@dataclass(slots=True)
+class Viewer:
+    """Somebody who has entered a dashboard: `page` is Playwright's, `complaints` what the browser's console said."""
+
+    page: Any
+    address: str
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> None:
+        """Go to a view, and wait until it is live."""
+        self.page.goto(f"{self.address}{path}")
+        self.wait_for_live()
+
+    def wait_for_live(self) -> None:
+        self.page.locator("#live.live").wait_for()
+
+    def says(self, text: str) -> None:
+        """Wait until the line about liveness says that."""
+        self.page.locator("#live", has_text=text).wait_for()
+
+    @property
+    def view(self) -> str:
+        """The text of the live part."""
+        return str(self.page.locator("#view").inner_text())
+
+    @property
+    def focused(self) -> str:
+        """The id, or else the text, of what has the focus."""
+        script = "() => document.activeElement.id || document.activeElement.textContent"
+        return str(self.page.evaluate(script))
+
+    def violations(self) -> list[str]:
+        """What axe-core objects to."""
+        source = next(driving_packages().glob("axe_playwright_python/axe.min.js")).read_text()
+        self.page.evaluate(source)
+        found = json.loads(self.page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
+        return [f"{each['id']}: {each['help']}: {[node['html'] for node in each['nodes']][:3]}" for each in found]
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the page is wider than the screen."""
+        return bool(self.page.evaluate("() => document.documentElement.scrollWidth > window.innerWidth"))
+
+
+@contextmanager
+def viewer_of(
+    browser: Any, dashboard: ServedDashboard, *, scheme: str = "light", size: tuple[int, int] = WIDE, zone: str = "UTC"
+) -> Iterator[Viewer]:
+    """A viewer with a browser profile of his own, who enters by the printed address."""
+    context = browser.new_context(
+        color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, timezone_id=zone, locale="en-GB"
+    )
+    context.set_default_timeout(60_000)
+    try:
+        page = context.new_page()
+        viewer = Viewer(page, f"http://{dashboard.host}")
+        page.on("console", lambda message: viewer.complaints.append(message.text))
+        page.on("pageerror", lambda error: viewer.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: viewer.complaints.append(f"dialog {dialog.message}"))
+        page.goto(f"{viewer.address}/enter?token={dashboard.token}")
+        page.wait_for_url(f"{viewer.address}/")
+        viewer.wait_for_live()
+        yield viewer
+    finally:
+        context.close()

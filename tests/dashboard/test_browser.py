@@ -1,0 +1,213 @@
+"""The page in a real browser: every view and theme, live, by keyboard, through failures of all that it depends on."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.busy_machine import set_to_work
+from tests.dashboard.browsing import NARROW, WIDE, browser_running, viewer_of
+from tests.dashboard.served import Dashboards, ServedDashboard
+from tests.machines import TestMachine, machine_in
+
+pytestmark = pytest.mark.browser
+
+PICTURE = Path(__file__).parents[2] / "docs/dashboard.png"
+LOOKS = [("light", WIDE), ("dark", WIDE), ("light", NARROW), ("dark", NARROW)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browser_running() as running:
+        yield running
+
+
+def views_of(machine: TestMachine) -> list[str]:
+    gpu = machine.json("gpus")["gpus"][0]["uuid"]
+    share = machine.json("ps")["allocations"][0]["id"]
+    asked = "/ask?kind=gpus&amount=3&isolation=soft&gpu_model="
+    return ["/", "/?q=held", "/queue", "/events", asked, "/ask", f"/gpus/{gpu}", f"/shares/{share}"]
+
+
+@pytest.mark.parametrize("machine_type", ["p4d.24xlarge", "p5.48xlarge", "g4dn.xlarge"])
+def test_every_view_in_every_look_keeps_nobody_out_and_asks_nothing_of_others(
+    browser: Any, tmp_path: Path, machine_type: str
+) -> None:
+    with machine_in(tmp_path, machine_type=machine_type) as machine:
+        machine.hold("--gpu-memory", "4Gi")
+        machine.hold("--gpu-memory", "6Gi")
+        gpus = len(machine.json("gpus")["gpus"])
+        if gpus > 1:
+            machine.hold("--gpus", "1")
+            machine.tranche("run", "-q", "--gpu-memory", "6Gi", "--", "true")
+        machine.wait_in_queue("--gpus", str(gpus))
+        dashboards = Dashboards(machine)
+        try:
+            dashboard = dashboards.start()
+            looks = LOOKS if machine_type.startswith("p4d") else LOOKS[:1]
+            for scheme, size in looks:
+                with viewer_of(browser, dashboard, scheme=scheme, size=size) as viewer:
+                    asked: list[str] = []
+                    viewer.page.on("request", lambda request, asked=asked: asked.append(request.url))
+                    for path in views_of(machine):
+                        viewer.open(path)
+                        assert viewer.violations() == [], (path, scheme, size)
+                        assert not viewer.overflows, (path, size)
+                    assert {url.split("/")[2] for url in asked} == {dashboard.host}
+                    assert viewer.complaints == []
+        finally:
+            dashboards.end()
+
+
+def test_the_guides_picture(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """Nobody compares pixels; a new picture is taken with the goldens."""
+    with machine_in(tmp_path, machine_type="p4d.24xlarge") as machine:
+        set_to_work(machine, tmp_path, monkeypatch)
+        dashboards = Dashboards(machine)
+        try:
+            with viewer_of(browser, dashboards.start(), size=(1000, 700)) as viewer:
+                taken = viewer.page.screenshot(full_page=True)
+        finally:
+            dashboards.end()
+    if pytestconfig.getoption("--update-goldens"):
+        PICTURE.write_bytes(taken)
+    assert PICTURE.read_bytes()[:8] == taken[:8]
+
+
+def test_a_slice_that_a_command_cuts_appears_by_itself(
+    browser: Any, machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    with viewer_of(browser, dashboard) as viewer:
+        viewer.page.locator("details#as-table summary").click()
+        viewer.page.locator(".gpu a").first.focus()
+        held = viewer.focused
+        machine.hold("--mig-profile", "1g.5gb")
+        viewer.page.locator(".bar text", has_text="1g.5gb").wait_for()
+        assert viewer.focused == held
+        assert viewer.page.locator("details#as-table").get_attribute("open") is not None
+        assert viewer.complaints == []
+
+
+def test_a_server_that_is_killed_is_said_and_its_return_is_seen(
+    browser: Any, machine: TestMachine, dashboards: Dashboards
+) -> None:
+    first = dashboards.start()
+    with viewer_of(browser, first) as viewer:
+        first.process.kill()
+        viewer.says("the server does not answer")
+        assert "not live since" in viewer.page.locator("#live").inner_text()
+        machine.hold("--mig-profile", "1g.5gb")
+        dashboards.start(first.port)
+        viewer.wait_for_live()
+        viewer.page.locator(".bar text", has_text="1g.5gb").wait_for()
+
+
+def test_a_driver_that_hangs_is_said_and_its_return_is_seen(
+    browser: Any, machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    with viewer_of(browser, dashboard) as viewer:
+        machine.machine.inject_latency("nvmlDeviceGetCount_v2", 15)
+        viewer.says("the driver does not answer")
+        machine.machine.clear_injections()
+        viewer.wait_for_live()
+
+
+def test_a_register_that_is_lost_is_said(browser: Any, machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.tranche("run", "-q", "--gpus", "1", "--", "true")
+    with viewer_of(browser, dashboard) as viewer:
+        for file in machine.state_dir.glob("ledger.db*"):
+            file.unlink()
+        viewer.says("removed or replaced")
+        machine.hold("--mig-profile", "1g.5gb")
+        viewer.wait_for_live()
+
+
+def test_a_token_that_is_taken_back_ends_what_is_open(
+    browser: Any, machine: TestMachine, dashboards: Dashboards
+) -> None:
+    first = dashboards.start()
+    with viewer_of(browser, first) as viewer:
+        first.process.kill()
+        first.process.wait()
+        (machine.folder / "xdg/tranche/dashboard-token").unlink()
+        dashboards.start(first.port)
+        viewer.says("open the address that the command printed anew")
+
+
+def test_a_viewers_clock_that_is_wrong_is_said(browser: Any, dashboard: ServedDashboard) -> None:
+    with viewer_of(browser, dashboard) as viewer:
+        an_hour_ago = datetime.datetime.now(tz=datetime.UTC) - datetime.timedelta(hours=1)
+        viewer.page.clock.set_system_time(an_hour_ago)
+        viewer.says("ahead of this one")
+        assert "live, whose clock is" in viewer.page.locator("#live").inner_text()
+
+
+def test_the_keyboard_alone_suffices(browser: Any, machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.hold("--mig-profile", "1g.5gb")
+    with viewer_of(browser, dashboard) as viewer:
+        keys = viewer.page.keyboard
+        keys.press("Tab")
+        assert viewer.focused == "Skip to the content"
+        keys.press("Enter")
+        assert viewer.focused == "main"
+        for word in ("q", "Show", "GPU 0"):
+            keys.press("Tab")
+            assert word in viewer.focused or viewer.focused.startswith("to-")
+        keys.press("Enter")
+        viewer.page.wait_for_url("**/gpus/*")
+        viewer.wait_for_live()
+        for word in ("Skip to the content", "Fleet", "Queue"):
+            keys.press("Tab")
+            assert viewer.focused == word
+        keys.press("Enter")
+        viewer.page.wait_for_url("**/queue")
+        viewer.wait_for_live()
+        while viewer.focused != "kind":
+            keys.press("Tab")
+        keys.press("w")  # whole GPUs
+        keys.press("Tab")
+        keys.type("2")
+        keys.press("Enter")
+        viewer.page.wait_for_url("**/ask?*")
+        assert "Waiting: --gpus 2 waits" in viewer.view
+
+
+def test_moments_are_in_the_viewers_zone(browser: Any, machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "true")
+    (newest,) = machine.json("events", "--last", "1")["events"]
+    told = datetime.datetime.fromisoformat(newest["time"])
+    for zone, hours in (("Asia/Tokyo", 9), ("UTC", 0)):
+        with viewer_of(browser, dashboard, zone=zone) as viewer:
+            viewer.open("/events")
+            there = (told + datetime.timedelta(hours=hours)).strftime("%H:%M:%S")
+            assert there in viewer.page.locator("time.moment").first.inner_text()
+
+
+def test_hostile_names_are_text(browser: Any, machine: TestMachine, dashboard: ServedDashboard) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    machine.hold("--mig-profile", "1g.5gb", script=f"exec sleep 600; : '{hostile}'")
+    with viewer_of(browser, dashboard) as viewer:
+        for path in views_of(machine):
+            viewer.open(path)
+            assert viewer.page.locator("img").count() == 0
+        assert hostile in viewer.page.content().replace("&lt;", "<").replace("&gt;", ">")
+        assert viewer.complaints == []
+
+
+def test_a_page_that_nobody_sees_asks_nothing(browser: Any, dashboard: ServedDashboard) -> None:
+    """Browsers have six connections for one server: ten open pages must not keep the eleventh out."""
+    with viewer_of(browser, dashboard) as viewer:
+        others = [viewer.page.context.new_page() for _ in range(9)]
+        for page in others:
+            page.goto(f"{viewer.address}/events")
+            # Every page of a headless browser counts as seen.
+            page.evaluate("() => { Object.defineProperty(document, 'hidden', {value: true}); }")
+            page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+        viewer.open("/queue")
+        assert "Nobody waits." in viewer.view
