@@ -110,6 +110,7 @@ class Life:
             self.fail_start,
             self.illegal_address,
             self.break_limits,
+            self.change_limits,
         ]
         act = self.random.choice([*any_time, *([self.refuse_limits] if self.shared is Shared.LIMITS else by_mps)])
         self.said.append(act.__name__)
@@ -185,6 +186,13 @@ class Life:
     def break_limits(self) -> None:
         """The driver does not do what it is told about the next limit."""
         self.machine.machine.inject_error("mpsSetLimit", 999)
+
+    def change_limits(self) -> None:
+        """A tenant comes to the daemon's socket, and tells it other limits."""
+        daemons = MpsDaemons(Places(self.machine.state_dir), self.machine.environment)
+        for record in self.records:
+            with suppress(MpsFailed):
+                daemons.process(record.device_uuid).control.ask("set_default_device_pinned_mem_limit 0 15G", seconds=1)
 
     def check(self) -> None:
         """Whoever has more than his share is said to."""

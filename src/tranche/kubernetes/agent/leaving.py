@@ -29,7 +29,7 @@ from tranche.node.host import Host
 
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 1.0
-_DAEMONS_END_SECONDS = 15.0
+_DAEMONS_END_SECONDS = 6.0
 
 _log = logging.getLogger(__name__)
 
