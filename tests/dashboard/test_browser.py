@@ -30,7 +30,18 @@ def views_of(machine: TestMachine) -> list[str]:
     gpu = machine.json("gpus")["gpus"][0]["uuid"]
     share = machine.json("ps")["allocations"][0]["id"]
     asked = "/ask?kind=gpus&amount=3&isolation=soft&gpu_model="
-    return ["/", "/?q=held", "/queue", "/events", asked, "/ask", f"/gpus/{gpu}", f"/shares/{share}"]
+    return [
+        "/",
+        "/?q=held",
+        "/queue",
+        "/events",
+        "/layouts",
+        "/layouts?layout=all-balanced",
+        asked,
+        "/ask",
+        f"/gpus/{gpu}",
+        f"/shares/{share}",
+    ]
 
 
 @pytest.mark.parametrize("machine_type", ["p4d.24xlarge", "p5.48xlarge", "g4dn.xlarge"])

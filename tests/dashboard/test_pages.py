@@ -15,18 +15,24 @@ from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import requests, sharing_views
 from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
 from tranche.core.events import Event
 from tranche.core.request import Request, parse_request
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.pages import page_at
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.blocks import blocks_of
 from tranche.documents.events import event_document
 from tranche.documents.explanation import explanation_document
+from tranche.documents.machine import gpu_document
 from tranche.documents.markup import printable
 from tranche.documents.overview import overview_data
 from tranche.node.records import Waiter
+from tranche.planning.effect import apply
 from tranche.planning.explain import explain
+from tranche.planning.generate import generate_layouts
 from tranche.planning.queue import WaitingRequest
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
 
 
 def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:
@@ -123,6 +129,39 @@ def test_the_answer_to_a_question_is_that_of_explain(
 )
 def test_a_question_that_is_none_is_answered_with_what_is_wrong(fields: dict[str, Any], trouble: str) -> None:
     assert trouble in text_of(tree_of(page_of("/ask", snapshot_of(every_kind()), **fields)))
+
+
+def decided(view: NodeView, name: str) -> LayoutDecision | TrancheError:
+    try:
+        return plan_layout(view, generate_layouts(view.node).select(name))
+    except TrancheError as error:
+        return error
+
+
+LAYOUTS = st.sampled_from(
+    ["all-disabled", "all-enabled", "all-balanced", "all-1g.5gb", "all-1g.10gb", "all-2g.12gb", "none"]
+)
+
+
+@given(sharing_views(max_gpus=3), LAYOUTS)
+def test_the_preview_of_a_layout_is_its_plan_and_the_machine_afterwards(view: NodeView, name: str) -> None:
+    seen, decision = snapshot_of(view), decided(view, name)
+    page = tree_of(page_of("/layouts", seen, layout=name))
+    said = text_of(page)
+    if isinstance(decision, TrancheError):
+        assert printable(decision.message) in said
+        return
+    caption = "What would be done where nothing is in the way" if decision.blockers else "What would be done"
+    steps = [[view.node.gpu(step.gpu_uuid).label, str(step)] for step in decision.plan.steps]
+    assert tables(page).get(caption, []) == steps
+    assert ("Refused now" in said) == bool(decision.blockers)
+    assert all(printable(str(each)) in said for each in decision.blockers)
+    after = apply(decision.plan, view)
+    told = [
+        str(each.get("aria-label")) for each in page.iter("svg") if str(each.get("aria-label")).startswith("After: ")
+    ]
+    shown = [gpu_document(after, after.node.gpu(change.gpu.uuid)) for change in decision.changes]
+    assert told == [f"After: {printable(gpu.told)}" for gpu in blocks_of(shown, seen.overview["allocations"])]
 
 
 EVENTS = (

@@ -23,7 +23,6 @@ from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
 from tranche.cli import streams
 from tranche.cli.duration import Duration
 from tranche.cli.layout.options import read_layouts
-from tranche.cli.layout.report import sum_up
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host, register_places
 from tranche.cli.service_path import absolute_path, others_may_write
@@ -33,6 +32,7 @@ from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import BootSettings, parse_boot_settings
 from tranche.documents.describe import timestamp
+from tranche.documents.layout_change import sum_up
 from tranche.hardware.host_facts import has_nvidia_gpu
 from tranche.node.files import read_text
 from tranche.node.session import boot_id

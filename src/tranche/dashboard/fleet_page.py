@@ -56,11 +56,10 @@ def gpu_row(gpu: GpuBlocks) -> Element:
     )
 
 
-def gpu_bar(gpu: GpuBlocks) -> Element:
-    """The bar alone, as wide as there is room."""
-    return element(
-        "svg", bar(gpu, BAR_PIXELS), role="img", aria_label=gpu.told, width="100%", height=HEIGHT, class_="bar"
-    )
+def gpu_bar(gpu: GpuBlocks, when: str = "") -> Element:
+    """The bar alone, as wide as there is room; `when` comes first in its text alternative."""
+    said = f"{when}{gpu.told}"
+    return element("svg", bar(gpu, BAR_PIXELS), role="img", aria_label=said, width="100%", height=HEIGHT, class_="bar")
 
 
 def key(gpus: Sequence[GpuBlocks]) -> Element:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tranche.core.errors import UsageError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.asking import answer
 from tranche.dashboard.events_page import MOST, events_page, share_page
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import events_of_gpu, gpu_page
+from tranche.dashboard.layouts_page import layouts_page
+from tranche.dashboard.previewing import layout_names, layout_preview
 from tranche.dashboard.queue_page import ask_page, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.blocks import Document
@@ -34,8 +36,20 @@ def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: 
             return _asked(query, seen)
         case ["events"]:
             return events_page(events()[-MOST:], seen.overview["gpus"])
+        case ["layouts"]:
+            return _previewed(query.get("layout", ""), seen)
         case _:
             return None
+
+
+def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:
+    names: list[str] = []
+    try:
+        names = layout_names(seen)
+        preview = layout_preview(seen, chosen) if chosen else None
+    except TrancheError as error:
+        return layouts_page(names, chosen, None, f"{error.message}. {error.hint}".strip(), seen.overview)
+    return layouts_page(names, chosen, preview, "", seen.overview)
 
 
 def _asked(fields: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:

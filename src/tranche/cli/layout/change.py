@@ -20,7 +20,7 @@ from tranche.cli.layout.options import (
     skip_reset_option,
     wait_options,
 )
-from tranche.cli.layout.report import Narrator, decision_data, print_plan, sum_up
+from tranche.cli.layout.report import Narrator, print_plan
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host
@@ -29,6 +29,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.checkpoint import parse_checkpoint
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout
+from tranche.documents.layout_change import decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host

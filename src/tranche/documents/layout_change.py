@@ -1,0 +1,77 @@
+"""What a change of layout takes and leaves: as JSON data, in a line, and as it is expected to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tranche.core.allocation import NodeView
+from tranche.documents.machine import gpu_document
+from tranche.planning.effect import apply
+from tranche.planning.reconfigure import LayoutDecision
+from tranche.planning.steps import KINDS, Step
+
+
+def decision_data(decision: LayoutDecision) -> dict[str, Any]:
+    """What a change did, as JSON data: per GPU the steps and the instances that stayed."""
+    return {
+        "purpose": decision.purpose,
+        "gpus": [
+            {
+                "index": change.gpu.index,
+                "uuid": change.gpu.uuid,
+                "steps": [str(step) for step in change.steps],
+                "kept": [
+                    {
+                        "profile": str(instance.profile),
+                        "start": instance.placement.start,
+                        "size": instance.placement.size,
+                        "migDevices": [ci.uuid for ci in instance.compute_instances],
+                    }
+                    for instance in change.cut.kept
+                ],
+            }
+            for change in decision.changes
+        ],
+        "warnings": list(decision.warnings),
+        **({"lost": list(decision.lost)} if decision.lost else {}),
+    }
+
+
+def sum_up(decision: LayoutDecision) -> str:
+    """One line on what a change did: `destroyed 1 instance, created 2 instances, kept 3 instances`."""
+    words = _step_counts(decision.plan.steps)
+    kept = sum(len(change.cut.kept) for change in decision.changes)
+    if not words and decision.lost:
+        return "nothing to do: the GPUs that can be reached are as declared"
+    if not words:
+        return "nothing to do: the GPUs are as declared"
+    return ", ".join([*words, *([f"kept {counted(kept, 'instance')}"] if kept else [])])
+
+
+def preview_data(decision: LayoutDecision, view: NodeView) -> dict[str, Any]:
+    """What the change would do if it were made now: its data, who stands in the way, and the GPUs that it names afterwards.
+
+    A change that is blocked anywhere is not made at all; `after` then shows the GPUs that are free to change.
+    """
+    blocked = {change.gpu.uuid: [str(each) for each in change.blockers] for change in decision.changes}
+    expected = apply(decision.plan, view)
+    data = decision_data(decision)
+    return {
+        **data,
+        "gpus": [{**each, "blockers": blocked[each["uuid"]]} for each in data["gpus"]],
+        "summary": sum_up(decision),
+        "after": [gpu_document(expected, expected.node.gpu(change.gpu.uuid)) for change in decision.changes],
+    }
+
+
+def _step_counts(steps: Sequence[Step]) -> list[str]:
+    ranks = {name: rank for rank, name in enumerate(KINDS.names)}
+    deeds = Counter(step.deed for step in sorted(steps, key=lambda step: ranks.get(step.action, len(ranks))))
+    return [f"{deed.verb} {counted(number, deed.noun)}" for deed, number in deeds.items()]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 step`, `3 steps`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
