@@ -10,6 +10,7 @@ from tranche.core.allocation import NodeView
 from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.dra.devices import devices_of
+from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, slice_writes
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
@@ -31,11 +32,13 @@ def add_paper_node(api: ApiClient, name: str, labels: Mapping[str, str] | None =
 
 
 def publish_on_paper(
-    api: ApiClient, name: str, uid: str, view: NodeView, known: tuple[NodeSlice, ...] = ()
+    api: ApiClient, name: str, uid: str, view: NodeView, known: tuple[NodeSlice, ...] = (), keep: str = ""
 ) -> tuple[NodeSlice, ...]:
-    """Write what a node of mode `mixed` shows whose GPUs are those; its slices after that."""
+    """Write what a node of mode `mixed` shows whose GPUs are those, and which keeps those sizes; its slices after that."""
     devices = devices_of(view.node)
-    against = reasons_against(devices, view, Circumstances(NodeMode.MIXED))
+    reasons = reasons_against(devices, view, Circumstances(NodeMode.MIXED))
+    places = kept_places(devices, view, parse_kept(keep), reasons)
+    devices, against = set_apart(devices, places, reasons)
     shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
     writes = slice_writes(pool_contents(name, devices, view, against, shown), known, Owner(name, uid))
     made = {each.name: each for each in known}

@@ -71,8 +71,8 @@ class Claimants:
 
 
 @pytest.fixture
-def claimants(cluster: Cluster, namespace: str) -> Iterator[Claimants]:
-    """The right to claim what a node with eight A100 has that is an object alone."""
+def claimants(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> Iterator[Claimants]:
+    """The right to claim what a node with eight A100 has that is an object alone; its parameter is what the node keeps."""
     board = board_by_key("A100-40GB")
     assert board is not None
     classes = [item for item in render(DYNAMIC) if item["kind"] == "DeviceClass"]
@@ -83,7 +83,8 @@ def claimants(cluster: Cluster, namespace: str) -> Iterator[Claimants]:
         # A kubelet keeps the slices of an agent that has just ended for half a minute.
         cluster.kubectl("delete", "resourceslices", "--all")
         cluster.apply(*classes)
-        publish_on_paper(cluster.api, NODE, add_paper_node(cluster.api, NODE), view)
+        keep = getattr(request, "param", "")
+        publish_on_paper(cluster.api, NODE, add_paper_node(cluster.api, NODE), view, keep=keep)
         yield Claimants(cluster, namespace)
     finally:
         cluster.kubectl("delete", "pods,resourceclaims", "--all", "--namespace", namespace, "--force")
@@ -122,6 +123,18 @@ def test_claims_of_4gi_are_the_56_smallest_slices_and_a_whole_gpu_waits_for_one_
     assert claimants.devices()["whole"] == "gpu-7"
     claimants.add("late", FOUR)
     wait_for("a slice of it finds no room", lambda: claimants.refused("late"))
+
+
+@pytest.mark.parametrize("claimants", ["7g.40gb"], indirect=True)
+def test_room_that_is_kept_for_large_claims_is_theirs_however_many_small_ones_come(claimants: Claimants) -> None:
+    for number in range(57):
+        claimants.add(f"four-{number}", FOUR)
+    wait_for("seven GPUs are cut", lambda: len(claimants.bound()) == 7 * 7)
+    waiting = {f"four-{number}" for number in range(57)} - set(claimants.bound())
+    wait_for("the others find no room", lambda: all(map(claimants.refused, waiting)))
+    claimants.add("large", {"name": "gpu", "exactly": {"deviceClassName": "tranche-7g-40gb"}})
+    wait_for("whoever names the size has the place", lambda: "large" in claimants.bound())
+    assert claimants.devices()["large"].endswith("-7g-40gb-0")
 
 
 def test_parts_fill_one_gpu_before_another_and_keep_slices_off_it(claimants: Claimants) -> None:

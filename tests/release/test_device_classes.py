@@ -47,6 +47,10 @@ def test_each_profile_has_a_class_and_the_resource_of_nvidias_device_plugin() ->
     assert not {"tranche", "tranche-slice", "tranche-shared"} & {
         name for name, spec in made.items() if "extendedResourceName" in spec
     }
+    for name in KINDS:
+        (selector,) = made[name]["selectors"]
+        unkept = '!("kept" in device.attributes["gpu.tranche.dev"])'
+        assert (unkept in selector["cel"]["expression"]) == (name in ("tranche", "tranche-slice"))
     (selector,) = made["tranche-1g-5gb-me"]["selectors"]
     mine = 'device.driver == "gpu.tranche.dev" && device.attributes["gpu.tranche.dev"]'
     assert selector["cel"]["expression"] == (

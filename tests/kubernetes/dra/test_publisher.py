@@ -18,6 +18,7 @@ from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
     FREE_GPUS_LABEL,
+    KEEP_ANNOTATION,
     LARGEST_MEMORY_LABEL,
     LARGEST_SLICE_LABEL,
     MODE_LABEL,
@@ -168,6 +169,32 @@ def test_a_static_node_shows_nothing_and_modes_change_live(tmp_path: Path) -> No
             assert published.taints("gpu-0") == set()
 
     on_node(tmp_path, test, "A100-40GB")
+
+
+def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            node.annotate({KEEP_ANNOTATION: "7g.40gb"})
+
+            def kept() -> set[str]:
+                return {name for name, each in published.devices.items() if "kept" in each["attributes"]}
+
+            await until(lambda: len(kept()) == 2)
+            place = next(name for name in kept() if "7g" in name)
+            gpu = place.partition("-7g")[0]
+            assert kept() == {place, gpu}
+            assert published.devices[place]["attributes"]["kept"] == {"bool": True}
+            await until(lambda: published.taints(f"{gpu}-1g-5gb-0") == {TaintKey.RESERVED})
+            assert published.taints(place) == published.taints(gpu) == set()
+            assert published.whole
+            node.annotate({KEEP_ANNOTATION: "large ones"})
+            await until(lambda: ("Warning", "KeptRoomUnknown") in node.events)
+            await until(lambda: not kept())
+            assert published.taints(f"{gpu}-1g-5gb-0") == set()
+
+    on_node(tmp_path, test, "A100-40GB", "A100-40GB")
 
 
 def test_what_somebody_deletes_or_edits_is_put_right(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import devices_of
+from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_pools
@@ -44,12 +45,14 @@ def t4s(count: int = 1) -> tuple[GpuState, ...]:
 
 
 def published(
-    node: str, gpus: Sequence[GpuState], mode: NodeMode = NodeMode.MIXED, sharing: SharingMeans = MPS
+    node: str, gpus: Sequence[GpuState], mode: NodeMode = NodeMode.MIXED, sharing: SharingMeans = MPS, keep: str = ""
 ) -> list[Json]:
-    """The node's resource slices."""
+    """The resource slices of a node that keeps those sizes."""
     view = NodeView(NodeState(tuple(gpus), sharing=sharing))
     devices = devices_of(view.node)
-    contents = pool_contents(node, devices, view, reasons_against(devices, view, Circumstances(mode)), ())
+    reasons = reasons_against(devices, view, Circumstances(mode))
+    devices, against = set_apart(devices, kept_places(devices, view, parse_kept(keep), reasons), reasons)
+    contents = pool_contents(node, devices, view, against, ())
     found = []
     for content in contents:
         pool = {"name": node, "generation": 1, "resourceSliceCount": len(contents)}

@@ -200,3 +200,20 @@ def test_the_answer_agrees_with_what_there_is(held: list[Any], asked: Any, data:
     assert (answer.status is WaitStatus.STARTABLE) == able
     assert (answer.get is not None) == able
     assert sum(group.count for group in answer.groups) + answer.unnamed <= 2 - able
+
+
+def test_room_that_is_kept_is_for_whoever_names_its_size() -> None:
+    slices = published("p4d", a100s(1), NodeMode.DYNAMIC, keep="7g.40gb")
+
+    def answer(**asked: Any) -> FleetExplanation:
+        waiting, fleet = pod(), filled(NODES[:1], slices, {}, {"train-0": parse_request(**asked)})
+        return explain_pod(waiting, fleet)
+
+    for asked in ({"gpu_memory": "4Gi"}, {"mig_profile": "1g.5gb"}, {"gpu_memory": "30Gi"}):
+        kept_out = answer(**asked)
+        assert kept_out.status is WaitStatus.WAITING
+        assert [group.text for group in kept_out.groups] == [
+            "what would serve cannot be had: it is kept for larger requests"
+        ]
+    for asked in ({"mig_profile": "7g.40gb"}, {"gpus": "1"}):
+        assert answer(**asked).status is WaitStatus.STARTABLE

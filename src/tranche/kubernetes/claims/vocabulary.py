@@ -21,6 +21,8 @@ WHOLE_RESOURCE = "nvidia.com/gpu"
 MODE_LABEL = "tranche.dev/mode"
 """The node label by which an administrator says how the node's GPUs are given away."""
 
+KEEP_ANNOTATION = "tranche.dev/keep"
+"""The node annotation by which an administrator has room kept for large requests: `whole=1, 3g.20gb=2`."""
 
 DYNAMIC_MIG_LABEL = "node-role.kubernetes.io/runai-dynamic-mig"
 """The node label, with the value `true`, by which Run:ai's administrators have a node cut on demand."""
@@ -59,6 +61,7 @@ class AttributeName(StrEnum):
 
     UUID is the GPU's, also of a slice; PARENT_UUID is the same, of slices alone. MEMORY_SLICES counts those that the device
     takes, CARD_MEMORY is what programs can have of the whole GPU, in MiB. The walls are the words of `tranche.core.walls`.
+    KEPT, a truth, is on places that are kept for whom asks for their size by name, and on no other device.
     """
 
     TYPE = "type"
@@ -80,6 +83,7 @@ class AttributeName(StrEnum):
     DRIVER_VERSION = "driverVersion"
     CUDA_DRIVER_VERSION = "cudaDriverVersion"
     PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+    KEPT = "kept"
 
 
 class CapacityName(StrEnum):

@@ -22,7 +22,7 @@ class VersionValue:
     text: str
 
 
-AttributeValue = str | int | VersionValue
+AttributeValue = bool | str | int | VersionValue
 """An attribute is one of these, and never changes its kind."""
 
 

@@ -76,6 +76,8 @@ def _attribute(value: AttributeValue) -> Json:
     match value:
         case VersionValue(text):
             return {"version": text}
+        case bool():
+            return {"bool": value}
         case int():
             return {"int": value}
         case str():

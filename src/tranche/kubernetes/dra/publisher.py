@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing, suppress
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
-from tranche.kubernetes.claims.vocabulary import MODE_LABEL
+from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL, AttributeName
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
-from tranche.kubernetes.dra.pool import SliceContent, pool_contents
+from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, parse_kept, set_apart
+from tranche.kubernetes.dra.pool import Reasons, SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
@@ -70,6 +71,7 @@ class SlicePublisher:
         self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
         self._basis: _Basis | None = None
         self._unknown_mode: str | None = None
+        self._unknown_size = ""
         self._wake = asyncio.Event()
         self._trouble = "nothing was shown to claims yet"
 
@@ -131,7 +133,7 @@ class SlicePublisher:
             return False
         await self._say_unknown(node)
         view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_in_force(node.labels)
-        basis = (node.name, node.uid, mode, view, known, self._sick_bay.ward.value)
+        basis = (node.name, node.uid, mode, await self._sizes(node), view, known, self._sick_bay.ward.value)
         if basis == self._basis:
             return False
         devices = await self._devices(view)
@@ -154,6 +156,17 @@ class SlicePublisher:
             )
             await self._services.api.create_node_event(node, Severity.WARNING, "NodeModeUnknown", message)
         self._unknown_mode = word
+
+    async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
+        """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
+        try:
+            sizes, problem = parse_kept(node.annotations.get(KEEP_ANNOTATION, "")), ""
+        except UsageError as error:
+            sizes, problem = (), f"no room is kept by the annotation {KEEP_ANNOTATION}: {error.message}"
+        if problem and problem != self._unknown_size:
+            await self._services.api.create_node_event(node, Severity.WARNING, "KeptRoomUnknown", problem)
+        self._unknown_size = problem
+        return sizes
 
     async def _keep_labels(self) -> None:
         async for _ in self._labels.changes():
@@ -213,19 +226,28 @@ async def _true(live: Live[bool]) -> None:
             return
 
 
-_Basis = tuple[str, str, NodeMode, NodeView, tuple[NodeSlice, ...], Ward]
-"""The node by name and uid, its mode, what it is and has, what it shows, and which GPUs are sick."""
+_Basis = tuple[str, str, NodeMode, tuple[KeptSize, ...], NodeView, tuple[NodeSlice, ...], Ward]
+"""The node by name and uid, its mode, what it keeps, what it is and has, what it shows, and which GPUs are sick."""
 
 
 def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
 ) -> tuple[SliceWrites, Mapping[str, str | None]]:
     """What is to be written, and the labels of the node."""
-    name, uid, mode, view, known, ward = basis
+    name, uid, mode, sizes, view, known, ward = basis
     held = _held_by_claims(view)
     offered = tuple(each for each in devices if mode.by_claims or each.gpu_uuid in held)
-    against = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node))))
+    against: Reasons = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node))))
     shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
+    if sizes and mode.by_claims:
+        kept = {
+            str(device["name"])
+            for each in known
+            for device in each.devices
+            if AttributeName.KEPT in (device.get("attributes") or {})
+        }
+        places = kept_places(offered, view, sizes, against, kept)
+        offered, against = set_apart(offered, places, against)
     contents = pool_contents(name, offered, view, against, shown)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     return slice_writes(contents, known, Owner(name, uid), generation), labels

@@ -54,7 +54,7 @@ def _reasons(
     if not _offered(device, known.mode, view.use_of(uuid)):
         found.add(TaintKey.MODE)
     blocked = not here.gpu.lost and not here.allocations and gpu_blocked(here) is not None
-    if blocked or uuid in view.changing or any(_excludes(device, each) for each in held):
+    if blocked or uuid in view.changing or any(excludes(device, each) for each in held):
         found.add(TaintKey.HELD)
     if any(_in_the_way(device, each) for each in here.in_use):
         found.add(TaintKey.HELD)
@@ -84,8 +84,8 @@ def _held_without_claim(view: NodeView) -> dict[str, list[Grant]]:
     return found
 
 
-def _excludes(device: NodeDevice, grant: Grant) -> bool:
-    """Whether the device cannot be had beside a grant that the scheduler does not know of."""
+def excludes(device: NodeDevice, grant: Grant) -> bool:
+    """Whether the device cannot be had beside the grant."""
     offered, slot = device.offered, grant.slot
     if overlap(offered, grant):
         return True

@@ -101,9 +101,9 @@ def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
     ]
     if not fitting:
         return _never(demand, node, room)
-    offered = [(each, device) for each, device in fitting if not against(device, each.tolerations)]
+    offered = [(each, device) for each, device in fitting if not against(device, each)]
     if not offered:
-        return _tainted(node, [taint for each, device in fitting for taint in against(device, each.tolerations)])
+        return _tainted(node, [taint for each, device in fitting for taint in against(device, each)])
     empty = room_of(room.pool, ())
     if not any(served(empty, each) is not None for each in demand.alternatives):
         number = max(each.count for each, _ in offered)

@@ -27,7 +27,7 @@ class FleetDevice:
 
     `memory` in bytes, `card_memory` in MiB; `share` in percent, None where it has no such capacity, `compute` alike.
     `uuid` is the GPU's. `counters` are what it takes of its GPU's `counter_set`. `least` and `step`, in bytes, are what is taken
-    of a device that several share.
+    of a device that several share. `kept` is one for requests that name its size.
     """
 
     node: str
@@ -48,6 +48,7 @@ class FleetDevice:
     step: int = 1
     counter_set: str = ""
     counters: Mapping[str, int] = field(default_factory=dict, hash=False)
+    kept: bool = False
     taints: tuple[DeviceTaint, ...] = ()
 
     @property
@@ -158,6 +159,7 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
         step=max(_quantity(policy.get("step")), 1),
         counter_set=str(consumed.get("counterSet") or ""),
         counters=_amounts(_part(consumed, "counters")),
+        kept=_value(attributes.get(AttributeName.KEPT)) is True,
         taints=tuple(_taints(raw)),
     )
 

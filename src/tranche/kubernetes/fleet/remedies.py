@@ -98,7 +98,7 @@ def _less(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
 def _most(room: Room, wanted: Wanted) -> int:
     found = 0
     for device in room.pool.devices:
-        if wanted.misfit(device) is None and not against(device, wanted.tolerations) and room.free(device, wanted):
+        if wanted.misfit(device) is None and not against(device, wanted) and room.free(device, wanted):
             found = max(found, room.memory_left(device) if device.shared else device.memory)
     return found
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
-from tranche.kubernetes.fleet.tolerance import FleetToleration
 from tranche.kubernetes.fleet.wanted import Wanted
 
 
@@ -89,13 +89,14 @@ def room_of(pool: Pool, claims: Iterable[FleetClaim]) -> Room:
     return Room(pool, holdings, left, by_device)
 
 
-def against(device: FleetDevice, tolerations: Sequence[FleetToleration]) -> tuple[DeviceTaint, ...]:
-    """The taints for which the device is not given away now."""
-    return tuple(
+def against(device: FleetDevice, wanted: Wanted) -> tuple[DeviceTaint, ...]:
+    """The taints for which the device is not given away now, and one for room that is kept for others."""
+    found = tuple(
         taint
         for taint in device.taints
-        if not any(each.covers(taint.key, taint.value, taint.effect) for each in tolerations)
+        if not any(each.covers(taint.key, taint.value, taint.effect) for each in wanted.tolerations)
     )
+    return (*found, DeviceTaint(TaintKey.RESERVED)) if device.kept and not wanted.by_name else found
 
 
 def served(room: Room, wanted: Wanted) -> tuple[FleetDevice, ...] | None:
@@ -122,7 +123,7 @@ def _servable(room: Room, wanted: Wanted, taken: Sequence[FleetDevice]) -> Itera
         if (
             device.uuid not in gpus
             and wanted.misfit(device) is None
-            and not against(device, wanted.tolerations)
+            and not against(device, wanted)
             and room.free(device, wanted)
         ):
             yield device

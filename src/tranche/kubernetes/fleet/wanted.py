@@ -72,6 +72,11 @@ class Wanted:
     tolerations: tuple[FleetToleration, ...] = ()
     unread: tuple[str, ...] = ()
 
+    @property
+    def by_name(self) -> bool:
+        """Whether it names the size of what it wants: a profile, or a whole GPU."""
+        return bool(self.label) or self.type is DeviceType.WHOLE
+
     def misfit(self, device: FleetDevice) -> Misfit | None:
         """Why the device can never serve it, the nearest miss with the highest rank; None when it can."""
         if self.model and self.model not in device.model.lower():
