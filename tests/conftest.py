@@ -15,6 +15,8 @@ from release.monitoring import why_no_prometheus
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from tests.grpc_use import keep_grpc_out_of_this_process
+
 # No test is timed: a slow machine must not turn a property false.
 settings.register_profile("tranche", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tranche")
@@ -81,6 +83,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a browser, Helm or Prometheus where that cannot be had."""
     if item.get_closest_marker("browser") is not None and (reason := why_no_browser()):
         pytest.skip(reason)
+    keep_grpc_out_of_this_process()
     if item.get_closest_marker("helm") is not None and (reason := why_no_helm()):
         pytest.skip(reason)
     if item.get_closest_marker("prometheus") is not None and (reason := why_no_prometheus()):

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
+from tests.node.processes import in_child
 from tranche.core.errors import GpuNotFound, KubeletUnavailable
 from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
@@ -77,7 +78,7 @@ def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]]) -> None:
             await rig.endpoints.close()
             await rig.kubelet.stop()
 
-    asyncio.run(main())
+    in_child(lambda: asyncio.run(main()))
 
 
 def test_resources_are_registered_and_listed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tests.kubernetes.kubelet_stand_in import Kubelet as PodResourcesStandIn
 from tests.kubernetes.kubelet_stand_in import no_pods
 from tests.node.machines import Node, change, create, enable, node_of
+from tests.node.processes import in_child
 from tranche.core.devices import device_uuid
 from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.core.request import parse_request
@@ -161,8 +162,12 @@ def run(
     node = node_of(folder, *(boards or ("A100-40GB", "A100-40GB")))
     if driver:
         node.machine.set_driver(driver)
-    with node.host() as host:
-        asyncio.run(main(host, node))
+
+    def in_its_process() -> None:
+        with node.host() as host:
+            asyncio.run(main(host, node))
+
+    in_child(in_its_process)
 
 
 def test_a_change_of_the_cut_is_told_with_no_restart(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from tests.kubernetes.waiting import patiently
+from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.kubelet.pod_resources import Listed, PodResources
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesRequest, ListPodResourcesResponse
@@ -46,6 +47,7 @@ def answer_of(*held: tuple[str, str, str, list[str]]) -> ListPodResourcesRespons
     return answer
 
 
+@isolated
 def test_each_device_is_its_pods_whatever_the_container_and_others_devices_do_not_count(tmp_path: Path) -> None:
     answer = answer_of(
         ("one", "main", "nvidia.com/mig-1g.5gb", ["MIG-a"]),
@@ -66,6 +68,7 @@ def test_each_device_is_its_pods_whatever_the_container_and_others_devices_do_no
     asyncio.run(run())
 
 
+@isolated
 def test_a_restarted_kubelet_is_reached_again(tmp_path: Path) -> None:
     socket = tmp_path / "kubelet.sock"
 
