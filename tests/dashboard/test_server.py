@@ -111,6 +111,19 @@ def test_the_page_shows_what_the_commands_print(machine: TestMachine, dashboard:
     assert "1g.5gb" in text_of(parsed(dashboard.ask(f"/gpus/{gpu}").text))
 
 
+def test_a_gpus_page_tells_who_held_what(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "true")
+    machine.hold("--mig-profile", "1g.5gb")
+    gpu = machine.json("gpus")["gpus"][0]["uuid"]
+    page = parsed(dashboard.ask(f"/gpus/{gpu}?hours=6").text)
+    rows = tables(page)["Who held what of it, newest first"]
+    assert [row[1] for row in rows] == ["1g.5gb at 6:1", "1g.5gb at 6:1"]
+    assert [row[4] == "held still" for row in rows] == [True, False]
+    (history,) = [each for each in page.iter("svg") if "history" in str(each.get("class"))]
+    assert len(history.findall("svg")) == 1
+    assert len(history.findall("a")) == 2
+
+
 def test_a_change_is_told_as_it_happens_and_the_fresh_part_has_it(
     machine: TestMachine, dashboard: ServedDashboard
 ) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -42,8 +41,8 @@ class Served:
     events: Events
 
 
-def dashboard_app(gate: Gate, served: Served) -> Starlette:
-    """The application; its lifespan begins and ends the watch."""
+def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
+    """The application behind the gate; its lifespan begins and ends the watch."""
     routes = [
         Route("/enter", _enter(gate)),
         Route("/live", _news),
@@ -62,11 +61,11 @@ def dashboard_app(gate: Gate, served: Served) -> Starlette:
         finally:
             await app.state.live.end()
 
-    return Starlette(routes=routes, middleware=[Middleware(_GateKeeper, gate=gate)], lifespan=lifespan)
+    return _GateKeeper(Starlette(routes=routes, lifespan=lifespan), gate)
 
 
 class _GateKeeper:
-    """Stands before every route."""
+    """Stands before everything, also before what answers when a page fails."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tranche.dashboard.events_page import event_table
+from tranche.dashboard.events_page import MOST, event_table
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.history_view import history_view
 from tranche.dashboard.parts import code, figures, memory, notes, share_link, table
 from tranche.documents.blocks import Document, blocks_of, told_holder
 from tranche.documents.markup import Child, Element, element
 
 
-def gpu_page(uuid: str, overview: Document, events: Sequence[Document], said: Sequence[str]) -> DashboardPage | None:
-    """The GPU of that UUID; None where the machine has none. `events` are those of this GPU and of its shares."""
+def gpu_page(
+    uuid: str, overview: Document, events: Sequence[Document], said: Sequence[str], now: float, hours: int
+) -> DashboardPage | None:
+    """The GPU of that UUID, with its last so many hours; None where the machine has none. `events` are all that are kept."""
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
         return None
+    events = events_of_gpu(uuid, events)
     known = {each["id"]: each for each in overview["allocations"]}
     drawn = blocks_of([gpu], overview["allocations"])
     live = element(
@@ -44,21 +48,27 @@ def gpu_page(uuid: str, overview: Document, events: Sequence[Document], said: Se
         ),
         _whole(gpu, known),
         _processes(gpu),
+        history_view(gpu, overview, events, now, hours),
         element("h2", "What happened"),
-        event_table(events, overview["gpus"]),
+        event_table(events[-MOST:], overview["gpus"]),
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
 
 
 def events_of_gpu(uuid: str, events: Sequence[Document]) -> list[Document]:
-    """The events that name the GPU, and those of shares that were on it."""
+    """The events that name the GPU, those of shares that were on it, and the ends of plans."""
     shares = {
         each["allocationId"]
         for each in events
         for grant in (each["data"] or {}).get("grants", ())
         if grant["gpuUUID"] == uuid and each["allocationId"]
     }
-    return [each for each in events if each["gpuUUID"] == uuid or each["allocationId"] in shares]
+    plans = {(each["data"] or {}).get("planId") for each in events if each["gpuUUID"] == uuid} - {None, ""}
+    return [
+        each
+        for each in events
+        if each["gpuUUID"] == uuid or each["allocationId"] in shares or (each["data"] or {}).get("planId") in plans
+    ]
 
 
 def _facts(gpu: Document) -> Element:

@@ -9,7 +9,8 @@ from tranche.dashboard.asking import answer
 from tranche.dashboard.events_page import MOST, events_page, share_page
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.gpu_page import events_of_gpu, gpu_page
+from tranche.dashboard.gpu_page import gpu_page
+from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.layouts_page import layouts_page
 from tranche.dashboard.previewing import layout_names, layout_preview
 from tranche.dashboard.queue_page import ask_page, queue_page
@@ -26,7 +27,8 @@ def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: 
         case [""]:
             return fleet_page(seen.overview, seen.notes, query.get("q", ""))
         case ["gpus", uuid]:
-            return gpu_page(uuid, seen.overview, events_of_gpu(uuid, events())[-MOST:], seen.notes)
+            hours = hours_asked(query.get("hours", ""))
+            return gpu_page(uuid, seen.overview, events(), seen.notes, seen.taken, hours)
         case ["shares", allocation_id]:
             of_it = [each for each in events() if each["allocationId"] == allocation_id]
             return share_page(allocation_id, seen.overview, of_it, seen.taken)

@@ -1,0 +1,152 @@
+"""A GPU over time: its slices from top to bottom, the time from left to right, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
+
+from tranche.dashboard.parts import moment, share_link, table
+from tranche.documents import describe
+from tranche.documents.blocks import Document, Look, told_holder
+from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
+from tranche.documents.markup import Child, Element, element
+from tranche.documents.picture_style import CLASSES, pattern_of
+
+HOURS = (1, 6, 24, 168)
+"""The lengths of time that can be chosen."""
+
+_UNIT, _UNCUT = 20, 8
+_SHORT_PERCENT = 9.0
+
+
+def history_view(gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int) -> Element:
+    """The last so many hours of the GPU."""
+    since = now - hours * 3600
+    slices = [each for each in slices_over_time(gpu, events) if each.meets(since, now)]
+    shares = [each for each in shares_over_time(gpu["uuid"], events, overview["allocations"]) if each.meets(since, now)]
+    units = gpu["memorySlices"] or _UNCUT
+    drawing = _Drawing(units, since, now)
+    known = {each["id"]: each for each in overview["allocations"]}
+    boxes = [*map(drawing.slice_box, slices), *drawing.share_boxes(shares)]
+    described = f"{len(slices)} slices and {len(shares)} shares; the table below says the same"
+    picture = element(
+        "svg", boxes, role="img", aria_label=described, width="100%", height=units * _UNIT, class_="bar history"
+    )
+    axis = element(
+        "p", moment(describe.timestamp(since)), element("span", moment(describe.timestamp(now))), class_="axis muted"
+    )
+    return element(
+        "section",
+        element("h2", "Over time"),
+        _choices(gpu["uuid"], hours),
+        element("div", picture, axis, class_="card"),
+        _as_table(shares, known),
+    )
+
+
+def hours_asked(text: str) -> int:
+    """The hours that an address asks for; one of HOURS."""
+    return next((each for each in HOURS if str(each) == text), HOURS[0])
+
+
+class _Drawing:
+    """Knows where moments and places lie."""
+
+    def __init__(self, units: int, since: float, until: float) -> None:
+        self._units, self._since, self._until = units, since, until
+
+    def slice_box(self, span: HistorySpan) -> Element:
+        """A slice while it was there."""
+        left, width = self._stretch(span)
+        top, height = self._rows(span)
+        inside = [element("title", f"{span.place}: there {_times(span)}"), *_filled(Look.IDLE)]
+        if width >= _SHORT_PERCENT:
+            inside.append(
+                element("text", span.place.profile, x="100%", dx=-6, y=14, text_anchor="end", class_="tr-text tr-small")
+            )
+        return element("svg", inside, x=f"{left:.4g}%", width=f"{width:.4g}%", y=top, height=height)
+
+    def share_boxes(self, shares: Sequence[HistorySpan]) -> Iterator[Element]:
+        """Shares while they were held; those of one place at the same time lie in lanes."""
+        lanes: dict[object, list[float]] = {}
+        placed: list[tuple[HistorySpan, int]] = []
+        for span in shares:
+            ends = lanes.setdefault(span.place, [])
+            began = span.began or 0.0
+            lane = next((n for n, end in enumerate(ends) if end <= began), len(ends))
+            ends[lane : lane + 1] = [span.ended or self._until + 1]
+            placed.append((span, lane))
+        for span, lane in placed:
+            count = len(lanes[span.place])
+            left, width = self._stretch(span)
+            top, height = self._rows(span)
+            inside = [element("title", f"{span.allocation_id}: {span.place} {_times(span)}"), *_filled(Look.HELD)]
+            if width >= _SHORT_PERCENT and height / count >= 14:
+                inside.append(element("text", span.allocation_id, x=6, y=14, class_="tr-text tr-small"))
+            box = element(
+                "svg",
+                inside,
+                x=f"{left:.4g}%",
+                width=f"{width:.4g}%",
+                y=top + lane * height / count,
+                height=height / count,
+            )
+            yield element("a", box, href=f"/shares/{quote(span.allocation_id, safe='')}", tabindex=-1)
+
+    def _stretch(self, span: HistorySpan) -> tuple[float, float]:
+        length = self._until - self._since
+        began = max(self._since, self._since if span.began is None else span.began)
+        ended = min(self._until, self._until if span.ended is None else span.ended)
+        left = min(99.6, 100 * (began - self._since) / length)
+        return left, max(0.4, 100 * (ended - began) / length)
+
+    def _rows(self, span: HistorySpan) -> tuple[int, int]:
+        size = span.place.size or self._units
+        return span.place.start * _UNIT, size * _UNIT
+
+
+def _filled(look: Look) -> Iterator[Element]:
+    whole = {"width": "100%", "height": "100%"}
+    yield element("rect", class_=CLASSES[look], **whole)
+    yield element("rect", class_="tr-box", fill=pattern_of(look), **whole)
+
+
+def _times(span: HistorySpan) -> str:
+    began = "" if span.began is None else f"from {describe.timestamp(span.began)} "
+    return f"{began}{'and still' if span.ended is None else 'until ' + describe.timestamp(span.ended)}"
+
+
+def _choices(uuid: str, chosen: int) -> Element:
+    words = {1: "last hour", 6: "6 hours", 24: "day", 168: "week"}
+    ways = [
+        element(
+            "li",
+            element(
+                "a",
+                words[each],
+                href=f"/gpus/{quote(uuid, safe='')}?hours={each}",
+                id=f"hours-{each}",
+                aria_current="true" if each == chosen else None,
+            ),
+        )
+        for each in HOURS
+    ]
+    return element("ul", ways, class_="choices", aria_label="How long")
+
+
+def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document]) -> Element:
+    rows: list[tuple[Child | None, ...]] = [
+        (
+            share_link(each.allocation_id),
+            str(each.place),
+            told_holder(known[each.allocation_id]).removeprefix(each.allocation_id).strip()
+            if each.allocation_id in known
+            else "",
+            None if each.began is None else moment(describe.timestamp(each.began)),
+            "held still" if each.ended is None else moment(describe.timestamp(each.ended)),
+        )
+        for each in reversed(shares)
+    ]
+    return table(
+        "Who held what of it, newest first", ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it."
+    )

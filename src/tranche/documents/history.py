@@ -1,0 +1,124 @@
+"""How a GPU was cut and who held what of it, over time: told by the events, and by what is there now.
+
+Events tell of Tranche's own steps. A slice that another tool made, or that a restart of the machine took, has no event: one
+that is there now was there before, as far as anybody knows, and one that has gone is shown until it was last heard of.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tranche.documents.blocks import Document
+
+_CREATE, _DESTROY = "CreateInstance", "DestroyInstance"
+_CLEARS = frozenset({"ResetGpu", "SetMigMode"})
+_UNDOING = frozenset({"Undone", "Recovered"})
+
+
+class HistoryPlace(NamedTuple):
+    """A stretch of the GPU's grid, of that profile; `size` 0 is the uncut GPU."""
+
+    profile: str
+    start: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.start}:{self.size}" if self.size else "the uncut GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySpan:
+    """A slice that was there, or with an allocation's id a share that was held. Times are seconds since the epoch.
+
+    `began` is None where it was there before anything is known, `ended` is None where it still is.
+    """
+
+    place: HistoryPlace
+    began: float | None
+    ended: float | None
+    allocation_id: str = ""
+
+    def meets(self, since: float, until: float) -> bool:
+        """Whether any of it lies in that time."""
+        return (self.began is None or self.began <= until) and (self.ended is None or self.ended >= since)
+
+
+def slices_over_time(gpu: Document, events: Sequence[Document]) -> list[HistorySpan]:
+    """Every slice of the GPU that the events or the document know, in the order in which they began."""
+    known: list[HistorySpan] = []
+    there: dict[HistoryPlace, HistorySpan] = {}
+    heard: dict[HistoryPlace, float] = {}
+
+    def end(place: HistoryPlace, when: float) -> None:
+        if (span := there.pop(place, None)) is not None:
+            known.append(replace(span, ended=when))
+
+    undone = {_plan_of(each) for each in events if each["type"] in _UNDOING}
+    for event in events:
+        when, step = seconds_of(event["time"]), (event["data"] or {}).get("step")
+        if step is None or step["gpu"] != gpu["uuid"] or _plan_of(event) in undone:
+            heard |= dict.fromkeys(_places(event, gpu["uuid"]), when)
+        elif step["action"] in _CLEARS:
+            for place in list(there):
+                end(place, when)
+        elif step["action"] in (_CREATE, _DESTROY):
+            place = HistoryPlace(step["profile"], step["start"], step["size"])
+            if step["action"] == _DESTROY:
+                end(place, when)
+            elif place not in there:
+                there[place] = HistorySpan(place, when, None)
+            heard[place] = when
+    present = {_place(each) for each in gpu["slices"] if each["gpuInstanceId"] is not None}
+    for place in list(there.keys() - present):
+        end(place, heard[place])
+    known += there.values()
+    known += [HistorySpan(place, None, None) for place in present - there.keys()]
+    return sorted(known, key=lambda span: (span.began or 0.0, span.place))
+
+
+def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Iterable[Document]) -> list[HistorySpan]:
+    """Every share of the GPU that the events or the allocations of now know, in the order in which they began."""
+    now = {each["id"]: each for each in allocations}
+    ended = {each["allocationId"]: seconds_of(each["time"]) for each in events if each["type"] == "Released"}
+    found = []
+    granted = set()
+    for event in events:
+        id, given = event["allocationId"], (event["data"] or {}).get("grants", ())
+        if event["type"] == "Granted" and id not in granted:
+            granted.add(id)
+            # Nothing tells when a share ended that is gone without having been released: it was heard of once.
+            end = None if id in now else ended.get(id, seconds_of(event["time"]))
+            found += [
+                HistorySpan(_place(each), seconds_of(event["time"]), end, id)
+                for each in given
+                if each["gpuUUID"] == gpu_uuid
+            ]
+    for id, allocation in now.items():
+        if id not in granted:
+            began = seconds_of(allocation["created"])
+            grants = (each for each in allocation["grants"] if each["gpuUUID"] == gpu_uuid)
+            found += [HistorySpan(_place(each), began, None, id) for each in grants]
+    return sorted(found, key=lambda span: (span.began or 0.0, span.place))
+
+
+def seconds_of(rfc3339: str) -> float:
+    """A document's time as seconds since the epoch."""
+    return datetime.datetime.fromisoformat(rfc3339).timestamp()
+
+
+def _plan_of(event: Document) -> str | None:
+    return (event["data"] or {}).get("planId") or None
+
+
+def _places(event: Document, gpu_uuid: str) -> Iterable[HistoryPlace]:
+    return [_place(each) for each in (event["data"] or {}).get("grants", ()) if each["gpuUUID"] == gpu_uuid]
+
+
+def _place(document: Document) -> HistoryPlace:
+    """Of a slice, or of a grant."""
+    if document["placement"] is None:
+        return HistoryPlace("", 0, 0)
+    return HistoryPlace(document["profile"], document["placement"]["start"], document["placement"]["size"])
