@@ -20,7 +20,7 @@ from tranche.cli.settings import TrancheCommand
 )
 @click.option(
     "--without",
-    type=click.Choice(("mig-manager", "feature-labels")),
+    type=click.Choice(("mig-manager", "feature-labels", "controller")),
     multiple=True,
     help="Leave what this part writes: another program does its work.",
 )
@@ -36,20 +36,20 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
 
     `helm uninstall` runs it as a job before it deletes the rest. Labels, annotations and the condition of the agents go; what
     people have set stays, such as nvidia.com/mig.config, and so do nodes on which agents of another DaemonSet run. Running pods
-    keep their slices, and the GPUs stay as they are cut. What is done is said on stderr, a line for each node.
+    keep their slices, and the GPUs stay as they are cut. The claim templates that annotations have made go, but for those that
+    pods still need. What is done is said on stderr, a line for each node.
     """
     try:
         from tranche.kubernetes.agent.leaving import leave
         from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
+        from tranche.kubernetes.controller.leaving import remove_templates
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche leave'", "kubernetes", error) from error
     parts = {MIG_MANAGER, FEATURE_LABELS} - set(without)
-    leave(
-        kubeconfig,
-        os.environ,
-        namespace or "tranche-system",
-        daemon_set,
-        parts,
-        patience,
-        lambda line: click.echo(line, err=True),
-    )
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    leave(kubeconfig, os.environ, namespace or "tranche-system", daemon_set, parts, patience, say)
+    if "controller" not in without:
+        remove_templates(kubeconfig, os.environ, say)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
@@ -17,6 +19,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.controller.injection import TEMPLATE_LABEL, USED_ANNOTATION, template_name
+from tranche.kubernetes.controller.leaving import remove_templates
 from tranche.kubernetes.controller.template_store import (
     KEPT,
     MADE_SECONDS,
@@ -151,6 +154,33 @@ def test_what_nobody_needs_goes_after_an_hour_and_what_somebody_needs_stays() ->
         # It is known to be gone: the next pod gets it anew.
         await ensured(store)
         assert f"{FOLDER}/{NAME}" in server.objects
+
+    run(check)
+
+
+def test_at_the_end_everything_goes_that_no_pod_needs_however_late_it_was_used(tmp_path: Path) -> None:
+    async def check(server: FakeApiServer, clocks: Clocks) -> None:
+        await ensured(clocks.store(server))
+        other = claim_spec(parse_request(gpu_memory="8Gi")).devices
+        await clocks.store(server).ensure("team", other, "")
+        server.put(f"{FOLDER}/odd", {"metadata": {"labels": {TEMPLATE_LABEL: "odd"}}})
+        pod_of(server, "waiting", "Pending")
+        said: list[str] = []
+
+        async def leave() -> None:
+            await asyncio.to_thread(remove_templates, str(kubeconfig_in(tmp_path, server.url)), {}, said.append)
+
+        # The clock of whoever removes may be behind that of whoever used it.
+        await leave()
+        assert said == ["1 claim template removed"]
+        left = sorted(path.rsplit("/", 1)[1] for path in server.objects if path.startswith(FOLDER))
+        assert left == sorted([NAME, "odd"])
+        server.refusals["GET", "/resourceclaimtemplates"] = (403, {"message": "you may not"})
+        await leave()
+        assert said[1:] == ["claim templates stay: cannot list claim templates: you may not"]
+        server.refusals["GET", "/resourceclaimtemplates"] = (404, {"message": "no such kind"})
+        await leave()
+        assert len(said) == 2
 
     run(check)
 

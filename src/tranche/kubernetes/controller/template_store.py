@@ -85,11 +85,12 @@ class TemplateStore:
                 hint="pods that ask for the same share have one template; try again in a minute",
             )
 
-    async def sweep(self) -> int:
-        """Remove what no pod needs and nobody has used for an hour; how many were removed."""
+    async def sweep(self, unused_for: timedelta = KEPT) -> int:
+        """Remove what no pod needs and nobody has used for so long; how many were removed."""
         removed = 0
         templates = await self._list(f"{_GROUP}/resourceclaimtemplates", "claim templates")
-        old = [each for each in templates if _unused_since(each, self._now()) >= KEPT]
+        unused = ((each, _unused_since(each, self._now())) for each in templates)
+        old = [each for each, since in unused if since is not None and since >= unused_for]
         if not old:
             return 0
         needed = names_used(await self._list("/api/v1/pods", "pods with claim templates"))
@@ -123,10 +124,10 @@ class TemplateStore:
             query = {**query, "continue": str(following)}
 
 
-def _unused_since(template: Json, now: datetime) -> timedelta:
-    """For how long nobody has used it; none where that cannot be read, so that it is kept."""
+def _unused_since(template: Json, now: datetime) -> timedelta | None:
+    """For how long nobody has used it; None where that cannot be read, so that it is kept."""
     text = ((template.get("metadata") or {}).get("annotations") or {}).get(USED_ANNOTATION, "")
     try:
         return now - datetime.fromisoformat(str(text))
     except (ValueError, TypeError):
-        return timedelta(0)
+        return None
