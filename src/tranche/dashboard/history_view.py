@@ -83,7 +83,7 @@ class _Drawing:
             inside = [element("title", f"{span.allocation_id}: {span.place} {_times(span)}"), *_filled(Look.HELD)]
             if width >= _SHORT_PERCENT and height / count >= 14:
                 inside.append(element("text", span.allocation_id, x=6, y=14, class_="tr-text tr-small"))
-            box = element(
+            yield element(
                 "svg",
                 inside,
                 x=f"{left:.4g}%",
@@ -91,7 +91,6 @@ class _Drawing:
                 y=top + lane * height / count,
                 height=height / count,
             )
-            yield element("a", box, href=f"/shares/{quote(span.allocation_id, safe='')}", tabindex=-1)
 
     def _stretch(self, span: HistorySpan) -> tuple[float, float]:
         length = self._until - self._since
