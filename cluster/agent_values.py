@@ -30,6 +30,8 @@ def values_of(cluster: Path, options: Sequence[str]) -> dict[str, Any]:
         name, _, value = option.partition("=")
         if name == "--without" and value in left_out:
             _put(values, (_PARTS[value], "enabled"), False)
+        elif name == "--stand-by":  # the chart's word for it
+            values["updateStrategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
         elif name == "--share-by-mps":  # no option of the agent's, but a value of the chart's
             values["shareByMps"] = True
         elif name == "--with-dra":

@@ -154,6 +154,7 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"extraEnv": [{"name": "NODE_NAME", "value": "x"}]}, "NODE_NAME tells each agent its own"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "rollingUpdate/maxUnavailable"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "0%"}}}, "rollingUpdate/maxUnavailable"),
+        ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "rollingUpdate/maxUnavailable"),
         ({"stateDirectory": "/"}, "stateDirectory"),
         ({"kubeletPath": "/var/lib/kubelet/../.."}, "kubeletPath"),
         ({"metrics": {"from": [{"podSelecter": {}, "namespaceSelector": {}}]}}, "podSelecter"),
@@ -166,6 +167,17 @@ def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], s
     with pytest.raises(ReleaseError) as caught:
         render(values)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("surge", [None, 0, "0%", 1, "10%"])
+def test_agents_stand_by_where_an_upgrade_starts_the_new_one_first(surge: int | str | None) -> None:
+    surges = surge in (1, "10%")
+    rolling = {"maxUnavailable": 0 if surges else 1, "maxSurge": surge}
+    (daemon_set,) = (
+        each for each in render({"updateStrategy": {"rollingUpdate": rolling}}) if each["kind"] == "DaemonSet"
+    )
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    assert ("--stand-by" in container["args"]) is surges
 
 
 def test_a_cluster_without_admission_policies_is_refused_unless_that_is_accepted() -> None:

@@ -53,6 +53,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         daemon_set=values["daemon_set"],
         cdi_folder=values["cdi_folder"],
         boot=_boot(values),
+        stand_by=values["stand_by"],
     )
     if "mig-manager" not in values["without"]:
         _refuse_to_stop_host_services(os.environ)

@@ -70,6 +70,11 @@ AGENT_OPTIONS = (
         help="On a machine without a GPU of NVIDIA serve nothing, be ready, and look again each minute; else not ready.",
     ),
     click.Option(
+        ["--stand-by"],
+        is_flag=True,
+        help="Be ready while another agent serves this machine, and take over when that one ends; else not ready.",
+    ),
+    click.Option(
         ["--host-root"],
         type=click.Path(path_type=Path),
         envvar="HOST_ROOT_MOUNT",

@@ -89,6 +89,23 @@ def test_a_second_agent_serves_nothing_until_the_first_has_ended(machine: TestMa
     asyncio.run(run())
 
 
+def test_an_agent_that_stands_by_is_ready_and_takes_over(machine: TestMachine) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            server.put("/api/v1/nodes/n1", {"metadata": {"uid": "u1"}})
+            async with agent(machine, server, "--stand-by") as first:
+                await first.until(lambda found: found.get("state-folder") == "ready")
+                async with agent(machine, server, "--stand-by") as second:
+                    await second.until(lambda found: "another agent" in found["state-folder"])
+                    status, body = await get(second.port, "/readyz")
+                    assert (status, list(body["components"])) == (200, ["state-folder"])
+                    first.process.terminate()
+                    await patiently(first.process.wait())
+                    await second.until(lambda found: found["state-folder"] == "ready" and "inventory" in found)
+
+    asyncio.run(run())
+
+
 def test_nobody_else_reads_the_state_of_a_node(machine: TestMachine) -> None:
     async def run() -> None:
         machine.tranche("gpus")

@@ -127,6 +127,11 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- if eq .Values.nodeDiscovery "any" }}
 - --idle-without-gpu
 {{- end }}
+{{- with .Values.updateStrategy.rollingUpdate }}
+{{- if not (has (toString .maxSurge) (list "0" "0%" "<nil>")) }}
+- --stand-by
+{{- end }}
+{{- end }}
 {{- range $part, $values := dict "device-plugin" .Values.devicePlugin "mig-manager" .Values.migManager "feature-labels" .Values.featureLabels "dra" .Values.dra "metrics" .Values.metrics }}
 {{- if not $values.enabled }}
 - --without={{ $part }}

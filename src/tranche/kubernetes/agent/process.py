@@ -65,7 +65,8 @@ class AgentOptions:
 
     `namespace` "" means the one that the way to the API server names; `period` is in seconds. `daemon_set` is the one that runs
     the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder`. `metrics` is None when none are
-    served. `boot` is what cuts the GPUs at boot, where the agent is to install it.
+    served. `boot` is what cuts the GPUs at boot, where the agent is to install it. With `stand_by` it is ready while it waits for
+    another agent's end.
     """
 
     node_name: str
@@ -80,6 +81,7 @@ class AgentOptions:
     daemon_set: str = "tranche-agent"
     cdi_folder: Path = Path("/var/run/cdi")
     boot: Installation | None = None
+    stand_by: bool = False
 
 
 def run_agent(
@@ -128,7 +130,7 @@ async def _serve(
     gpu_events = GpuEvents(GpuEventStream, inventory)
     namespace = options.namespace or server.namespace
     plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
-    state_folder = StateFolder(host.places)
+    state_folder = StateFolder(host.places, stand_by=options.stand_by)
     services = NodeServices(
         node_name=options.node_name,
         namespace=namespace,

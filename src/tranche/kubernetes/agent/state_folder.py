@@ -15,6 +15,7 @@ from tranche.node.session import Places
 from tranche.node.state_file import open_state_file, read_state_file
 
 _PERIOD_SECONDS = 0.5
+_STAND_BY_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +28,17 @@ class StateFolder:
 
     name = "state-folder"
 
-    def __init__(self, places: Places, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self, places: Places, *, stand_by: bool = False, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """Who is to `stand_by` is ready while another agent has the folder: whoever upgrades then ends the other one."""
         self.lost = asyncio.Event()
         """Set when the folder was deleted or replaced: what this process has open there, nobody else sees any more."""
         self.problem: Live[str] = Live()
         """Why nothing can be written there; "" when it can."""
         self._places = places
+        self._stand_by = stand_by
+        self._another = False
         self._sleep = sleep
         self._lock: FileLock | None = None
         # Open, so that no other file can come to have the same number.
@@ -40,8 +46,8 @@ class StateFolder:
         self._trouble = "the state folder was not taken yet"
 
     def ready(self) -> Readiness:
-        """Ready while this agent alone has the folder, and can write there."""
-        return Readiness(not self._trouble, self._trouble)
+        """Ready while this agent alone has the folder, and can write there; or stands by."""
+        return Readiness(not self._trouble or (self._stand_by and self._another), self._trouble)
 
     async def take(self) -> None:
         """Return as soon as the folder is this agent's. It is let go when the process ends, however it ends."""
@@ -50,7 +56,8 @@ class StateFolder:
             if self._trouble != logged:
                 _log.warning("waiting for the state folder", extra={"error": self._trouble})
                 logged = self._trouble
-            await self._sleep(_PERIOD_SECONDS)
+            # While nobody serves, no pod starts with a claim, and the kubelet may ask again only after more than a minute.
+            await self._sleep(_STAND_BY_SECONDS if self._stand_by else _PERIOD_SECONDS)
         os.ftruncate(lock.descriptor, 0)
         os.pwrite(lock.descriptor, b"%d\n" % os.getpid(), 0)
         self._lock, self._trouble = lock, ""
@@ -71,9 +78,11 @@ class StateFolder:
 
     def _try_to_lock(self) -> FileLock | None:
         """The lock, or None; the trouble then says why not."""
+        self._another = False
         try:
             lock = FileLock(self._places.agent_lock, wait=False)
         except BlockingIOError:
+            self._another = True
             self._trouble = (
                 f"another agent{self._named()} serves this machine from the state folder {self._places.state_dir}; "
                 "this one serves nothing until that one has ended"
