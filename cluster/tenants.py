@@ -11,6 +11,7 @@ from typing import Any
 
 from release.image import full_name
 
+from cluster.claims import with_claim
 from cluster.cluster import Cluster
 from cluster.workloads import deployment, log
 
@@ -19,9 +20,13 @@ _RATE = re.compile(r"(\d+) GFLOPS")
 _GIVEN = re.compile(r"(\d+) MiB, (\d+) multiprocessors")
 
 
-def tenants(name: str, namespace: str, replicas: int, resource: str, *, amount: int = 1) -> dict[str, Any]:
-    """A Deployment of tenants, each with so many devices of that resource."""
-    made = deployment(name, namespace, replicas, limits={resource: amount})
+def tenants(
+    name: str, namespace: str, replicas: int, resource: str = "", *, amount: int = 1, claim: str = ""
+) -> dict[str, Any]:
+    """A Deployment of tenants, each with so many devices of that resource, or with a claim of that template."""
+    made = deployment(name, namespace, replicas, limits={resource: amount} if resource else {})
+    if claim:
+        made["spec"]["template"] = with_claim(made["spec"]["template"], claim)
     (container,) = made["spec"]["template"]["spec"]["containers"]
     container["image"] = full_name()
     container["command"] = ["/opt/tranche/bin/python", "-u", "-c", PROGRAM.read_text()]

@@ -28,6 +28,7 @@ class Planter:
     cluster: Cluster
     node: Node
     namespace: str
+    script: str = LOOK
 
     @property
     def claims(self) -> str:
@@ -51,7 +52,7 @@ class Planter:
 
     def make_pod(self, name: str, claim: str) -> str:
         """Its uid. Nobody schedules it."""
-        body = pod(name, self.namespace, script=LOOK)
+        body = pod(name, self.namespace, script=self.script)
         body["spec"] |= {"schedulerName": "nobody", "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]}
         body["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
         return str(self.cluster.api.request("POST", self.pods, body)["metadata"]["uid"])

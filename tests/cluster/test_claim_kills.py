@@ -25,7 +25,7 @@ from cluster.waiting import wait_for
 from cluster.workloads import first_lines, pods_in
 
 from tests.cluster.competition.outages import PARTS, Outages
-from tests.cluster.test_claims_on_nodes import claiming, claims_on, gone
+from tests.cluster.test_claims_on_nodes import claiming, claims_on, gone, shares
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * 3600)]
 
@@ -33,7 +33,9 @@ KILLS = int(os.environ.get("TRANCHE_CLAIM_KILLS", "4"))
 CLAIMS = int(os.environ.get("TRANCHE_CLAIM_CHURN", "16"))
 MOST_PODS = 24
 CALM_SECONDS = 240.0
-TEMPLATES = ("small", "small", "small", "medium", "medium", "whole")
+_TEMPLATE = "tests.tranche.dev/template"
+TEMPLATES = ("small", "part", "medium", "small", "whole", "small", "part", "medium")
+A100_BYTES = 40 << 30
 
 
 @dataclass(slots=True)
@@ -64,7 +66,10 @@ class Churn:
                 self.cluster.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false")
 
     def _pod(self, name: str) -> dict[str, Any]:
-        made = claiming(name, self.namespace, self.node, self.rng.choice(TEMPLATES))
+        # The same at each try: it may have been made though nobody answered.
+        template = TEMPLATES[self.made % len(TEMPLATES)]
+        made = claiming(name, self.namespace, self.node, template)
+        made["metadata"]["labels"] = {_TEMPLATE: template}
         # A container that is being made when containerd is killed is made anew by the kubelet, where its pod says so.
         made["spec"]["restartPolicy"] = "Always"
         return made
@@ -100,11 +105,12 @@ def test_claims_survive_the_death_of_whatever_keeps_them(
     print(f"TRANCHE_CLAIM_SEED={seed}")
     rng = random.Random(seed)
     killed: Counter[str] = Counter()
-    with claims_on(cluster, p4d) as agent:
+    with claims_on(cluster, p4d, "mixed", "--share-by-mps") as agent:
         cluster.apply(
             claim_template("small", namespace, requests={"memory": "4Gi"}),
             claim_template("medium", namespace, device_class="tranche-2g-10gb"),
             claim_template("whole", namespace, device_class="tranche-whole"),
+            claim_template("part", namespace, device_class="tranche-shared", requests={"memory": "9Gi"}),
         )
         outages = Outages(cluster, p4d, agent)
         churn = Churn(cluster, p4d, namespace, rng)
@@ -147,22 +153,42 @@ def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
     allocated = {device for claim in claims for device in devices_given(claim)}
     wait_for("what is allocated is shown", lambda: allocated <= devices_published(cluster, node).keys(), timeout=60)
     given = {claim["metadata"]["uid"] for claim in claims if devices_given(claim)}
-    assert {uid for uid, _ in _filed(node)} == given
-    mounted = Counter(uuid for _, uuids in _filed(node) for uuid in uuids)
+    filed = _filed(node)
+    assert filed.keys() == given
+    mounted = Counter(uuid for uuids, part in filed.values() if not part for uuid in uuids)
     assert set(mounted.values()) <= {1}, mounted
+    held = [grant for share in shares(node) for grant in share["grants"]]
+    parts, alone = ([each for each in held if ("memoryBytes" in each) is part] for part in (True, False))
+    print(f"at the end {len(alone)} devices are held by one alone, and {len(parts)} parts of devices")
+    assert not {each["gpuUUID"] for each in parts} & {each["gpuUUID"] for each in alone}, held
+    taken: Counter[str] = Counter()
+    for each in parts:
+        taken[each["gpuUUID"]] += each["memoryBytes"]
+    assert all(memory <= A100_BYTES for memory in taken.values()), taken
 
 
 def _said(cluster: Cluster, namespace: str) -> list[str]:
-    lines = list(first_lines(cluster, namespace).values())
-    return lines if lines and all(lines) else []
+    """What each running pod has said it sees, once all have: once for all parts of one device."""
+    lines = first_lines(cluster, namespace)
+    if not all(lines.values()):
+        return []
+    parts = {
+        each["metadata"]["name"]
+        for each in pods_in(cluster, namespace)
+        if each["metadata"]["labels"][_TEMPLATE] == "part"
+    }
+    return [line for name, line in lines.items() if name not in parts] + list(
+        {lines[name] for name in parts & lines.keys()}
+    )
 
 
-def _filed(node: Node) -> list[tuple[str, list[str]]]:
-    """The claims that have a CDI file, with the devices that it mounts."""
-    found = []
+def _filed(node: Node) -> dict[str, tuple[list[str], bool]]:
+    """The claims that have a CDI file, by uid, with the devices that it mounts, and whether it is for a part of one."""
+    found = {}
     for path in node.paths.cdi.glob("tranche.dev-share_*.json"):
         data: dict[str, Any] = json.loads(path.read_text())
         edits = [device["containerEdits"] for device in data["devices"]]
         mounts = [mount["containerPath"].rpartition("/")[2] for each in edits for mount in each.get("mounts") or ()]
-        found.append((path.stem.rpartition("_")[2], [name for name in mounts if name.startswith(("MIG-", "GPU-"))]))
+        part = any(word.startswith("CUDA_MPS_PIPE_DIRECTORY=") for each in edits for word in each["env"])
+        found[path.stem.rpartition("_")[2]] = ([name for name in mounts if name.startswith(("MIG-", "GPU-"))], part)
     return found
