@@ -71,8 +71,8 @@ def test_a_slice_of_a_gpu_whose_mode_still_changes_is_being_prepared_and_is_tran
     assert [(row.state, row.owned) for row in rows] == [("preparing", True)]
     assert describe.slice_state(rows[0]) == "preparing for a-0"
     assert describe.gpu_state(view, uncut, rows, ()) == "1 slice: 1 preparing; room for 1x3g.20gb"
-    (line,) = [each for each in overview(view, (), 0.0) if each.startswith("GPU 0")]
-    assert click.unstyle(line).split()[2] == "▒▒▒▒····"
+    (line,) = [each for each in overview(view, (), (), (), 0.0) if each.startswith("GPU 0")]
+    assert click.unstyle(line).split()[2] == "│▒▒▒▒▒▒▒│·······│"
 
 
 def test_what_one_alone_has_is_not_shared() -> None:

@@ -24,10 +24,12 @@ def test_the_picture_of_every_kind_of_use(make_machine: MakeMachine, golden: Gol
     machine.machine.inject_busy(device, pid=5004242, name="notebook", memory=2 * 1024**3)
     machine.hold("--mig-profile", "2g.10gb")
     machine.hold("--gpus", "1", "--gpu-model", "A30")
+    machine.hold("--gpu-memory", "3Gi", "--gpu-model", "T4")
+    machine.hold("--gpu-memory", "3Gi", "--gpu-model", "T4")
     machine.wait_in_queue("--gpus", "1", "--gpu-model", "A30")
     document = machine.json("top", "--once")
     ids = [each["id"] for each in (*document["allocations"], *document["waiters"])]
-    assert len(ids) == 3
+    assert len(ids) == 5
     text = re.sub(r" +sh -c .*", "  COMMAND", machine.tranche("top", "--once").stdout)
     golden("top.txt", re.sub(r" +0s ", "  0s ", scrub(text, ids)))
 
@@ -67,6 +69,38 @@ def test_the_live_view_ends_with_a_key_and_restores_the_terminal(two_a100: TestM
                 process.send_signal(signal.SIGKILL)
             os.close(parent)
     assert b"\x1b[?1049h" in screen, "the alternate screen was not used"
+
+
+def test_the_live_view_finds_lines(two_a100: TestMachine) -> None:
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [*TRANCHE, "top", "--interval", "60"],
+        env={**two_a100.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "12"},
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        preexec_fn=_own_terminal,
+    ) as process:
+        os.close(child)
+        try:
+            _read_until(parent, b"q ends")
+            for key, answer in (
+                (b"/", b"/"),
+                (b"g", b"/g"),
+                (b"p", b"/gp"),
+                (b"\r", b"those with 'gp'"),
+                (b"\x1b[B", b"q ends"),
+            ):
+                os.write(parent, key)
+                _read_until(parent, answer)
+            os.write(parent, b"q")
+            _read_until(parent, b"\x1b[?1049l")
+            assert process.wait(timeout=60) == 0
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            os.close(parent)
 
 
 @pytest.mark.parametrize("arguments", [("--interval", "0"), ("--interval", "x"), ("-o", "wide")])

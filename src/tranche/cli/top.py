@@ -17,10 +17,15 @@ from tranche.cli.output import print_json
 from tranche.cli.overview import overview
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.top_screen import TopScreen
 from tranche.core.allocation import NodeView
 from tranche.documents.overview import overview_data
+from tranche.documents.queue import why_they_wait
+from tranche.hardware.nvml_gauges import NvmlGauges
 from tranche.local.attendance import silent
 from tranche.node.host import Host
+
+_LONGEST_KEY = 8
 
 
 @click.command(cls=TrancheCommand)
@@ -36,7 +41,11 @@ from tranche.node.host import Host
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, once: bool, interval: float, output: str) -> None:
-    """Show GPUs as bars of memory slices, what runs in them, and who waits. q or Ctrl-C ends it.
+    """Show GPUs as bars of memory slices, how busy they are, what runs in them, and who waits for what.
+
+    Borders stand between slices, and between the parts of what is shared. How much of the time a GPU was busy is a dash
+    where nothing measures it; of a GPU in MIG mode, the busiest of its slices is in brackets. The arrow keys, PgUp, PgDn,
+    Home and End scroll, / finds lines, Esc shows all again, q or Ctrl-C ends it.
 
     Without a terminal, and with -o json, top prints the picture once.
     """
@@ -47,12 +56,14 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
         elif live:
             _redraw(host, interval)
         else:
-            for line in _picture(host, look_at(host)):
+            for line in _picture(host, look_at(host), NvmlGauges(time.monotonic)):
                 click.echo(line)
 
 
-def _picture(host: Host, view: NodeView) -> list[str]:
-    return overview(view, host.waiters(), time.time())
+def _picture(host: Host, view: NodeView, gauges: NvmlGauges) -> list[str]:
+    queue, now = host.waiters(), time.time()
+    reasons = [why for why, _ in why_they_wait(view, queue, silent(host.places, queue, now))] if queue else []
+    return overview(view, queue, reasons, gauges.read(view.node), now)
 
 
 def _print_document(host: Host) -> None:
@@ -68,14 +79,19 @@ def _redraw(host: Host, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console()
+    console, gauges, screen = Console(), NvmlGauges(time.monotonic), TopScreen()
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
+        while not screen.ended:
             # Words on stderr would tear the picture.
-            lines = [*_picture(host, host.look(lambda error: None)), "", "q ends"]
-            live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if _key_within(interval) in ("q", "Q", ""):
-                return
+            lines = _picture(host, host.look(lambda error: None), gauges)
+            until = time.monotonic() + interval
+            while not screen.ended:
+                shown = "\n".join(screen.shown(lines, console.height))
+                live.update(Text.from_ansi(shown, no_wrap=True, overflow="ellipsis"), refresh=True)
+                key = _key_within(max(0.0, until - time.monotonic()))
+                if key is None:
+                    break
+                screen = screen.pressed(key, lines, console.height)
 
 
 @contextmanager
@@ -93,6 +109,9 @@ def _single_keys() -> Iterator[None]:
 
 
 def _key_within(seconds: float) -> str | None:
-    """The next key, an empty text when the terminal is gone, None when no key came in time."""
+    """The next key, an empty text when the terminal is gone, None when no key came in time.
+
+    A key such as an arrow comes as several bytes at once.
+    """
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else None
+    return os.read(sys.stdin.fileno(), _LONGEST_KEY).decode(errors="replace") if ready else None
