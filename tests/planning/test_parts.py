@@ -489,6 +489,15 @@ def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(sh
     assert isinstance(decide(view, parse_request(gpu="0.03")), Granted)
 
 
+@pytest.mark.parametrize(
+    "asked", [{"gpu": "0.001"}, {"gpu_memory": "1G", "compute": "25"}, {"gpu_memory": "1G", "gpu_memory_limit": "2G"}]
+)
+def test_who_may_have_a_gpu_whole_or_not_at_all_is_told_to_ask_for_it(asked: dict[str, str]) -> None:
+    with pytest.raises(SharingUnavailable) as caught:
+        decide(machine(uncuttable_gpu(), by=ALL, uses={0: GpuUse.OFF}), parse_request(**asked))
+    assert caught.value.hint == "ask for a whole GPU with --gpus 1"
+
+
 @pytest.mark.parametrize("offered", [{Sharing.MPS}, {Sharing.TIME_SLICING}, {*Sharing}])
 @pytest.mark.parametrize("isolation", ["soft", "none"])
 def test_the_share_that_is_named_instead_of_a_tiny_one_is_served(offered: set[Sharing], isolation: str) -> None:

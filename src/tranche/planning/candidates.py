@@ -43,6 +43,7 @@ class Candidate:
 
 
 _WHOLE = Candidate(None, True)
+_A_WHOLE_GPU = "ask for a whole GPU with --gpus 1"
 
 
 def candidate(request: Request, gpu: GpuState, rules: GpuRules = NO_RULES) -> Candidate | Obstacle:
@@ -184,15 +185,17 @@ def _impossible(request: Request, known: list[tuple[GpuState, GpuRules]], obstac
     gpus = [gpu for gpu, _ in known]
     if refused:
         texts = dict.fromkeys(each.text for each in refused)
+        whole_only = all(each.reason is Reason.POLICY for each in refused)
         return SharingUnavailable(
-            f"no GPU of this machine serves {request}: {'; '.join(texts)}", hint=_way_out(request, known)
+            f"no GPU of this machine serves {request}: {'; '.join(texts)}",
+            hint=_A_WHOLE_GPU if whole_only else _way_out(request, known),
         )
     if isinstance(request.demand, MigSlice):
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
         if not offered:
             return ProfileUnknown(
                 f"no GPU of this machine can be cut into {request.demand.profile}: none has MIG",
-                hint="ask for a whole GPU with --gpus 1",
+                hint=_A_WHOLE_GPU,
             )
         return ProfileUnknown(
             f"no GPU of this machine can be cut into {request.demand.profile}",
@@ -219,4 +222,4 @@ def _way_out(request: Request, known: list[tuple[GpuState, GpuRules]]) -> str:
         return "ask for the same without --compute"
     if request.limit is not None:
         return "ask for the same without --gpu-memory-limit"
-    return "ask for a whole GPU with --gpus 1"
+    return _A_WHOLE_GPU
