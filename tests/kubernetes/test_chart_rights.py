@@ -31,7 +31,7 @@ from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
-from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, NodeCondition, PodRef, Severity
+from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, KubePod, NodeCondition, PodRef, Severity
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi, SliceClient
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER
@@ -197,7 +197,7 @@ def test_the_rights_are_those_that_the_client_uses_and_no_more() -> None:
     }
     assert unlimited == granted(*objects("Role")) - granted(*objects("Role", rollout={"maxUnavailable": None}))
     seeing = granted(*objects("ClusterRole", **without_manager, featureLabels={"enabled": False}))
-    assert {right for right in seeing if right[2] not in ("get", "list", "watch")} == set()
+    assert {right for right in seeing if right[2] not in ("get", "list", "watch")} == {("", "events", "create")}
 
 
 def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
@@ -368,6 +368,9 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
             "daemon_set": lambda: cluster.daemon_set("tranche-system", "tranche-agent"),
             "create_node_event": lambda: client.create_node_event(KubeNode("n"), Severity.NORMAL, "A", "b"),
+            "create_pod_event": lambda: client.create_pod_event(
+                KubePod(PodRef("any", "p"), "u1"), "n", Severity.NORMAL, "A", "b"
+            ),
             "list_pods_on_node": lambda: client.list_pods_on_node("n"),
             "watch_pods_on_node": lambda: _followed(server, client.watch_pods_on_node("n")),
             "evict_pod": lambda: client.evict_pod(PodRef("any", "p"), "u1"),
@@ -475,7 +478,9 @@ def _right(seen: Seen) -> tuple[str, str, str]:
     )
     if verb == "delete" and len(words) == 1:
         verb = "deletecollection"
-    return "" if resource.startswith("pods") else namespace, resource, "watch" if "watch" in seen.query else verb
+    # A pod may be in any namespace, and is what the events of a namespace other than that of nodes are about.
+    of_pods = resource.startswith("pods") or (resource == "events" and namespace == "any")
+    return "" if of_pods else namespace, resource, "watch" if "watch" in seen.query else verb
 
 
 def test_nothing_but_a_lease_may_be_deleted_and_no_secret_read() -> None:

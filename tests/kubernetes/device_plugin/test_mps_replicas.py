@@ -182,10 +182,12 @@ def test_a_daemon_that_dies_marks_its_pods_and_lets_nobody_in(short: Path) -> No
     run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
 
 
+@pytest.mark.parametrize("may_write", [True, False])
 def test_a_pod_whose_processes_have_more_together_than_it_was_given_is_marked_and_nobody_more_is_let_in(
-    short: Path, tmp_path: Path
+    short: Path, tmp_path: Path, *, may_write: bool
 ) -> None:
     async def scenario(rig: Rig) -> None:
+        rig.api.forbidden = not may_write
         await rig.counts({GPU: (8, 8)})
         own = gpu_of(rig).uuid
         first, second = (f"{own}::{number}" for number in (0, 1))
@@ -210,6 +212,8 @@ def test_a_pod_whose_processes_have_more_together_than_it_was_given_is_marked_an
                 await rig.kubelet.allocate(GPU, second)
             await until(lambda: "ShareUnlimited" in rig.api.reasons, "said")
             assert any("pod ns/a" in message for _, _, message in rig.api.events)
+            await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said, too")
+            assert rig.api.of_pods == [("ns/a", "ShareUnlimited")] * may_write
 
     run(short, scenario, "A100-40GB", "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
 

@@ -19,14 +19,14 @@ from tests.kubernetes.kubelet_stand_in import no_pods
 from tests.node.machines import Node, change, create, enable, node_of
 from tests.node.processes import in_child
 from tranche.core.devices import device_uuid
-from tranche.core.errors import KubernetesUnavailable, TrancheError
+from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, TrancheError
 from tranche.core.request import parse_request
 from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode, PodRef, Severity
+from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef, Severity
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
@@ -53,12 +53,21 @@ class Api:
         self.events: list[tuple[Severity, str, str]] = []
         self.config_map: Live[ConfigMap | None] = Live()
         self.failures = 0
+        self.forbidden = False
+        self.of_pods: list[tuple[str, str]] = []
 
     async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
         if self.failures:
             self.failures -= 1
             raise KubernetesUnavailable("no API server")
         self.events.append((severity, reason, message))
+
+    async def create_pod_event(
+        self, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str
+    ) -> None:
+        if self.forbidden:
+            raise KubernetesForbidden("may not create events")
+        self.of_pods.append((str(pod.ref), reason))
 
     async def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
         async for value in self.config_map.changes():

@@ -17,6 +17,7 @@ from tranche.kubernetes.api.decoding import (
     decode_pod,
     encode_condition,
     encode_node_event,
+    encode_pod_event,
     raw_condition,
     timestamp,
 )
@@ -112,6 +113,18 @@ class KubeClient:
         seen = (await self._connection.ask(what, "GET", f"{path}/{name}")).accepted()
         again = {"count": int(seen.get("count") or 1) + 1, "lastTimestamp": timestamp(self._now())}
         await self._patch(what, f"{path}/{name}", again, _MERGE_PATCH)
+
+    async def create_pod_event(
+        self, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str
+    ) -> None:
+        """Record an event about a pod in its namespace, once for each message."""
+        same = "\n".join((pod.uid, severity, reason, message))
+        name = f"{pod.ref.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
+        body = encode_pod_event(name, pod, node_name, severity, reason, message, now=self._now())
+        path = f"/api/v1/namespaces/{pod.ref.namespace}/events"
+        answer = await self._connection.ask(f"record an event about pod {pod.ref}", "POST", path, body)
+        if answer.status != 409:
+            answer.accepted()
 
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
         """Every pod that is bound to the node."""

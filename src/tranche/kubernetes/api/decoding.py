@@ -82,15 +82,30 @@ def encode_node_event(
     name: str, node: KubeNode, severity: Severity, reason: str, message: str, *, now: datetime
 ) -> Json:
     """A `v1.Event` about a node, in the namespace where events about nodes are kept."""
+    about = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid or node.name}
+    return _event(name, "default", about, node.name, severity, reason, message, now)
+
+
+def encode_pod_event(
+    name: str, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str, *, now: datetime
+) -> Json:
+    """A `v1.Event` about a pod, in the pod's namespace, as the kubelet of that node would write it."""
+    about = {"apiVersion": "v1", "kind": "Pod", "name": pod.ref.name, "namespace": pod.ref.namespace, "uid": pod.uid}
+    return _event(name, pod.ref.namespace, about, node_name, severity, reason, message, now)
+
+
+def _event(
+    name: str, namespace: str, about: Json, host: str, severity: Severity, reason: str, message: str, now: datetime
+) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": "default"},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid or node.name},
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": about,
         "type": severity.value,
         "reason": reason,
         "message": _bounded(message),
-        "source": {"component": "tranche", "host": node.name},
+        "source": {"component": "tranche", "host": host},
         "firstTimestamp": timestamp(now),
         "lastTimestamp": timestamp(now),
         "count": 1,

@@ -167,6 +167,12 @@ class KubeApi(Protocol):
         """Record an event about the node; the same again counts up instead of adding one. `reason` is one CamelCase word."""
         ...
 
+    async def create_pod_event(
+        self, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str
+    ) -> None:
+        """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
+        ...
+
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
         """Every pod that is bound to the node, finished ones included."""
         ...

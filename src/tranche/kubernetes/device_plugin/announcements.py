@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.objects import KubeApi, KubeNode, Severity
+from tranche.core.errors import KubernetesForbidden, TrancheError
+from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod, Severity
 from tranche.kubernetes.live import Live
 
 _RETRY_SECONDS = 5.0
@@ -17,11 +17,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Something that holds now and that people should see. `reason` is one CamelCase word."""
+    """Something that holds now and that people should see. `reason` is one CamelCase word.
+
+    It is said of the node, and of a `pod` instead where one is named.
+    """
 
     severity: Severity
     reason: str
     message: str
+    pod: KubePod | None = None
 
 
 class Announcer:
@@ -45,11 +49,18 @@ class Announcer:
             if self._said.get(key) == announcement:
                 continue
             try:
-                await self._api.create_node_event(
-                    node, announcement.severity, announcement.reason, announcement.message
-                )
+                await self._record(node, announcement)
             except TrancheError as error:
-                self._not_before = self._clock() + _RETRY_SECONDS
                 _log.warning("event not recorded", extra={"event_reason": announcement.reason, "error": str(error)})
-                return
+                # Not everybody lets an agent write in the pods' namespaces; the node is told as well.
+                if announcement.pod is None or not isinstance(error, KubernetesForbidden):
+                    self._not_before = self._clock() + _RETRY_SECONDS
+                    return
             self._said[key] = announcement
+
+    async def _record(self, node: KubeNode, announcement: Announcement) -> None:
+        severity, reason, message = announcement.severity, announcement.reason, announcement.message
+        if announcement.pod is None:
+            await self._api.create_node_event(node, severity, reason, message)
+        else:
+            await self._api.create_pod_event(announcement.pod, node.name, severity, reason, message)

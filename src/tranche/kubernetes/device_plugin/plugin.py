@@ -14,11 +14,12 @@ from typing import Any
 
 from tranche.core.allocation import Part
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
+from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState, NodeState
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api.objects import KubeNode, Severity
+from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef, Severity
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
@@ -316,6 +317,12 @@ class DevicePlugin:
             if any(isinstance(grant, Part) and grant.unlimited for grant in allocation.grants):
                 message = f"nothing limits the GPU memory of {allocation.keeper} ({allocation.id}) any more: see tranche events"
                 found[f"unlimited {allocation.id}"] = Announcement(Severity.WARNING, "ShareUnlimited", message)
+                if (keeper := allocation.keeper) and isinstance(keeper, PodKeeper) and keeper.admitted and keeper.uid:
+                    pod = KubePod(PodRef(keeper.namespace, keeper.name), keeper.uid)
+                    message = "nothing limits the GPU memory of this pod any more, and nobody more is let in beside it"
+                    found[f"unlimited pod {keeper.uid}"] = Announcement(
+                        Severity.WARNING, "ShareUnlimited", message, pod
+                    )
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"

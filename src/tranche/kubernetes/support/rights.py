@@ -43,6 +43,8 @@ def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
         rights.append(Right("patch", "nodes"))
     if {MIG_MANAGER, DEVICE_PLUGIN} & parts:
         rights += [Right(verb, "events", namespace="default") for verb in ("create", "get", "patch")]
+    if DEVICE_PLUGIN in parts:
+        rights.append(Right("create", "events"))
     if MIG_MANAGER in parts:
         rights.append(Right("patch", "nodes", "status"))
         rights += _config_map(agent.namespace, agent.option("--layouts", "tranche-layouts"))
