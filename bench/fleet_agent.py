@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ class CountingConnection(ApiConnection):
         what: str,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         *,
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
@@ -135,6 +135,7 @@ class FleetAgent:
             api=api,
             connection=self._connection,
             leases=LeaseClient(self._connection, NAMESPACE, now=now, random=random.random),
+            tier=Live(),
             node=self._watch.latest,
             node_pods=self._pods.latest,
             inventory=self._inventory,

@@ -44,11 +44,14 @@ class Cluster:
         *,
         time_scale: float = 1.0,
         owner: tuple[int, int] | None = None,
+        emulates: str = "",
         say: Say,
     ) -> Cluster:
         """Make a cluster and start it. `nodes` maps a node's name to its machine type, empty for a node without GPUs.
 
-        `time_scale` is that of the simulated machines. The cluster counts as left over once `owner` (pid, start time) has ended.
+        `time_scale` is that of the simulated machines. `emulates` is an older minor release as which API server, controllers and
+        scheduler behave: they serve what that served, with its feature gates. The cluster counts as left over once `owner` (pid,
+        start time) has ended.
 
         Raises:
             UnsuitableMachine: no cluster can run here.
@@ -61,7 +64,7 @@ class Cluster:
         with host_lock() as lock:
             if folder.exists():
                 raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
-            record = _claimed(ClusterRecord(name, 0, node_address(), time_scale, owner))
+            record = _claimed(ClusterRecord(name, 0, node_address(), time_scale, owner, emulates=emulates))
             for node, machine in nodes.items():
                 record = record.with_node(node, machine)
             prepare_host()

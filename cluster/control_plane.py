@@ -124,6 +124,8 @@ class ControlPlane:
             "kube-controller-manager": self._controller_manager_options,
             "kube-scheduler": self._scheduler_options,
         }[component]()
+        if self.record.emulates and component != "etcd":
+            options |= {"emulated-version": self.record.emulates}
         return [self.binaries[component], *(f"--{name}={value}" for name, value in options.items())]
 
     def _etcd_options(self) -> dict[str, object]:

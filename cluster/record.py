@@ -32,7 +32,8 @@ class NodeRecord:
 class ClusterRecord:
     """One cluster. `slot` is its number on the machine: ports, subnets and bridges follow from it.
 
-    `owner` is the process that the cluster must not outlive, as pid and start time in ticks, if there is one.
+    `owner` is the process that the cluster must not outlive, as pid and start time in ticks, if there is one. `emulates` is the
+    older minor release, such as 1.33, as which its control plane behaves; "" for its own.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ClusterRecord:
     time_scale: float = 1.0
     owner: tuple[int, int] | None = None
     nodes: tuple[NodeRecord, ...] = field(default=())
+    emulates: str = ""
 
     @property
     def cgroup(self) -> str:

@@ -12,7 +12,6 @@ from release.helm import helm
 from release.kubernetes_schemas import VERSIONS, objections
 
 _WITHOUT_ADMISSION_POLICY = ("1.27.0", "1.28.0", "1.29.0")
-_WITHOUT_CLAIMS = (*_WITHOUT_ADMISSION_POLICY, "1.30.0", "1.31.0", "1.32.0", "1.33.0")
 
 
 def problems(chart: Path = CHART, versions: Sequence[str] = VERSIONS) -> list[str]:
@@ -22,8 +21,6 @@ def problems(chart: Path = CHART, versions: Sequence[str] = VERSIONS) -> list[st
         found += [f"values {name}: {line}" for line in _lint(chart, file)]
         for version in versions:
             old = {"admissionPolicy": {"enabled": False}} if version in _WITHOUT_ADMISSION_POLICY else {}
-            if version in _WITHOUT_CLAIMS:
-                old |= {"dra": {"enabled": False}, "controller": {"enabled": False}}
             try:
                 objects = render(old, files=(file,), kubernetes=version, chart=chart)
             except ReleaseError as error:

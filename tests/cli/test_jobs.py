@@ -112,7 +112,6 @@ FORBIDDEN = (403, {"message": 'jobs.batch is forbidden: User "eve"'})
     [
         ("POST", "/jobs", FORBIDDEN, 41, 'User "eve"'),
         ("POST", "/jobs", (404, {"message": 'namespaces "team-a" not found'}), 42, "no namespace 'team-a'"),
-        ("GET", "/apis/resource.k8s.io/v1", (404, {"message": "404 page not found"}), 47, "no dynamic resource"),
         ("POST", "/resourceclaimtemplates", (422, {"message": "spec is invalid"}), 43, "spec is invalid"),
         ("POST", "/jobs", (503, {"message": "webhook is down"}), 40, "webhook is down"),
     ],
@@ -133,6 +132,26 @@ def test_a_cluster_without_our_classes_or_without_an_answer_is_said(api: ServedA
     config = api.kubeconfig.read_text().replace(str(api.server.port), "1")
     api.kubeconfig.write_text(config)
     assert "does not answer" in tranche(api, "list", code=40).stderr
+
+
+def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None:
+    def without_claims(server: FakeApiServer) -> None:
+        server.objects.clear()
+        server.refusals["GET", "/apis/resource.k8s.io/v1"] = (404, {"message": "404 page not found"})
+
+    words = ("submit", "--gpu", "0.2", "--name", "train", *ANYTHING)
+    api.change(without_claims)
+    assert "no node of this cluster hands out shares" in tranche(api, *words, code=47).stderr
+    api.change(lambda server: server.put("/api/v1/nodes/n1", {"status": {"capacity": {"tranche.dev/share": "250"}}}))
+    (printed,) = yaml.safe_load_all(tranche(api, *words[:-5], "--dry-run", *ANYTHING).stdout)
+    tranche(api, *words)
+    assert api.server.objects[f"{JOBS}/train"]["spec"] == printed["spec"]
+    template = printed["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"tranche.dev/gpu": "0.2"}
+    assert template["spec"]["schedulingGates"] == [{"name": "tranche.dev/share"}]
+    assert not _names(api, TEMPLATES)
+    tranche(api, "delete", "train")
+    assert not _names(api, JOBS)
 
 
 def test_whoever_may_not_read_what_nodes_offer_is_told_what_to_ask_for(api: ServedApi) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from cluster.cluster import Cluster
@@ -14,10 +15,9 @@ from cluster.workloads import phase, pod
 
 from tests.cluster.conftest import node_of
 from tranche.core.allocation import WholeGpu
-from tranche.core.request import Request, WholeGpus
-from tranche.kubernetes.controller.placer import GATE, GatedPod, PodPlacement, choice_text, ungating
-from tranche.planning.allocate import Granted
-from tranche.planning.plan import Plan
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE
+from tranche.kubernetes.controller.placer import HOST_LABEL, choice_text, ungating
+from tranche.kubernetes.gates.leases import ShareChoice
 
 pytestmark = pytest.mark.cluster
 
@@ -25,28 +25,25 @@ pytestmark = pytest.mark.cluster
 def test_a_gated_pod_goes_where_it_was_placed_and_not_before(cluster: Cluster, p4d: Node, namespace: str) -> None:
     node_of(cluster, "bare", "")
     gated = pod("gated", namespace)
-    gated["spec"]["schedulingGates"] = [{"name": GATE}]
+    gated["spec"]["schedulingGates"] = [{"name": SHARE_GATE}]
     cluster.apply(gated)
     path = f"/api/v1/namespaces/{namespace}/pods/gated"
     raw = cluster.api.get(path)
     assert "nodeName" not in raw["spec"]
-    whole = Granted((WholeGpu("GPU-1"),), Plan("nothing", (), {}), "whole", "")
-    meta = raw["metadata"]
-    placement = PodPlacement(GatedPod(namespace, "gated", meta["uid"], Request(WholeGpus(1))), p4d.name, whole)
+    choice = ShareChoice(namespace, "gated", raw["metadata"]["uid"], (WholeGpu("GPU-1"),))
 
-    def patch(of: PodPlacement) -> None:
-        change = json.dumps(ungating(raw, of, labels(cluster, p4d)))
+    def patch(of: ShareChoice) -> None:
+        change = json.dumps(ungating(raw, p4d.name, labels(cluster, p4d)[HOST_LABEL], of))
         cluster.kubectl("patch", "pod", "gated", f"--namespace={namespace}", "--type=json", f"--patch={change}")
 
-    other = PodPlacement(GatedPod(namespace, "gated", "another", Request(WholeGpus(1))), p4d.name, whole)
     with pytest.raises(ClusterError):
-        patch(other)
-    assert cluster.api.get(path)["spec"]["schedulingGates"] == [{"name": GATE}]
-    patch(placement)
+        patch(replace(choice, uid="another"))
+    assert cluster.api.get(path)["spec"]["schedulingGates"] == [{"name": SHARE_GATE}]
+    patch(choice)
     wait_for("the pod runs", lambda: phase(cluster, namespace, "gated") == "Running")
     bound = cluster.api.get(path)
     assert bound["spec"]["nodeName"] == p4d.name
-    assert bound["metadata"]["annotations"][GATE] == choice_text(placement)
+    assert bound["metadata"]["annotations"][SHARE_GATE] == choice_text(p4d.name, choice)
     # A second controller that thinks the same finds the gate gone.
     with pytest.raises(ClusterError):
-        patch(placement)
+        patch(choice)

@@ -82,7 +82,34 @@ def test_what_is_no_profile_and_no_resource_is_refused(chosen: dict[str, Any]) -
 
 
 @pytest.mark.helm
-def test_an_api_server_without_claims_is_refused() -> None:
-    with pytest.raises(ReleaseError, match=r"dra\.enabled needs 1\.34 or newer"):
-        render({"dra": {"enabled": True}}, kubernetes="1.33.0")
+@pytest.mark.parametrize(
+    ("values", "kubernetes", "words"),
+    [
+        ({"dra": {"enabled": True, "tier": "claims"}}, "1.33.0", r"dra\.tier=claims needs 1\.34 or newer"),
+        ({"dra": {"enabled": True}}, "1.35.0", r"set controller\.enabled=true"),
+    ],
+)
+def test_a_cluster_that_cannot_give_shares_so_is_refused(values: dict[str, Any], kubernetes: str, words: str) -> None:
+    with pytest.raises(ReleaseError, match=words):
+        render({**values, "admissionPolicy": {"enabled": False}}, kubernetes=kubernetes)
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("tier", "kubernetes", "by_claims"),
+    [
+        ("auto", "1.36.0", True),
+        ("auto", "1.35.0", False),
+        ("auto", "1.30.0", False),
+        ("claims", "1.35.0", True),
+        ("gates", "1.36.0", False),
+    ],
+)
+def test_device_classes_go_with_claims_and_the_rights_to_choose_with_gates(
+    tier: str, kubernetes: str, by_claims: bool
+) -> None:
+    values = {"dra": {"enabled": True, "tier": tier}, "controller": {"enabled": True}}
+    objects = render(values, kubernetes=kubernetes)
+    assert any(item["kind"] == "DeviceClass" for item in objects) is by_claims
+    assert any(item["metadata"]["name"].endswith("controller-gates") for item in objects) is not by_claims
     assert not any(item["kind"] == "DeviceClass" for item in render())

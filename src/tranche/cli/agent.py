@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tranche.boot.installation import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
     from tranche.kubernetes.agent.process import Part
+    from tranche.kubernetes.claims.tier import Tier
 
 
 def _agent(context: click.Context, **values: Any) -> None:
@@ -54,6 +55,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         cdi_folder=values["cdi_folder"],
         boot=_boot(values),
         stand_by=values["stand_by"],
+        tier=_tier(values),
     )
     if "mig-manager" not in values["without"]:
         _refuse_to_stop_host_services(os.environ)
@@ -94,6 +96,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         daemon_set=values["daemon_set"],
     )
     registered: Live[bool] = Live()
+    shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"])
     driver = partial(
         parts.claim_driver,
         kubelet_folder=values["kubelet_folder"],
@@ -105,9 +108,16 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], heeds_mode=by_claims),),
         "mig-manager": (manager,),
         "feature-labels": (parts.feature_labels,),
-        "dra": (driver, partial(parts.claim_slices, registered=registered)),
+        "dra": (driver, partial(parts.claim_slices, registered=registered), shares),
     }
     return [part for name, found in built.items() if name not in values["without"] for part in found]
+
+
+def _tier(values: dict[str, Any]) -> Tier | None:
+    """The administrator's word; None to find out."""
+    from tranche.kubernetes.claims.tier import Tier, tier_by_word
+
+    return Tier.NONE if "dra" in values["without"] else tier_by_word(values["tier"])
 
 
 def _metrics(values: dict[str, Any]) -> MetricsSettings | None:

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from tranche.kubernetes.device_plugin.config_source import StartSettings
 
 
+TIER_OPTION = click.Option(
+    ["--tier"],
+    type=click.Choice(["auto", "claims", "gates"]),
+    default="auto",
+    show_default=True,
+    help="How the cluster gives shares by demand: by claims, or by scheduling gates; auto: as its version says.",
+)
+
 AGENT_OPTIONS = (
     click.Option(
         ["--node-name"],
@@ -177,6 +185,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             default="",
             help="The uid of the agent's pod, by which two agents of one node have sockets of their own.",
         ),
+        TIER_OPTION,
     ),
     "metrics": (
         click.Option(

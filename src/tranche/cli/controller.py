@@ -65,7 +65,14 @@ from tranche.cli.settings import TrancheCommand
     "--take-over-scheduler",
     metavar="NAME",
     multiple=True,
-    help="A scheduler whose pods get the cluster's own when they are given a claim, such as kai-scheduler; repeatable.",
+    help="A scheduler whose pods get the cluster's own when they are given a share, such as kai-scheduler; repeatable.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["auto", "claims", "gates"]),
+    default="auto",
+    show_default=True,
+    help="How the cluster gives shares: by claims, or by scheduling gates; auto: as its version says.",
 )
 @click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True)
 @click.option("--verbose", "-v", is_flag=True, help="Log what is done in detail.")
@@ -81,16 +88,18 @@ def command(
     health_port: int,
     certificate_lifetime: float,
     take_over_scheduler: tuple[str, ...],
+    tier: str,
     log_format: str,
     verbose: bool,
 ) -> None:
-    """Serve a Kubernetes cluster until SIGTERM: turn the annotations of pods into claims.
+    """Serve a Kubernetes cluster until SIGTERM: turn the annotations of pods into claims, or choose shares for pods that wait.
 
-    A Deployment in production, of two replicas that need nothing of each other. It answers the API server, which asks about new
-    pods in the namespaces that opt in, makes its own certificate and keeps it trusted. Logs go to stderr, as JSON lines unless a
-    person reads them.
+    A Deployment in production, of two replicas, of which one chooses where the cluster has no claims. It answers the API server,
+    which asks about new pods in the namespaces that opt in, makes its own certificate and keeps it trusted. Logs go to stderr, as
+    JSON lines unless a person reads them.
     """
     try:
+        from tranche.kubernetes.claims.tier import tier_by_word
         from tranche.kubernetes.controller.process import ControllerOptions, run_controller
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:
@@ -111,5 +120,6 @@ def command(
             health_port=health_port,
             lifetime=timedelta(seconds=certificate_lifetime),
             take_over=take_over_scheduler,
+            tier=tier_by_word(tier),
         )
     )

@@ -79,4 +79,19 @@ class ClaimKeeper:
         return f"claim {self.namespace}/{self.name}"
 
 
-Keeper = ProcessKeeper | PodKeeper | ClaimKeeper
+@dataclass(frozen=True, slots=True)
+class PlacedPodKeeper:
+    """A pod that waited at a scheduling gate until a controller chose its share of this node."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"pod {self.namespace}/{self.name}"
+
+
+ChosenFor = ClaimKeeper | PlacedPodKeeper
+"""Who has what somebody else chose: the scheduler, or a controller."""
+
+Keeper = ProcessKeeper | PodKeeper | ClaimKeeper | PlacedPodKeeper

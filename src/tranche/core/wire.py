@@ -8,7 +8,7 @@ from typing import Any
 from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
 from tranche.core.grid import Placement
-from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
+from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
@@ -154,6 +154,8 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
             }
         case ClaimKeeper(namespace, name, uid):
             return {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
+        case PlacedPodKeeper(namespace, name, uid):
+            return {"kind": "placed-pod", "namespace": namespace, "name": name, "uid": uid}
 
 
 def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
@@ -168,5 +170,7 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
             return PodKeeper(**{**fields, "replicas": tuple(fields.get("replicas", ()))})
         case "claim":
             return ClaimKeeper(**fields)
+        case "placed-pod":
+            return PlacedPodKeeper(**fields)
         case unknown:
             raise LedgerCorrupt(f"the ledger has a keeper of the unknown kind {unknown!r}")

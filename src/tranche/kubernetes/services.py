@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -18,9 +19,10 @@ from tranche.node.host import Host
 class NodeServices:
     """What components share.
 
-    `node` is the node object as last seen (None while there is none), `node_pods` are its pods, perhaps late. `namespace`
-    is where ConfigMaps and `leases` are. `connection` is to the API server, for what `api` does not do. `host` blocks: call it
-    through `asyncio.to_thread`. `state_problem` says why its state folder cannot be written, "" when it can.
+    `node` is the node object as last seen (None while there is none), `node_pods` are its pods, perhaps late. `namespace` is
+    where ConfigMaps and `leases` are. `tier` is how the cluster gives shares by demand. `connection` is to the API server, for
+    what `api` does not do. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder cannot
+    be written, "" when it can.
     """
 
     node_name: str
@@ -28,6 +30,7 @@ class NodeServices:
     api: KubeApi
     connection: ApiConnection
     leases: LeaseApi
+    tier: Live[Tier]
     node: Live[KubeNode | None]
     node_pods: Live[tuple[KubePod, ...]]
     inventory: Inventory

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from tranche.core.allocation import Allocation, NodeView, Part
 from tranche.core.devices import device_uuid
 from tranche.core.fences import fenced
-from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper
+from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper
 from tranche.core.readings import NOT_MEASURED
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
@@ -147,11 +147,13 @@ def _holders(holders: Iterable[Allocation], device: Mapping[str, str]) -> Iterat
 def _pod(keeper: Keeper) -> Mapping[str, str]:
     if isinstance(keeper, PodKeeper):
         return {"namespace": keeper.namespace, "pod": keeper.name, "container": keeper.container}
+    if isinstance(keeper, PlacedPodKeeper):
+        return {"namespace": keeper.namespace, "pod": keeper.name, "container": ""}
     return {"namespace": "", "pod": "", "container": ""}
 
 
 def _kind(keeper: Keeper) -> str:
-    if isinstance(keeper, PodKeeper):
+    if isinstance(keeper, PodKeeper | PlacedPodKeeper):
         return "pod"
     return "claim" if isinstance(keeper, ClaimKeeper) else "process"
 

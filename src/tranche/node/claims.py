@@ -16,7 +16,7 @@ from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
 from tranche.core.devices import shared_memory
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.grid import Occupant
-from tranche.core.keeper import ClaimKeeper
+from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuProcess
 from tranche.node import chronicle, register
@@ -31,9 +31,12 @@ from tranche.planning.steps import Step
 
 @dataclass(frozen=True, slots=True)
 class ClaimOrder:
-    """What a claim is to have, as the scheduler chose it. `request` is what comes nearest to what it asked for."""
+    """What a claim is to have, as the scheduler chose it, or a pod, as a controller did.
 
-    keeper: ClaimKeeper
+    `request` is what comes nearest to what it asked for.
+    """
+
+    keeper: ChosenFor
     request: Request
     grants: tuple[Wanted, ...]
 
@@ -129,8 +132,9 @@ class Claims:
         return active
 
     def give_back(self, uid: str, *, why: str) -> bool:
-        """Take back what the claim of that uid has; whether it had something. Instances stay, idle."""
-        held = self.held().get(uid, ())
+        """Take back what the claim or pod of that uid has; whether it had something. Instances stay, idle."""
+        with self._ledger.read() as db:
+            held = _by_uid(register.allocations(db)).get(uid, ())
         if not held:
             return False
         # Noted first: nobody else would, were this process killed when the share is free.
@@ -148,9 +152,15 @@ class Claims:
         with self._ledger.read() as db:
             return claims_in(register.allocations(db))
 
+    def held_by_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
+        """What pods have for which a controller chose, by uid; no GPU is asked."""
+        with self._ledger.read() as db:
+            found = _by_uid(register.allocations(db))
+        return {uid: held for uid, held in found.items() if isinstance(held[0].keeper, PlacedPodKeeper)}
+
     def _decide(self, view: NodeView, order: ClaimOrder) -> _Decision:
         purpose = f"for {order.keeper}"
-        known = claims_in(view.allocations).get(order.keeper.uid, ())
+        known = _by_uid(view.allocations).get(order.keeper.uid, ())
         same = next((each for each in known if as_given(each.grants) == as_given(order.grants)), None)
         if same is not None:
             answer = realise_again(view, same, purpose)
@@ -196,9 +206,14 @@ class Claims:
 
 def claims_in(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation, ...]]:
     """The allocations that claims have, by the claim's uid."""
+    return {uid: held for uid, held in _by_uid(allocations).items() if isinstance(held[0].keeper, ClaimKeeper)}
+
+
+def _by_uid(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation, ...]]:
+    """What somebody else chose for claims and pods, by their uids, which no two objects of a cluster share."""
     found: dict[str, tuple[Allocation, ...]] = {}
     for each in allocations:
-        if isinstance(each.keeper, ClaimKeeper):
+        if isinstance(each.keeper, ChosenFor):
             found[each.keeper.uid] = (*found.get(each.keeper.uid, ()), each)
     return found
 

@@ -9,7 +9,7 @@ import os
 import sqlite3
 
 from tranche.core.allocation import Allocation
-from tranche.core.keeper import ClaimKeeper, PodKeeper, ProcessKeeper
+from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.node import records, register
 from tranche.node.locks import is_held
 from tranche.node.session import Places, pid_namespace, process_lives, sees_processes_of
@@ -51,7 +51,7 @@ def _command_ended(allocation: Allocation, places: Places) -> bool:
             if is_held(places.allocation(allocation.id)) or not sees_processes_of(keeper.namespace):
                 return False
             return not runs(keeper) or (keeper.suspected and os.geteuid() == 0)  # root can tell
-        case PodKeeper() | ClaimKeeper():
+        case PodKeeper() | ClaimKeeper() | PlacedPodKeeper():
             return False
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from tranche.core.allocation import Allocation, Grant, Part, Phase
-from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
+from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
 
@@ -58,7 +58,7 @@ def excess(
 
 def _uid(keeper: Keeper) -> str:
     """The uid of a pod that is known; "" of everybody else."""
-    return keeper.uid if isinstance(keeper, PodKeeper) else ""
+    return keeper.uid if isinstance(keeper, PodKeeper | PlacedPodKeeper) else ""
 
 
 def _watched(grant: Grant) -> bool:
@@ -95,7 +95,7 @@ def _came_of(pid: int, allocation: Allocation, proc: Path) -> bool:
     keeper, folder = allocation.keeper, proc / str(pid)
     try:
         match keeper:
-            case PodKeeper(uid=uid):
+            case PodKeeper(uid=uid) | PlacedPodKeeper(uid=uid):
                 from tranche.node.pod_processes import pod_of  # seldom needed, and every listing loads this module
 
                 return bool(uid) and pod_of((folder / "cgroup").read_text()) == uid

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import Occupant
-from tranche.core.keeper import ClaimKeeper, PodKeeper
+from tranche.core.keeper import ChosenFor, PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuProcess, GpuState
 from tranche.planning.tenancy import Tenancy, occupant, tenancy
@@ -46,7 +46,7 @@ class User:
 
     def __str__(self) -> str:
         # The processes of a pod say less than its name, or than that of its claim.
-        of_pods = any(isinstance(each.keeper, PodKeeper | ClaimKeeper) for each in self.allocations)
+        of_pods = any(isinstance(each.keeper, PodKeeper | ChosenFor) for each in self.allocations)
         users = [] if of_pods else [str(process) for process in self.processes]
         users += map(holder_text, self.allocations)
         if self.changing:
@@ -67,7 +67,7 @@ class User:
 
 def holder_text(allocation: Allocation) -> str:
     """Whoever has an allocation, for people: `pod ns/name`, `claim ns/name`, or `allocation 1f2e3d4c (train.py)`."""
-    if isinstance(allocation.keeper, PodKeeper | ClaimKeeper):
+    if isinstance(allocation.keeper, PodKeeper | ChosenFor):
         return str(allocation.keeper)
     return f"allocation {allocation.id}" + (f" ({allocation.command})" if allocation.command else "")
 

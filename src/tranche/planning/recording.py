@@ -104,6 +104,21 @@ def decision_from_dict(data: object) -> RecordedDecision:
         raise UsageError(f"a recorded decision cannot be read: {error}") from error
 
 
+def view_to_dict(view: NodeView) -> dict[str, Any]:
+    """A view alone as JSON data, for who decides about a machine elsewhere."""
+    found: dict[str, Any] = _CODEC.encode(view)
+    return found
+
+
+def view_from_dict(data: object) -> NodeView:
+    """The view that view_to_dict wrote; UsageError when it is not one."""
+    try:
+        found: NodeView = _CODEC.decode(NodeView, data)
+    except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
+        raise UsageError(f"a recorded view cannot be read: {error}") from error
+    return found
+
+
 _OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted, Waiting, Impossible)}
 
 _CODEC = Codec(

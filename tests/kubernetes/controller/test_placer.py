@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tests.strategies import node_views, requests_for
 from tranche.core.allocation import NodeView, Part, overlap
-from tranche.core.request import GpuMemory, Request, WholeGpus
+from tranche.core.request import Request, WholeGpus
+from tranche.core.state import NodeState
 from tranche.core.wire import grant_from_dict
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.controller.node_fit import (
     NodeRoom,
     NodeTaint,
@@ -23,8 +25,6 @@ from tranche.kubernetes.controller.node_fit import (
     why_not,
 )
 from tranche.kubernetes.controller.placer import (
-    GATE,
-    HOST_LABEL,
     GatedPod,
     GpuNode,
     PodPlacement,
@@ -33,10 +33,9 @@ from tranche.kubernetes.controller.placer import (
     place,
     ungating,
 )
+from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.planning.across import ChosenMachine, decide_across
-from tranche.planning.allocate import Granted
 from tranche.planning.foresee import with_granted
-from tranche.planning.plan import Plan
 
 NODES = ("a", "b", "c")
 TAINT = NodeTaint("gpu", "NoSchedule")
@@ -202,19 +201,18 @@ def test_what_is_written_on_the_pod_is_exactly_what_was_chosen(data: st.DataObje
     (found,) = place([pod], [GpuNode(NodeRoom("n1"), view)])
     if isinstance(found, Unplaced):
         return
-    text = json.loads(choice_text(found))
+    text = json.loads(choice_text("n1", ShareChoice("team", "p", "u1", found.granted.grants)))
     assert text["node"] == "n1"
     assert tuple(map(grant_from_dict, text["grants"])) == found.granted.grants
 
 
 def test_the_patch_binds_the_pod_writes_the_choice_and_takes_the_gate_away() -> None:
-    granted = Granted((), Plan("nothing", (), {}), "", "")
-    placement = PodPlacement(GatedPod("team", "p", "u1", Request(GpuMemory(1))), "n1", granted)
+    choice = ShareChoice("team", "p", "u1", ())
     raw: dict[str, Any] = {
         "metadata": {"uid": "u1"},
-        "spec": {"schedulingGates": [{"name": "other"}, {"name": GATE}], "nodeSelector": {"pool": "x"}},
+        "spec": {"schedulingGates": [{"name": "other"}, {"name": SHARE_GATE}], "nodeSelector": {"pool": "x"}},
     }
-    patch = ungating(raw, placement, {HOST_LABEL: "host-1"})
+    patch = ungating(raw, "n1", "host-1", choice)
     assert [(each["op"], each["path"]) for each in patch] == [
         ("test", "/metadata/uid"),
         ("test", "/spec/schedulingGates/1"),
@@ -224,4 +222,15 @@ def test_the_patch_binds_the_pod_writes_the_choice_and_takes_the_gate_away() -> 
     ]
     assert patch[3]["value"] == "host-1"
     with pytest.raises(ValueError, match="share"):
-        ungating({"spec": {}}, placement, {})
+        ungating({"spec": {}}, "n1", "host-1", choice)
+
+
+def test_nothing_is_free_on_a_node_that_is_not_known_nor_on_one_that_has_refused_the_pod() -> None:
+    pod = GatedPod("team", "p", "u1", Request(WholeGpus(1)))
+    (found,) = place([pod], [], unknown={"dark": "its agent says nothing"})
+    assert isinstance(found, Unplaced)
+    assert (found.reasons, found.possible) == ({"dark": "its agent says nothing"}, True)
+    here = GpuNode(NodeRoom("n1"), NodeView(NodeState(())))
+    (kept,) = place([pod], [here], avoided={"u1": frozenset({"n1"})})
+    assert isinstance(kept, Unplaced)
+    assert "has refused the pod" in kept.reasons["n1"]

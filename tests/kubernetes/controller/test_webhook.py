@@ -19,6 +19,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.cards import shared_cards
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.controller.card_watch import CardWatch, only_cards
 from tranche.kubernetes.controller.injection import template_name
 from tranche.kubernetes.controller.webhook import PATH, PodWebhook
@@ -74,7 +75,9 @@ def answered(
     *,
     path: str = PATH,
 ) -> tuple[HTTPStatus, dict[str, Any]]:
-    webhook = PodWebhook(templates or KeptTemplates(), KnownCards(cards), take_over=["kai-scheduler"])
+    webhook = PodWebhook(
+        templates or KeptTemplates(), KnownCards(cards), lambda: Tier.CLAIMS, take_over=["kai-scheduler"]
+    )
     body = question if isinstance(question, bytes) else json.dumps(question).encode()
     answer = asyncio.run(webhook.answer(path, body))
     return answer.status, json.loads(answer.content)

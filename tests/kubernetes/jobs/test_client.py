@@ -12,7 +12,6 @@ from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.jobs.jobs_server import JOBS, PODS, TEMPLATES, ended, put_job, put_pod
 from tests.kubernetes.jobs.test_manifest import REQUEST, wish
 from tranche.core.errors import (
-    ClaimsUnavailable,
     KubernetesForbidden,
     KubernetesNotFound,
     KubernetesRejected,
@@ -108,16 +107,6 @@ def test_a_namespace_that_is_not_there_is_said() -> None:
         server.refusals["POST", "/jobs"] = NO_NAMESPACE
         with pytest.raises(KubernetesNotFound, match="there is no namespace 'team-a'"):
             await created(server, client)
-
-    on_server(act)
-
-
-def test_a_cluster_without_dynamic_allocation_is_said() -> None:
-    async def act(server: FakeApiServer, client: JobClient) -> None:
-        await client.check_claims()
-        server.refusals["GET", "/apis/resource.k8s.io/v1"] = (404, {"message": "404 page not found"})
-        with pytest.raises(ClaimsUnavailable, match="no dynamic resource allocation"):
-            await client.check_claims()
 
     on_server(act)
 

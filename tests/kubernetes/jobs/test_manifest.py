@@ -12,7 +12,7 @@ from tests.conftest import Golden
 from tests.kubernetes.claims.examples import CARDS
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.spec import claim_spec
-from tranche.kubernetes.jobs.manifest import objects_of
+from tranche.kubernetes.jobs.manifest import gated_job, objects_of
 from tranche.kubernetes.jobs.wish import JobWish, Volume
 
 REQUEST = parse_request(gpu_memory="4Gi")
@@ -69,3 +69,7 @@ def test_kubernetes_expands_nothing_in_a_command(words: list[str]) -> None:
 def expanded(text: str) -> str:
     """What the kubelet makes of a word of a command, where no variable has a value."""
     return re.sub(r"\$(\$|\(\w+\))", lambda found: "$" if found[1] == "$" else f"expanded {found[1]}", text)
+
+
+def test_a_job_whose_pods_wait_at_a_gate(golden: Golden) -> None:
+    golden("gated.yaml", yaml.safe_dump(gated_job(EVERYTHING), sort_keys=False, width=120))

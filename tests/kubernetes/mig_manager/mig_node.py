@@ -204,6 +204,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 api=api,
                 connection=connection,
                 leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
+                tier=Live(),
                 node=watch.latest,
                 node_pods=pod_watch.latest,
                 inventory=inventory,

@@ -263,7 +263,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
     ),
     "no policies": (lambda facts: replace(facts, policies=None), "policies", Status.WARN, "has no Validating", "1.30"),
     "no claims": (
-        lambda facts: replace(facts, claims=Probe(served=False)), "claims", Status.WARN, "not by claims", "Kubernetes 1.36",
+        lambda facts: replace(facts, claims=Probe(served=False)), "claims", Status.WARN, "by scheduling gates", "Kubernetes 1.36",
     ),
     "turns": (
         agents_with(turns=(NodeTurn("a", "failed"), NodeTurn("b", "waiting"))), "turns", Status.FAIL,

@@ -44,10 +44,11 @@ def granted(objects: list[KubeObject], account: str) -> set[Right]:
         PLUGIN_CONFIG,
         {"rollout": {"maxUnavailable": None}},
         {"dra": {"enabled": True}},
+        {"dra": {"enabled": True, "tier": "gates"}, "controller": {"enabled": True}},
     ],
-    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget", "claims"],
+    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget", "claims", "gates"],
 )
 def test_what_an_agent_needs_is_what_the_chart_grants(values: dict[str, Any]) -> None:
     objects = render(values)
     (daemon_set,) = (decode_daemon_set(item) for item in objects if item["kind"] == "DaemonSet")
-    assert set(needed_rights(daemon_set)) == granted(objects, daemon_set.service_account)
+    assert set(needed_rights(daemon_set, "v1.36.3")) == granted(objects, daemon_set.service_account)

@@ -70,6 +70,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.migManager.enabled (not (kindIs "invalid" .Values.rollout.maxUnavailable)) }}true{{ end -}}
 {{- end }}
 
+{{/* "true" where the controller chooses shares for pods that wait at a scheduling gate: the cluster has no claims. */}}
+{{- define "tranche.byGates" -}}
+{{- $old := semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version -}}
+{{- if and .Values.dra.enabled (or (eq .Values.dra.tier "gates") (and (eq .Values.dra.tier "auto") $old)) }}true{{ end -}}
+{{- end }}
+
 {{/* "true" where containers are told of their devices by CDI. */}}
 {{- define "tranche.cdi" -}}
 {{- $told := printf "%s %s" (.Values.deviceListStrategy | default "") (.Values.config.map | toJson) -}}
@@ -139,6 +145,9 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- end }}
 {{- if include "tranche.rollout" . }}
 - --max-unavailable={{ .Values.rollout.maxUnavailable }}
+{{- end }}
+{{- if and .Values.dra.enabled (ne .Values.dra.tier "auto") }}
+- --tier={{ .Values.dra.tier }}
 {{- end }}
 {{- if ne (int .Values.healthPort) 9440 }}
 - --health-port={{ .Values.healthPort }}

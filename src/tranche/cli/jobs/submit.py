@@ -76,8 +76,9 @@ def command(
 ) -> None:
     """Run a command as a job on a Kubernetes cluster, each of its pods in the smallest share that fits.
 
-    submit makes a Job and the template of its claim, and nothing hidden: --dry-run prints what anyone could apply with
-    kubectl. A command that fails is not run again; one whose node is drained is.
+    submit makes a Job and the template of its claim, or in a cluster without claims a Job whose pods wait at a gate, and nothing
+    hidden: --dry-run prints what anyone could apply with kubectl. A command that fails is not run again; one whose node is
+    drained is.
 
     \b
     $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py
@@ -118,25 +119,29 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobWish, dry_run: bo
     from dataclasses import replace
 
     from tranche.kubernetes.claims.spec import claim_spec, needs_cards
+    from tranche.kubernetes.claims.tier import BY_CLAIMS
     from tranche.kubernetes.jobs.client import JobClient
-    from tranche.kubernetes.jobs.manifest import objects_of
-    from tranche.kubernetes.jobs.offers import check_class, offered_cards
+    from tranche.kubernetes.jobs.manifest import gated_job, objects_of
+    from tranche.kubernetes.jobs.offers import check_class, offered_cards, share_tier
 
     wish = replace(wish, namespace=namespace)
     claim_spec(wish.request) if not needs_cards(wish.request) else None  # the impossible needs no cluster
     client = JobClient(api)
-    await client.check_claims()
-    cards = await offered_cards(api, wish.request) if needs_cards(wish.request) else ()
-    spec = claim_spec(wish.request, cards)
-    await check_class(api, wish.request, spec)
-    _say_left_out(wish.request, spec)
-    template, job = objects_of(wish, spec)
+    template: dict[str, Any] | None = None
+    if await share_tier(api) in BY_CLAIMS:
+        cards = await offered_cards(api, wish.request) if needs_cards(wish.request) else ()
+        spec = claim_spec(wish.request, cards)
+        await check_class(api, wish.request, spec)
+        _say_left_out(wish.request, spec)
+        template, job = objects_of(wish, spec)
+    else:
+        job = gated_job(wish)
     if not dry_run:
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
         hint(f"tranche {follow} -n {namespace}; why it waits: tranche describe {wish.name} -n {namespace}")
-    _print(template, job, output)
+    _print([each for each in (template, job) if each is not None], output)
 
 
 def _say_left_out(request: Request, spec: ClaimSpec) -> None:
@@ -146,14 +151,14 @@ def _say_left_out(request: Request, spec: ClaimSpec) -> None:
         hint("name the GPUs with --gpu-model, or an amount with --gpu-memory")
 
 
-def _print(template: dict[str, Any], job: dict[str, Any], output: str) -> None:
+def _print(objects: list[dict[str, Any]], output: str) -> None:
     if output == "name":
-        click.echo(job["metadata"]["name"])
+        click.echo(objects[-1]["metadata"]["name"])
     elif output == "json":
         import json
 
-        click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": [template, job]}, indent=2))
+        click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
     else:
         import yaml
 
-        click.echo(yaml.safe_dump_all([template, job], sort_keys=False, width=120), nl=False)
+        click.echo(yaml.safe_dump_all(objects, sort_keys=False, width=120), nl=False)

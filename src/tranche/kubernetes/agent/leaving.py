@@ -23,6 +23,7 @@ from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
+from tranche.kubernetes.gates.leases import CHOICES, GPUS, PLACING_LABEL, lease_name
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
 from tranche.node.host import Host
@@ -64,9 +65,11 @@ def leave(
             nodes -= others
             if others:
                 for name in sorted(nodes):
-                    await cluster.delete_lease(namespace, ticket_name(name))
+                    for lease in (ticket_name(name), lease_name(GPUS, name), lease_name(CHOICES, name)):
+                        await cluster.delete_lease(namespace, lease)
             else:
-                await cluster.delete_leases(namespace, TICKET_LABEL)
+                for label in (TICKET_LABEL, PLACING_LABEL):
+                    await cluster.delete_leases(namespace, label)
             for name in sorted(nodes):
                 await _clean(cluster, client, name, parts, say)
         finally:

@@ -15,6 +15,7 @@ from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.kubernetes.api.resource_slices import SliceClient
+from tranche.kubernetes.claims.tier import BY_CLAIMS
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
@@ -24,6 +25,7 @@ from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
+from tranche.kubernetes.gates.share_driver import ShareDriver
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.health import XidPolicy, xid_policy
@@ -31,6 +33,7 @@ from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import Me
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.tier_watch import InTier
 
 
 def device_plugin(
@@ -78,6 +81,26 @@ def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabel
     return FeatureLabeler(services, config.strategy, config.sharing)
 
 
+def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Path) -> ShareDriver:
+    """What hands shares to pods that a controller chose for, and tells the controller of the GPUs."""
+
+    def files() -> DeviceFiles:
+        return _device_files(config.latest.value)
+
+    def folders() -> tuple[Path, Path | None]:
+        settings = config.latest.value
+        return settings.plugin_folder, Path(settings.kubelet_socket) if settings.kubelet_socket else None
+
+    return ShareDriver(
+        services,
+        folders=folders,
+        cdi_folder=cdi_folder,
+        files=files,
+        configured=config.latest.first,
+        clock=time.monotonic,
+    )
+
+
 def claim_driver(
     services: NodeServices,
     config: ConfigSource,
@@ -86,13 +109,13 @@ def claim_driver(
     instance: str,
     cdi_folder: Path,
     registered: Live[bool],
-) -> ClaimDriver:
+) -> InTier:
     """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it."""
 
     def files() -> DeviceFiles:
         return _device_files(config.latest.value)
 
-    return ClaimDriver(
+    driver = ClaimDriver(
         services,
         kubelet_folder=kubelet_folder,
         instance=instance,
@@ -103,21 +126,23 @@ def claim_driver(
         registered=registered,
         sick_bay=_sick_bay(services, config),
     )
+    return InTier(driver, services.tier, BY_CLAIMS)
 
 
-def claim_slices(services: NodeServices, config: ConfigSource, *, registered: Live[bool]) -> SlicePublisher:
+def claim_slices(services: NodeServices, config: ConfigSource, *, registered: Live[bool]) -> InTier:
     """What shows claims the devices of this node, once the driver is registered."""
 
     def roots(view: NodeView) -> Mapping[str, str]:
         return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
 
-    return SlicePublisher(
+    publisher = SlicePublisher(
         services,
         SliceClient(services.connection, services.node_name, DRIVER, random=random.random),
         sick_bay=_sick_bay(services, config),
         pcie_roots=roots,
         registered=registered,
     )
+    return InTier(publisher, services.tier, BY_CLAIMS)
 
 
 def _sick_bay(services: NodeServices, config: ConfigSource) -> SickBay:

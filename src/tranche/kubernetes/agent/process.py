@@ -28,6 +28,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, Severity
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResources
@@ -42,6 +43,7 @@ from tranche.kubernetes.observation.register_watch import RegisterWatch
 from tranche.kubernetes.services import NodeServices
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
+from tranche.kubernetes.tier_watch import TierWatch
 from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0
@@ -66,7 +68,7 @@ class AgentOptions:
     `namespace` "" means the one that the way to the API server names; `period` is in seconds. `daemon_set` is the one that runs
     the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder`. `metrics` is None when none are
     served. `boot` is what cuts the GPUs at boot, where the agent is to install it. With `stand_by` it is ready while it waits for
-    another agent's end.
+    another agent's end. `tier` is the administrator's word on how the cluster gives shares by demand, None to find out.
     """
 
     node_name: str
@@ -82,6 +84,7 @@ class AgentOptions:
     cdi_folder: Path = Path("/var/run/cdi")
     boot: Installation | None = None
     stand_by: bool = False
+    tier: Tier | None = None
 
 
 def run_agent(
@@ -131,12 +134,14 @@ async def _serve(
     namespace = options.namespace or server.namespace
     plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
     state_folder = StateFolder(host.places, stand_by=options.stand_by)
+    tier_watch = TierWatch(connection, options.tier)
     services = NodeServices(
         node_name=options.node_name,
         namespace=namespace,
         api=api,
         connection=connection,
         leases=LeaseClient(connection, namespace, now=now, random=random.random),
+        tier=tier_watch.latest,
         node=node_watch.latest,
         node_pods=pod_watch.latest,
         inventory=inventory,
@@ -154,6 +159,7 @@ async def _serve(
         RegisterWatch(host.ledger.version, inventory),
         gpu_events,
         plugin_config,
+        tier_watch,
         *built,
     ]
     boot_unit = None if options.boot is None else BootUnit(options.boot)

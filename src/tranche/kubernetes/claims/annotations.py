@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tranche.core.errors import UsageError
 from tranche.core.request import Request, parse_request
 from tranche.core.spelling import did_you_mean
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 
 DOMAIN = "tranche.dev/"
 CONTAINER = f"{DOMAIN}container"
@@ -74,6 +76,14 @@ def pod_demand(annotations: Mapping[str, str]) -> PodDemand | None:
     return PodDemand(request, _container(annotations, containers))
 
 
+def annotations_of(request: Request) -> dict[str, str]:
+    """The annotations by which a pod asks for that."""
+    words = shlex.split(str(request))
+    return {
+        f"{DOMAIN}{option.removeprefix('--')}": value for option, value in zip(words[::2], words[1::2], strict=True)
+    }
+
+
 def _container(annotations: Mapping[str, str], given: list[str]) -> str:
     named = {annotations[name].strip() for name in given}
     if len(named) > 1:
@@ -87,7 +97,7 @@ def _container(annotations: Mapping[str, str], given: list[str]) -> str:
 def _refuse_unknown(annotations: Mapping[str, str]) -> None:
     known = [*_OPTIONS, *_CONTAINERS]
     for name in annotations:
-        if name.startswith(DOMAIN) and name not in known:
+        if name.startswith(DOMAIN) and name not in (*known, SHARE_GATE):
             raise UsageError(
                 f"'{name}' is no annotation of Tranche's",
                 hint=did_you_mean(name, known) or f"pods have {_joined([each for each in known if DOMAIN in each])}",

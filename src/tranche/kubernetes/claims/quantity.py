@@ -22,11 +22,23 @@ _UNITS = {
 
 def parse_quantity(text: str) -> int:
     """The quantity, rounded up to a whole number as the API server rounds; UsageError when it is none."""
+    return _rounded_up(_amount(text))
+
+
+def parse_thousandths(text: str) -> int:
+    """The quantity in thousandths, as processors are counted, rounded up; UsageError when it is none."""
+    return _rounded_up(1000 * _amount(text))
+
+
+def _amount(text: str) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise UsageError(f"'{text}' is not a quantity", hint="write it as 4Gi, 500M or a plain number")
     factor = _UNITS[match["unit"]] if match["unit"] else Fraction(10) ** int(match["power"] or 0)
-    amount = Fraction(match["number"]) * factor
+    return Fraction(match["number"]) * factor
+
+
+def _rounded_up(amount: Fraction) -> int:
     return -(-amount.numerator // amount.denominator)
 
 

@@ -133,6 +133,27 @@ def claim_support(version: str, probe: Probe) -> ClaimSupport:
     return ClaimSupport(Tier.CLAIMS, f"Kubernetes {version}: {said}")
 
 
+BY_CLAIMS = frozenset((Tier.CLAIMS, Tier.GUARDED))
+"""The tiers in which the scheduler gives shares."""
+
+
+def tier_by_word(word: str) -> Tier | None:
+    """The tier that an administrator names, `claims` or `gates`; None for `auto`, by which it is found out."""
+    return {"claims": Tier.CLAIMS, "gates": Tier.GATES}.get(word)
+
+
+def tier_by_version(version: str, *, served: bool) -> Tier:
+    """The tier of a cluster that nobody tries anything on: agents, controller and commands must agree on it.
+
+    `served` is whether the API server knows `resource.k8s.io/v1`. What its gates were set to against their time is not seen: the
+    administrator says it.
+    """
+    number = _number(version)
+    if served and (number is None or number >= _ON_BY_DEFAULT):
+        return Tier.GUARDED if number is None or number < _WITHOUT_DEFECT else Tier.CLAIMS
+    return Tier.NONE if number is not None and number < _OLDEST_WITH_GATES else Tier.GATES
+
+
 def _without_claims(number: tuple[int, int, int] | None, why: str, remedy: str) -> ClaimSupport:
     old = number is not None and number < _OLDEST_WITH_GATES
     return ClaimSupport(Tier.NONE if old else Tier.GATES, why, remedy)

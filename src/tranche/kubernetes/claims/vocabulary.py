@@ -24,6 +24,15 @@ MODE_LABEL = "tranche.dev/mode"
 KEEP_ANNOTATION = "tranche.dev/keep"
 """The node annotation by which an administrator has room kept for large requests: `whole=1, 3g.20gb=2`."""
 
+SHARE_RESOURCE = "tranche.dev/share"
+"""The extended resource of nodes in clusters without claims: one for each pod that is to be handed its share."""
+
+SHARE_GATE = "tranche.dev/share"
+"""The scheduling gate at which a pod waits until its share was chosen, and the annotation in which the choice is written then."""
+
+JOB_LABEL = "tranche.dev/job"
+"""The label of everything that belongs to a job of `tranche submit`, the job's name as its value."""
+
 DYNAMIC_MIG_LABEL = "node-role.kubernetes.io/runai-dynamic-mig"
 """The node label, with the value `true`, by which Run:ai's administrators have a node cut on demand."""
 

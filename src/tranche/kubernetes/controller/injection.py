@@ -68,19 +68,24 @@ def injection(pod: Json, demand: PodDemand, template: str, take_over: Collection
         UsageError: the pod asks for GPUs in another way too, has no such container, or is placed already.
     """
     spec = pod.get("spec") or {}
-    _refuse_second_demand(spec)
+    refuse_second_demand(spec)
+    refuse_placed(spec)
+    kind, position, container = chosen_container(pod, demand.container)
+    return [
+        *_label(pod, template),
+        *_pod_claim(spec, template),
+        *_container_claim(f"/spec/{kind}/{position}", container),
+        *scheduler_patch(spec, take_over),
+    ]
+
+
+def refuse_placed(spec: Json) -> None:
+    """UsageError for a pod that names its node."""
     if spec.get("nodeName"):
         raise UsageError(
             f"the pod names its node, {spec['nodeName']}, and only the scheduler gives a pod its share",
             hint="use a nodeSelector: kubernetes.io/hostname",
         )
-    kind, position, container = _container(pod, demand.container)
-    return [
-        *_label(pod, template),
-        *_pod_claim(spec, template),
-        *_container_claim(f"/spec/{kind}/{position}", container),
-        *_scheduler(spec, take_over),
-    ]
 
 
 def _label(pod: Json, template: str) -> list[dict[str, Any]]:
@@ -88,15 +93,15 @@ def _label(pod: Json, template: str) -> list[dict[str, Any]]:
     if (labels or {}).get(TEMPLATE_LABEL) == template:
         return []
     if not labels:
-        return [_add("/metadata/labels", {TEMPLATE_LABEL: template})]
-    return [_add(f"/metadata/labels/{TEMPLATE_LABEL.replace('/', '~1')}", template)]
+        return [added("/metadata/labels", {TEMPLATE_LABEL: template})]
+    return [added(f"/metadata/labels/{TEMPLATE_LABEL.replace('/', '~1')}", template)]
 
 
 def _pod_claim(spec: Json, template: str) -> list[dict[str, Any]]:
     wanted = {"name": POD_CLAIM, "resourceClaimTemplateName": template}
     claims = spec.get("resourceClaims") or ()
     if not claims:
-        return [_add("/spec/resourceClaims", [wanted])]
+        return [added("/spec/resourceClaims", [wanted])]
     for position, claim in enumerate(claims):
         if claim.get("name") != POD_CLAIM:
             continue
@@ -111,27 +116,28 @@ def _pod_claim(spec: Json, template: str) -> list[dict[str, Any]]:
             if named == template
             else [{"op": "replace", "path": f"/spec/resourceClaims/{position}", "value": wanted}]
         )
-    return [_add("/spec/resourceClaims/-", wanted)]
+    return [added("/spec/resourceClaims/-", wanted)]
 
 
 def _container_claim(path: str, container: Json) -> list[dict[str, Any]]:
     wanted = {"name": POD_CLAIM}
     resources = container.get("resources")
     if not resources:
-        return [_add(f"{path}/resources", {"claims": [wanted]})]
+        return [added(f"{path}/resources", {"claims": [wanted]})]
     claims = resources.get("claims") or ()
     if any(claim.get("name") == POD_CLAIM for claim in claims):
         return []
-    return [_add(f"{path}/resources/claims/-", wanted) if claims else _add(f"{path}/resources/claims", [wanted])]
+    return [added(f"{path}/resources/claims/-", wanted) if claims else added(f"{path}/resources/claims", [wanted])]
 
 
-def _scheduler(spec: Json, take_over: Collection[str]) -> list[dict[str, Any]]:
+def scheduler_patch(spec: Json, take_over: Collection[str]) -> list[dict[str, Any]]:
+    """What gives a pod that names one of these schedulers the cluster's own."""
     if spec.get("schedulerName") not in take_over:
         return []
     return [{"op": "replace", "path": "/spec/schedulerName", "value": "default-scheduler"}]
 
 
-def _container(pod: Json, name: str) -> tuple[str, int, Json]:
+def chosen_container(pod: Json, name: str) -> tuple[str, int, Json]:
     """Where the container is that gets the share: the one that is named, the one that kubectl takes, else the first."""
     spec = pod.get("spec") or {}
     there = [(kind, position, each) for kind in _KINDS for position, each in enumerate(spec.get(kind) or ())]
@@ -151,7 +157,8 @@ def _container(pod: Json, name: str) -> tuple[str, int, Json]:
     return first
 
 
-def _refuse_second_demand(spec: Json) -> None:
+def refuse_second_demand(spec: Json) -> None:
+    """UsageError for a pod that asks for devices by a resource too."""
     for kind in _KINDS:
         for container in spec.get(kind) or ():
             resources = container.get("resources") or {}
@@ -167,7 +174,8 @@ def _annotations(pod: Json) -> Mapping[str, str]:
     return (pod.get("metadata") or {}).get("annotations") or {}
 
 
-def _add(path: str, value: object) -> dict[str, Any]:
+def added(path: str, value: object) -> dict[str, Any]:
+    """One operation of a JSON patch."""
     return {"op": "add", "path": path, "value": value}
 
 

@@ -15,14 +15,13 @@ from tranche.core.allocation import NodeView
 from tranche.core.request import Request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not
+from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.planning.across import ChosenMachine, decide_across
 from tranche.planning.allocate import Granted
 from tranche.planning.foresee import with_granted
 from tranche.planning.policy import DEFAULT, Policy
-
-GATE = "tranche.dev/share"
-"""The scheduling gate, and the annotation in which the choice is written when it goes."""
 
 HOST_LABEL = "kubernetes.io/hostname"
 
@@ -70,10 +69,16 @@ class Unplaced:
 
 
 def place(
-    pods: Iterable[GatedPod], nodes: Iterable[GpuNode], *, policy: Policy = DEFAULT
+    pods: Iterable[GatedPod],
+    nodes: Iterable[GpuNode],
+    *,
+    unknown: Mapping[str, str] | None = None,
+    avoided: Mapping[str, frozenset[str]] | None = None,
+    policy: Policy = DEFAULT,
 ) -> tuple[PodPlacement | Unplaced, ...]:
     """What becomes of each pod, those of the highest priority first and among equals the oldest.
 
+    `unknown` says of more nodes why nothing can be had of them now; `avoided` are nodes that have refused a pod, by its uid.
     Each is placed as if those before it were there already, so no share and no room is chosen twice. A pod that has to wait keeps
     nothing free: smaller ones behind it go ahead.
     """
@@ -81,44 +86,46 @@ def place(
     found: list[PodPlacement | Unplaced] = []
     for pod in sorted(pods, key=lambda each: (-each.priority, each.created, each.namespace, each.name)):
         away = {name: reason for name, node in known.items() if (reason := why_not(pod.rules, node.room))}
+        away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "has refused the pod just now")
         near = {name: node.view for name, node in known.items() if name not in away}
         chosen = decide_across(near, pod.request, policy=policy)
         if not isinstance(chosen, ChosenMachine):
             # A node that would do for the pod's other rules may serve it one day, even if its GPUs never were asked.
             possible = chosen.possible or any(_could_serve(known[name].view, pod.request) for name in away)
-            found.append(
-                Unplaced(pod, {name: f"the node {why}" for name, why in away.items()} | dict(chosen.reasons), possible)
+            reasons = (
+                {name: f"the node {why}" for name, why in away.items()} | dict(unknown or {}) | dict(chosen.reasons)
             )
+            found.append(Unplaced(pod, reasons, possible or bool(unknown)))
             continue
         found.append(PodPlacement(pod, chosen.name, chosen.granted))
         known[chosen.name] = _with(known[chosen.name], pod, chosen.granted)
     return tuple(found)
 
 
-def ungating(raw_pod: Json, placement: PodPlacement, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The JSON patch that writes the choice on the pod, binds it to its node and takes the gate away; `labels` are the node's.
+def ungating(raw_pod: Json, node: str, host: str, choice: ShareChoice) -> list[dict[str, Any]]:
+    """The JSON patch that writes the choice on the pod, binds it to its node and takes the gate away; `host` is what a selector
+    names the node by.
 
     It fails as a whole where the pod is another one by now, or has no such gate.
     """
     spec = raw_pod.get("spec") or {}
     gates = [each.get("name") for each in spec.get("schedulingGates") or ()]
-    position = gates.index(GATE)
-    host = labels.get(HOST_LABEL, placement.node)
+    position = gates.index(SHARE_GATE)
     selector = spec.get("nodeSelector")
     annotations = (raw_pod.get("metadata") or {}).get("annotations")
     return [
-        {"op": "test", "path": "/metadata/uid", "value": placement.pod.uid},
-        {"op": "test", "path": f"/spec/schedulingGates/{position}", "value": {"name": GATE}},
-        _entry("/metadata/annotations", annotations, GATE, choice_text(placement)),
+        {"op": "test", "path": "/metadata/uid", "value": choice.uid},
+        {"op": "test", "path": f"/spec/schedulingGates/{position}", "value": {"name": SHARE_GATE}},
+        _entry("/metadata/annotations", annotations, SHARE_GATE, choice_text(node, choice)),
         _entry("/spec/nodeSelector", selector, HOST_LABEL, host),
         {"op": "remove", "path": f"/spec/schedulingGates/{position}"},
     ]
 
 
-def choice_text(placement: PodPlacement) -> str:
-    """The choice as it is written on the pod: the node, and what the pod gets of its GPUs."""
-    grants = [grant_to_dict(each) for each in placement.granted.grants]
-    return json.dumps({"node": placement.node, "grants": grants}, sort_keys=True, separators=(",", ":"))
+def choice_text(node: str, choice: ShareChoice) -> str:
+    """The choice as it is written on the pod, for people: the node, and what the pod gets of its GPUs."""
+    grants = [grant_to_dict(each) for each in choice.grants]
+    return json.dumps({"node": node, "grants": grants}, sort_keys=True, separators=(",", ":"))
 
 
 def _entry(path: str, there: Json | None, key: str, value: str) -> dict[str, Any]:

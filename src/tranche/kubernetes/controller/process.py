@@ -17,19 +17,29 @@ from http import HTTPStatus
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.controller.card_watch import CardWatch
+from tranche.kubernetes.controller.cluster_watch import ClusterWatch
 from tranche.kubernetes.controller.identity import WebhookIdentity
+from tranche.kubernetes.controller.placer_loop import PlacerLoop
+from tranche.kubernetes.controller.placing_api import PlacingClient
 from tranche.kubernetes.controller.sweeper import Sweeper
 from tranche.kubernetes.controller.template_store import TemplateStore
 from tranche.kubernetes.controller.webhook import PodWebhook
 from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
+from tranche.kubernetes.gates.leases import PLACING_LABEL
+from tranche.kubernetes.rollout.leadership import Leadership
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
+from tranche.kubernetes.tier_watch import InTier, TierWatch
 
 LEAVE_SECONDS = 5.0
 """For so long after SIGTERM the webhook answers: the API server goes on asking this replica until it has heard that it leaves."""
+PLACER_LEASE = "tranche-placer"
+"""The lease for which the replicas compete that choose shares."""
 _LONGEST_REVIEW = 8 * 1024**2
 _MOST_REVIEWS = 512
 _REVIEW_SECONDS = 10.0
@@ -41,8 +51,9 @@ _log = logging.getLogger(__name__)
 class ControllerOptions:
     """How one replica is set up.
 
-    `namespace` "" means the one that the way to the API server names. `service` is the Service in it by which the API server
-    finds the webhook, and `configuration` the MutatingWebhookConfiguration. `replica` is this one's name among others.
+    `tier` is the administrator's word on how the cluster gives shares, None to find out. `namespace` "" means the one that the
+    way to the API server names. `service` is the Service in it by which the API server finds the webhook, and `configuration` the
+    MutatingWebhookConfiguration. `replica` is this one's name among others.
     """
 
     kubeconfig: str | None
@@ -56,6 +67,7 @@ class ControllerOptions:
     health_port: int
     lifetime: timedelta
     take_over: Sequence[str] = ()
+    tier: Tier | None = None
     leave_seconds: float = LEAVE_SECONDS
 
 
@@ -87,9 +99,28 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         options.lifetime,
         now=now,
     )
-    components: list[Component] = [identity, cards, Sweeper(store, random=random.random)]
+    tier = TierWatch(connection, options.tier)
+    leases = LeaseClient(connection, options.namespace or server.namespace, now=now, random=random.random)
+    placer = PlacerLoop(
+        PlacingClient(connection, leases, now=now),
+        ClusterWatch(connection, options.namespace or server.namespace, random=random.random),
+        Leadership(leases, options.replica, clock=time.monotonic, name=PLACER_LEASE, label=PLACING_LABEL),
+        clock=time.monotonic,
+        random=random.random,
+    )
+    components: list[Component] = [
+        identity,
+        tier,
+        InTier(cards, tier.latest, BY_CLAIMS),
+        InTier(Sweeper(store, random=random.random), tier.latest, BY_CLAIMS),
+        InTier(placer, tier.latest, frozenset((Tier.GATES,))),
+    ]
     supervisor = Supervisor(components, clock=time.monotonic)
-    webhook = PodWebhook(store, cards, take_over=options.take_over)
+
+    def known_tier() -> Tier | None:
+        return tier.latest.value if tier.latest.synced else None
+
+    webhook = PodWebhook(store, cards, known_tier, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()

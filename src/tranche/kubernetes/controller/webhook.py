@@ -1,10 +1,10 @@
-"""The admission webhook: gives a pod that asks by annotations a claim, or says why it cannot."""
+"""The admission webhook: gives a pod that asks by annotations a claim, or has it wait for its share, or says why it cannot."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -14,11 +14,14 @@ from tranche.core.errors import (
     KubernetesRejected,
     KubernetesUnavailable,
     TrancheError,
+    UsageError,
 )
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.cards import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.injection import demand_of, injection, template_name
 from tranche.kubernetes.controller.review import PodReview, allowed, read_review, refused, uid_of
 from tranche.kubernetes.serving.http_server import HttpAnswer
@@ -46,11 +49,22 @@ class Cards(Protocol):
 
 
 class PodWebhook:
-    """Answers AdmissionReviews. `take_over` are the schedulers whose pods get the cluster's own."""
+    """Answers AdmissionReviews. `take_over` are the schedulers whose pods get the cluster's own.
 
-    def __init__(self, templates: Templates, cards: Cards, *, take_over: Collection[str] = ()) -> None:
+    `tier` says how the cluster gives shares; None while that is not known.
+    """
+
+    def __init__(
+        self,
+        templates: Templates,
+        cards: Cards,
+        tier: Callable[[], Tier | None],
+        *,
+        take_over: Collection[str] = (),
+    ) -> None:
         self._templates = templates
         self._cards = cards
+        self._tier = tier
         self._take_over = frozenset(take_over)
 
     async def answer(self, path: str, body: bytes) -> HttpAnswer:
@@ -70,6 +84,9 @@ class PodWebhook:
             demand = demand_of(review.pod)
             if demand is None:
                 return allowed(review.uid)
+            if (tier := self._tier()) not in BY_CLAIMS:
+                _refuse_tier(tier)
+                return allowed(review.uid, gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # What is wrong with the pod is said before anything is written for it.
             patch = injection(review.pod, demand, template_name(devices), self._take_over)
@@ -100,3 +117,13 @@ class PodWebhook:
         )
         message = f"{error.message}; {error.hint}" if error.hint else error.message
         return refused(review.uid, status.value, message)
+
+
+def _refuse_tier(tier: Tier | None) -> None:
+    if tier is None:
+        raise KubernetesUnavailable("it is not known yet how this cluster gives shares")
+    if tier is Tier.NONE:
+        raise UsageError(
+            "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
+            hint="they need Kubernetes 1.27 or newer",
+        )

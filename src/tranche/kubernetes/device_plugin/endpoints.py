@@ -11,7 +11,7 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
-from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, ListedDevice
+from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, ListedDevice, Starter
 
 LINGER_SECONDS = 5.0
 _FIRST_PAUSE = 2.0
@@ -44,9 +44,17 @@ class Endpoints:
     """
 
     def __init__(
-        self, folder: Path, kubelet_socket: Path | None, allocator: Allocator, clock: Callable[[], float]
+        self,
+        folder: Path,
+        kubelet_socket: Path | None,
+        allocator: Allocator,
+        clock: Callable[[], float],
+        starter: Starter | None = None,
     ) -> None:
-        """`kubelet_socket` None: serve, but announce nothing. `clock` is monotonic, in seconds."""
+        """`kubelet_socket` None: serve, but announce nothing. `clock` is monotonic, in seconds. With a `starter` the kubelet asks
+        before each start of a container.
+        """
+        self._starter = starter
         self._folder = folder
         self._kubelet_socket = kubelet_socket
         self._allocator = allocator
@@ -84,7 +92,7 @@ class Endpoints:
         """
         now = self._clock()
         for resource, devices in wanted.items():
-            place = self._places.setdefault(resource, _Place(Endpoint(resource, self._folder, self._allocator)))
+            place = self._places.setdefault(resource, self._new_place(resource))
             place.unwanted_since = None
             place.endpoint.update(devices)
         for resource in [name for name in self._places if name not in wanted]:
@@ -102,6 +110,9 @@ class Endpoints:
         for place in self._places.values():
             await place.endpoint.stop()
         self._places.clear()
+
+    def _new_place(self, resource: str) -> _Place:
+        return _Place(Endpoint(resource, self._folder, self._allocator, self._starter))
 
     async def _withdraw(self, resource: str, now: float) -> None:
         place = self._places[resource]
@@ -154,7 +165,12 @@ class Endpoints:
         place.not_before = now + place.pause
         place.pause = min(2 * place.pause, _LAST_PAUSE)
         try:
-            await register(self._kubelet_socket, endpoint=endpoint.socket.name, resource=endpoint.resource)
+            await register(
+                self._kubelet_socket,
+                endpoint=endpoint.socket.name,
+                resource=endpoint.resource,
+                asks_before_start=endpoint.starter is not None,
+            )
         except KubeletUnavailable as error:
             self._failure = str(error)
             _log.warning("not registered", extra={"resource": endpoint.resource, "error": str(error)})

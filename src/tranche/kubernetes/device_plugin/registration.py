@@ -35,7 +35,14 @@ def identify(path: Path) -> SocketIdentity | None:
     return SocketIdentity(status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
-async def register(kubelet_socket: Path, *, endpoint: str, resource: str) -> None:
+def plugin_options(asks_before_start: bool) -> pb.DevicePluginOptions:
+    """What a kubelet is to ask beside Allocate; with `asks_before_start` also before each start of a container."""
+    return pb.DevicePluginOptions(
+        get_preferred_allocation_available=not asks_before_start, pre_start_required=asks_before_start
+    )
+
+
+async def register(kubelet_socket: Path, *, endpoint: str, resource: str, asks_before_start: bool = False) -> None:
     """Announce a resource that is served on the socket `endpoint` in the same folder.
 
     Raises:
@@ -45,7 +52,7 @@ async def register(kubelet_socket: Path, *, endpoint: str, resource: str) -> Non
         version=API_VERSION,
         endpoint=endpoint,
         resource_name=resource,
-        options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+        options=plugin_options(asks_before_start),
     )
     async with grpc.aio.insecure_channel(f"unix:{kubelet_socket}") as channel:
         call = channel.unary_unary(

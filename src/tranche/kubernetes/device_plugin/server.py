@@ -12,7 +12,7 @@ import grpc
 
 from tranche.core.errors import KubeletUnavailable, TrancheError
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
-from tranche.kubernetes.device_plugin.registration import API_VERSION
+from tranche.kubernetes.device_plugin.registration import API_VERSION, plugin_options
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.kubernetes.live import Live
 
@@ -42,11 +42,20 @@ class Allocator(Protocol):
         ...
 
 
+class Starter(Protocol):
+    """Who is asked before each start of a container that was given devices."""
+
+    async def start(self, device_ids: Sequence[str]) -> None:
+        """Return when the container may be made; a TrancheError keeps it from starting, and the kubelet tries again."""
+        ...
+
+
 class Endpoint:
     """The server of one resource. It can be stopped and started again."""
 
-    def __init__(self, resource: str, folder: Path, allocator: Allocator) -> None:
+    def __init__(self, resource: str, folder: Path, allocator: Allocator, starter: Starter | None = None) -> None:
         self.resource = resource
+        self.starter = starter
         self.socket = folder / f"tranche-{resource.rpartition('/')[2]}.sock"
         self._allocator = allocator
         self._devices: Live[tuple[ListedDevice, ...]] = Live()
@@ -143,7 +152,7 @@ class Endpoint:
         )
 
     async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
-        return pb.DevicePluginOptions(get_preferred_allocation_available=True)
+        return plugin_options(self.starter is not None)
 
     async def _list_and_watch(self, request: pb.Empty, context: Any) -> AsyncIterator[pb.ListAndWatchResponse]:
         self._watchers += 1
@@ -177,6 +186,12 @@ class Endpoint:
         return answer
 
     async def _pre_start(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:
+        try:
+            if self.starter is not None:
+                await self.starter.start(request.devices_ids)
+        except TrancheError as error:
+            _log.warning("container not started", extra={"resource": self.resource, "error": str(error)})
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
         return pb.PreStartContainerResponse()
 
 

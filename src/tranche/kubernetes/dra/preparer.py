@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import KubernetesNotFound, TrancheError, WaitTimeout
-from tranche.core.keeper import ClaimKeeper
+from tranche.core.keeper import ChosenFor
 from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
@@ -114,7 +114,7 @@ class Preparer:
         if uid not in self.under_way:
             await asyncio.shield(self._begin(self._giving_back, uid, self._unprepare(uid, why)))
 
-    async def write_file(self, keeper: ClaimKeeper, grants: tuple[Wanted, ...]) -> None:
+    async def write_file(self, keeper: ChosenFor, grants: tuple[Wanted, ...]) -> None:
         """Have a container runtime find the claim's devices."""
         await asyncio.to_thread(self._write_file, keeper, grants)
 
@@ -133,7 +133,7 @@ class Preparer:
         _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
         return given
 
-    def _write_file(self, keeper: ClaimKeeper, grants: tuple[Wanted, ...]) -> None:
+    def _write_file(self, keeper: ChosenFor, grants: tuple[Wanted, ...]) -> None:
         gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
         files, version = self._node.files(), self._node.driver_version()
         self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))

@@ -9,7 +9,7 @@ from tranche.core.allocation import Part
 from tranche.core.devices import device_uuid
 from tranche.core.errors import SharingUnavailable, VerificationFailed
 from tranche.core.grid import Occupant
-from tranche.core.keeper import ClaimKeeper
+from tranche.core.keeper import ChosenFor
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.hardware.cdi import CdiDevice, CdiSpec
@@ -26,7 +26,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def share_spec(
-    keeper: ClaimKeeper,
+    keeper: ChosenFor,
     grants: tuple[Wanted, ...],
     gpus: Mapping[str, GpuState],
     files: DeviceFiles,

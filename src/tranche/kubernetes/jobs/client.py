@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound, KubernetesRejected, TrancheError
+from tranche.core.errors import KubernetesNotFound, KubernetesRejected, TrancheError
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import Answer, ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import Selection, named
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod, in_order
-from tranche.kubernetes.jobs.manifest import JOB_LABEL
 
 _DRY_RUN = {"dryRun": "All"}
 _BACKGROUND = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
@@ -28,19 +28,14 @@ class JobClient:
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
 
-    async def check_claims(self) -> None:
-        """Return when the cluster knows resource claims; ClaimsUnavailable when it does not."""
-        answer = await self._connection.ask("ask for resource claims", "GET", "/apis/resource.k8s.io/v1")
-        if answer.status == 404:
-            raise ClaimsUnavailable(
-                "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
-                hint="it needs Kubernetes 1.36 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
-            )
-        answer.accepted()
+    async def create(self, template: Mapping[str, Any] | None, job: Mapping[str, Any]) -> KubeJob:
+        """Create both, or neither: what was created is taken back when the rest is refused. The Job owns the template.
 
-    async def create(self, template: Mapping[str, Any], job: Mapping[str, Any]) -> KubeJob:
-        """Create both, or neither: what was created is taken back when the rest is refused. The Job owns the template."""
+        A job of a cluster without claims has no template.
+        """
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        if template is None:
+            return decode_job(await self._post(f"submit {namespace}/{name}", _jobs(namespace), job))
         await self._post(f"submit {namespace}/{name}", _jobs(namespace), job, _DRY_RUN)
         made = await self._post(f"make the claim's template {namespace}/{name}", _templates(namespace), template)
         try:

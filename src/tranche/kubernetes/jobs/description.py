@@ -8,6 +8,7 @@ from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.fleet.documents import explanation_document, given_document
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -17,7 +18,6 @@ from tranche.kubernetes.fleet.room import HeldDevice
 from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.documents import job_document
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order
-from tranche.kubernetes.jobs.manifest import JOB_LABEL
 
 _EVENTS = 5
 

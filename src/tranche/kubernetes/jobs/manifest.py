@@ -1,4 +1,4 @@
-"""A job as the objects that anyone could apply: the template of its claim, and the Job. Pure."""
+"""A job as the objects that anyone could apply: the template of its claim, and the Job; without claims the Job alone. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tranche.kubernetes.claims.annotations import annotations_of
 from tranche.kubernetes.claims.spec import REQUEST_NAME, ClaimSpec
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.jobs.wish import JobWish
-
-JOB_LABEL = "tranche.dev/job"
-"""The label of everything that belongs to a job, the job's name as its value."""
 
 REQUEST_ANNOTATION = "tranche.dev/request"
 """The annotation of a Job that holds the request, as the options that make it."""
@@ -27,13 +26,21 @@ def objects_of(wish: JobWish, claim: ClaimSpec) -> tuple[dict[str, Any], dict[st
         "metadata": _metadata(wish),
         "spec": {"metadata": {"labels": _labels(wish)}, "spec": {"devices": claim.devices}},
     }
-    job = {
+    return template, _job(wish, gated=False)
+
+
+def gated_job(wish: JobWish) -> dict[str, Any]:
+    """The Job for a cluster without claims: its pods wait at a gate until a share was chosen for each."""
+    return _job(wish, gated=True)
+
+
+def _job(wish: JobWish, *, gated: bool) -> dict[str, Any]:
+    return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {**_metadata(wish), "annotations": {REQUEST_ANNOTATION: str(wish.request)}},
-        "spec": dict(_job_spec(wish)),
+        "spec": dict(_job_spec(wish, gated=gated)),
     }
-    return template, job
 
 
 def _metadata(wish: JobWish) -> dict[str, Any]:
@@ -45,7 +52,7 @@ def _labels(wish: JobWish) -> dict[str, str]:
     return {JOB_LABEL: wish.name}
 
 
-def _job_spec(wish: JobWish) -> Iterator[tuple[str, Any]]:
+def _job_spec(wish: JobWish, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "parallelism", wish.parallelism
     yield "completions", wish.completions
     if wish.completions > 1:
@@ -54,17 +61,23 @@ def _job_spec(wish: JobWish) -> Iterator[tuple[str, Any]]:
     yield "backoffLimit", 0
     drained = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     yield "podFailurePolicy", {"rules": [drained]}
-    yield "template", {"metadata": {"labels": _labels(wish)}, "spec": dict(_pod_spec(wish))}
+    asks = {"annotations": annotations_of(wish.request)} if gated else {}
+    yield "template", {"metadata": {"labels": _labels(wish), **asks}, "spec": dict(_pod_spec(wish, gated=gated))}
 
 
-def _pod_spec(wish: JobWish) -> Iterator[tuple[str, Any]]:
+def _pod_spec(wish: JobWish, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "restartPolicy", "Never"
     if wish.node_selector:
         yield "nodeSelector", dict(wish.node_selector)
     # What the API server adds to pods that ask for nvidia.com/gpu, where nodes are kept for such pods.
     yield "tolerations", [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    yield "resourceClaims", [{"name": REQUEST_NAME, "resourceClaimTemplateName": wish.name}]
-    yield "containers", [dict(_container(wish))]
+    if gated:
+        yield "schedulingGates", [{"name": SHARE_GATE}]
+        resources: dict[str, Any] = {"limits": {SHARE_RESOURCE: "1"}}
+    else:
+        yield "resourceClaims", [{"name": REQUEST_NAME, "resourceClaimTemplateName": wish.name}]
+        resources = {"claims": [{"name": REQUEST_NAME}]}
+    yield "containers", [dict(_container(wish, resources))]
     if wish.volumes:
         yield (
             "volumes",
@@ -80,7 +93,7 @@ def _pod_spec(wish: JobWish) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _container(wish: JobWish) -> Iterator[tuple[str, Any]]:
+def _container(wish: JobWish, resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "name", CONTAINER
     yield "image", wish.image
     if wish.command:
@@ -91,7 +104,7 @@ def _container(wish: JobWish) -> Iterator[tuple[str, Any]]:
         yield "env", [{"name": name, "value": _escaped(value)} for name, value in wish.environment.items()]
     if wish.interactive:
         yield from (("stdin", True), ("tty", True))
-    yield "resources", {"claims": [{"name": REQUEST_NAME}]}
+    yield "resources", resources
     if wish.volumes:
         yield (
             "volumeMounts",

@@ -1,4 +1,4 @@
-"""What a request depends on in its cluster: the sizes of shared GPUs, and the device class."""
+"""What a request depends on in its cluster: how it gives shares, the sizes of shared GPUs, and the device class."""
 
 from __future__ import annotations
 
@@ -8,11 +8,40 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.cards import SharedCards, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_RESOURCE, DeviceClassName
+from tranche.kubernetes.tier_watch import ask_tier
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _PROFILE_CLASS = "tranche-"
+
+
+async def share_tier(api: ApiConnection) -> Tier:
+    """How the cluster gives shares by demand.
+
+    Raises:
+        ClaimsUnavailable: it gives none, or no node of it that the caller may see hands any out.
+    """
+    tier = await ask_tier(api)
+    reader = ClusterReader(api)
+    if tier is Tier.GATES and await reader.object("the device class", f"{_CLASSES}/{DeviceClassName.ANY}") is not None:
+        return Tier.CLAIMS  # its administrator has switched on what its version alone does not bring
+    if tier is Tier.GATES:
+        nodes = await reader.objects("nodes", "/api/v1/nodes")
+        if nodes is None or any(SHARE_RESOURCE in ((each.get("status") or {}).get("capacity") or {}) for each in nodes):
+            return tier
+        raise ClaimsUnavailable(
+            "no node of this cluster hands out shares by demand",
+            hint="whoever runs the cluster installs Tranche's chart with dra.enabled and controller.enabled; "
+            "ask for static slices with the resource nvidia.com/mig-<profile>",
+        )
+    if tier is Tier.NONE:
+        raise ClaimsUnavailable(
+            "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
+            hint="they need Kubernetes 1.27 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
+        )
+    return tier
 
 
 async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedCards, ...]:

@@ -16,7 +16,7 @@ DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 _METHOD = "/v1.PodResourcesLister/List"
 _TIMEOUT_SECONDS = 5.0
-_RESOURCE_PREFIXES = ("nvidia.com/", "k8s.amazonaws.com/vgpu")
+_RESOURCE_PREFIXES = ("nvidia.com/", "k8s.amazonaws.com/vgpu", "tranche.dev/")
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),  # the kubelet's own limit for what it sends
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the back-off of the one before

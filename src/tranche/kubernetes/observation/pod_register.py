@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from tranche.core.devices import devices, memory_of
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import KubeletWord
+from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 from tranche.kubernetes.observation.admissions import Admissions
 from tranche.kubernetes.observation.listings import Holding, device_of, holding
 from tranche.kubernetes.observation.pod_settlement import (
@@ -151,6 +152,15 @@ class PodRegister:
         allocation = Allocation(holders.new_id(), request, given.grants, Phase.ACTIVE, holders.clock(), keeper=keeper)
         self._host.hand_over(allocation, superseded)
         return allocation.id
+
+    async def listed(self, resource: str) -> tuple[Listed, ...]:
+        """What the kubelet lists of a resource, once no hand-over is under way; KubeletUnavailable when it does not answer."""
+        await self._admissions.over()
+        return tuple(each for each in (await self._kubelet.read()).listed if each.resource == resource)
+
+    def admission(self) -> AbstractContextManager[None]:
+        """The length of one moment in which the kubelet gives something away, and nobody is to ask it for its list."""
+        return self._admissions.one()
 
     async def take_back(self, allocation_id: str) -> None:
         """Undo a hand-over that nobody was told of."""

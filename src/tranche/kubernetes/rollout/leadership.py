@@ -1,4 +1,4 @@
-"""Who grants turns: one agent at a time, by a lease that it renews; the others try when it is renewed no more."""
+"""Who leads, one program at a time, by a lease that it renews; the others try when it is renewed no more."""
 
 from __future__ import annotations
 
@@ -29,8 +29,19 @@ class News:
 class Leadership:
     """One candidate. `clock` is monotonic, in seconds; what other machines' clocks say is not believed."""
 
-    def __init__(self, leases: LeaseApi, me: str, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        leases: LeaseApi,
+        me: str,
+        *,
+        clock: Callable[[], float],
+        name: str = LEADER_LEASE,
+        label: str = TICKET_LABEL,
+    ) -> None:
+        """`name` is that of the lease for which the candidates compete, `label` one by which it is found."""
         self.news = News()
+        self._name = name
+        self._labels = {label: "leader"}
         self._leases = leases
         self._me = me
         self._clock = clock
@@ -46,10 +57,10 @@ class Leadership:
     async def try_to_lead(self) -> bool:
         """Whether this candidate leads now: nobody else does, or its lease was not renewed for its whole length."""
         began = self._clock()
-        lease = await self._leases.get(LEADER_LEASE)
+        lease = await self._leases.get(self._name)
         if lease is None:
             return self._took(
-                await self._leases.create(Lease(LEADER_LEASE, self._me, LEASE_SECONDS, {TICKET_LABEL: "leader"})), began
+                await self._leases.create(Lease(self._name, self._me, LEASE_SECONDS, self._labels)), began
             )
         self.news = _read_news(lease.annotations)
         if lease.version != self._seen[0]:
@@ -72,7 +83,7 @@ class Leadership:
         """Lead no more, so that whoever comes next need not wait."""
         held, self._held = self._held, None
         while held is not None and held.holder == self._me and not await self._leases.delete(held):
-            held = await self._leases.get(LEADER_LEASE)  # a renewal whose answer was not awaited came first
+            held = await self._leases.get(self._name)  # a renewal whose answer was not awaited came first
 
     def _took(self, lease: Lease | None, began: float) -> bool:
         self._held = lease

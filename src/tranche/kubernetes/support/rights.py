@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.tier import Tier, tier_by_version, tier_by_word
 from tranche.kubernetes.support.facts import DaemonSetFacts
 from tranche.kubernetes.support.programs import CLAIM_DRIVER, DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
 
@@ -32,8 +33,8 @@ class Right:
         return f"{self.verb} {kind}{which}" + (f" in {self.namespace}" if self.namespace else "")
 
 
-def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
-    """What the agent asks of the API server with the options that it is started with."""
+def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[Right, ...]:
+    """What the agent asks of an API server of that version with the options that it is started with."""
     parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS, CLAIM_DRIVER} - agent.left_out
     rights = [*(Right(verb, "nodes") for verb in ("get", "list", "watch"))]
     rights += [Right("list", "pods"), Right("watch", "pods")]
@@ -57,9 +58,20 @@ def needed_rights(agent: DaemonSetFacts) -> tuple[Right, ...]:
     if CLAIM_DRIVER in parts:
         rights += [Right(verb, "resourceslices", group=_CLAIMS) for verb in _SLICE_VERBS]
         rights.append(Right("get", "resourceclaims", group=_CLAIMS))
+        if _by_gates(agent, server_version):
+            rights += [
+                Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io")
+                for verb in ("get", "create", "update")
+            ]
+            rights.append(Right("get", "pods"))
     if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):
         rights += _config_map(agent.namespace, name)
-    return tuple(rights)
+    return tuple(dict.fromkeys(rights))
+
+
+def _by_gates(agent: DaemonSetFacts, server_version: str) -> bool:
+    word = agent.option("--tier", "auto")
+    return (tier_by_word(word) or tier_by_version(server_version, served=True)) is Tier.GATES
 
 
 def _config_map(namespace: str, name: str) -> list[Right]:

@@ -54,10 +54,11 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
         )
     seen = tuple(decode_node(raw) for raw in nodes)
     daemon_sets = tuple(map(decode_daemon_set, await reader.objects("DaemonSets", "/apis/apps/v1/daemonsets") or ()))
+    release = str((version or {}).get("gitVersion", ""))
     return ClusterFacts(
-        server_version=str((version or {}).get("gitVersion", "")),
+        server_version=release,
         nodes=seen,
-        agents=tuple([await _agents(reader, each) for each in daemon_sets if is_agent(each)]),
+        agents=tuple([await _agents(reader, each, release) for each in daemon_sets if is_agent(each)]),
         others=await _others(reader, daemon_sets, seen),
         policies=await _names(reader, "admission policies", _POLICIES),
         bindings=await _names(reader, "bindings of admission policies", _BINDINGS),
@@ -77,7 +78,7 @@ async def _probe(connection: ApiConnection) -> Probe:
         return Probe(why=error.message)
 
 
-async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts) -> Agents:
+async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: str) -> Agents:
     namespace = daemon_set.namespace
     raw = await reader.pods_of(f"pods in {namespace}", namespace, daemon_set.selector)
     pods = [decode_pod(each) for each in raw]
@@ -93,7 +94,7 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts) -> Agents:
     return Agents(
         daemon_set=daemon_set,
         pods=tuple(pods),
-        lacking=await _lacking(reader, daemon_set),
+        lacking=await _lacking(reader, daemon_set, release),
         layouts=None if found is None else str((found.get("data") or {}).get(LAYOUTS_KEY, "")),
         turns=await _turns(reader, daemon_set) if daemon_set.option("--max-unavailable", "") else (),
     )
@@ -120,9 +121,9 @@ async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: Pod
         return None
 
 
-async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[str, ...] | None:
+async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts, release: str) -> tuple[str, ...] | None:
     lacking = []
-    for right in needed_rights(daemon_set):
+    for right in needed_rights(daemon_set, release):
         try:
             answer = await reader.connection.ask(
                 "ask for the agent's rights", "POST", REVIEWS, review(daemon_set, right)

@@ -12,7 +12,7 @@ from tranche.node.checkup import Status
 _MEANING = {
     Tier.CLAIMS: "shares by demand: by claims, which the scheduler serves",
     Tier.GUARDED: "shares by demand: by claims, with the agent as a guard",
-    Tier.GATES: "shares by demand: not by claims; layouts and the device plugin serve static slices",
+    Tier.GATES: "shares by demand: by scheduling gates, with the choice of the controller",
     Tier.NONE: "no shares by demand; layouts and the device plugin serve static slices",
 }
 

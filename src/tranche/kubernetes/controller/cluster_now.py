@@ -1,0 +1,93 @@
+"""The cluster as the controller last heard of it, and what follows for pods that wait: pure.
+
+What was chosen for a pod counts as given from the moment that it is written, whether the node's agent has heard of it or not.
+A node whose agent says nothing, or what cannot be read, is not known: nothing is free there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tranche.core.allocation import ComputeSlice, NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import ChosenFor
+from tranche.kubernetes.controller.cluster_pods import ClusterNode, ClusterPod
+from tranche.kubernetes.controller.placer import GpuNode
+from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
+from tranche.planning import effect
+from tranche.planning.plan import Plan
+from tranche.planning.realise import given, realise
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNow:
+    """Pods by uid; nodes, what their agents say, and what was chosen of them, by node name.
+
+    `unreadable` says why what is there of a node cannot be read.
+    """
+
+    pods: Mapping[str, ClusterPod] = field(default_factory=dict)
+    nodes: Mapping[str, ClusterNode] = field(default_factory=dict)
+    gpus: Mapping[str, NodeGpus] = field(default_factory=dict)
+    choices: Mapping[str, NodeChoices] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def choice_of(self, pod: ClusterPod) -> tuple[str, ShareChoice] | None:
+        """The node that a pod's share was chosen on, and the choice; None where none was. Of two the one on its own host."""
+        found = [
+            (node, each.choices[pod.uid]) for node, each in sorted(self.choices.items()) if pod.uid in each.choices
+        ]
+        on_host = [each for each in found if pod.pinned and self.host(each[0]) == pod.pinned]
+        return next(iter(on_host or found), None)
+
+    def host(self, node: str) -> str:
+        """What a selector names the node by."""
+        return self.nodes[node].host if node in self.nodes else node
+
+
+def gpu_nodes(now: ClusterNow, away: Iterable[str] = ()) -> tuple[tuple[GpuNode, ...], Mapping[str, str]]:
+    """The nodes of which something can be chosen, and why nothing can of others with GPUs; `away` are left out."""
+    used = _used(now)
+    found: list[GpuNode] = []
+    unknown = dict(now.unreadable)
+    for name, said in sorted(now.gpus.items()):
+        node = now.nodes.get(name)
+        if node is None or name in unknown or name in away:
+            continue
+        free = {each: amount - used.get(name, {}).get(each, 0) for each, amount in node.allocatable.items()}
+        chosen = now.choices.get(name)
+        view = said.view if chosen is None else with_choices(said.view, chosen.choices.values())
+        found.append(GpuNode(replace(node.room, free=free), view))
+    return tuple(found), unknown
+
+
+def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
+    """The view once every choice is made true that the node's agent has not taken up yet."""
+    taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
+    for choice in choices:
+        if choice.uid in taken:
+            continue
+        grants = tuple(each for each in choice.grants if not isinstance(each, ComputeSlice))
+        try:
+            plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
+        except TrancheError:
+            continue  # a GPU that the node has no more: nobody can be given anything of it either
+        after = effect.apply(plan, view) if isinstance(plan, Plan) else view
+        view = given(after, f"chosen-{choice.uid}", choice.grants)
+    return view
+
+
+def _used(now: ClusterNow) -> Mapping[str, Mapping[str, int]]:
+    """What pods take of each node's resources: of where they are, or of where they are about to be."""
+    found: dict[str, dict[str, int]] = {}
+    for pod in now.pods.values():
+        node = pod.node
+        if not node and pod.asks and (chosen := now.choice_of(pod)) is not None:
+            node = chosen[0]
+        if not node or pod.finished:
+            continue
+        sums = found.setdefault(node, {})
+        for resource, amount in pod.needs.items():
+            sums[resource] = sums.get(resource, 0) + amount
+    return found

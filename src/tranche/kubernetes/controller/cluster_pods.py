@@ -1,0 +1,194 @@
+"""Pods and nodes as far as choosing nodes for pods needs them, decoded from API objects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.annotations import pod_demand
+from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
+from tranche.kubernetes.controller.node_fit import NodeRoom, NodeTaint, PlacingRules, Requirement, Toleration
+from tranche.kubernetes.controller.placer import HOST_LABEL, GatedPod
+
+_PODS = "pods"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPod:
+    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as `PlacingRules` has them.
+
+    `gated` is what is to be placed, where the pod waits at our gate and at no other; `wrong` says why it cannot be, although it
+    waits there. `raw` is what a patch of it must know. `job` is the uid of the Job that makes it anew, for jobs of ours.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str = ""
+    pinned: str = ""
+    finished: bool = False
+    ending: bool = False
+    needs: Mapping[str, int] = field(default_factory=dict)
+    asks: bool = False
+    waits: bool = False
+    gated: GatedPod | None = None
+    wrong: str = ""
+    raw: Json = field(default_factory=dict)
+    job: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node. `allocatable` are amounts in the units of `needs`."""
+
+    name: str
+    uid: str
+    room: NodeRoom
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def host(self) -> str:
+        """What a selector names it by."""
+        return self.room.labels.get(HOST_LABEL, self.name)
+
+
+def decode_cluster_pod(raw: Json) -> ClusterPod:
+    """A `v1.Pod`."""
+    meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
+    gates = [str(each.get("name")) for each in spec.get("schedulingGates") or ()]
+    needs = dict(pod_needs(spec))
+    waits = SHARE_GATE in gates
+    gated, wrong = _gated(meta, spec, needs) if gates == [SHARE_GATE] else (None, "")
+    kept: Json = {}
+    if waits:
+        kept = {
+            "metadata": {"uid": meta.get("uid"), "annotations": meta.get("annotations") or {}},
+            "spec": {"schedulingGates": spec.get("schedulingGates"), "nodeSelector": spec.get("nodeSelector") or {}},
+        }
+    owner: Json = next((each for each in meta.get("ownerReferences") or () if each.get("controller")), {})
+    ours = JOB_LABEL in (meta.get("labels") or {}) and owner.get("kind") == "Job"
+    return ClusterPod(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        uid=str(meta.get("uid") or ""),
+        node=str(spec.get("nodeName") or ""),
+        pinned=str((spec.get("nodeSelector") or {}).get(HOST_LABEL) or ""),
+        finished=(raw.get("status") or {}).get("phase") in ("Succeeded", "Failed"),
+        ending=meta.get("deletionTimestamp") is not None,
+        needs=needs,
+        asks=SHARE_RESOURCE in needs,
+        waits=waits,
+        gated=gated,
+        wrong=wrong,
+        raw=kept,
+        job=str(owner.get("uid") or "") if ours else "",
+    )
+
+
+def decode_cluster_node(raw: Json) -> ClusterNode:
+    """A `v1.Node`."""
+    meta, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
+    ready: Json = next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
+    taints = tuple(
+        NodeTaint(str(each.get("key")), str(each.get("effect")), str(each.get("value") or ""))
+        for each in spec.get("taints") or ()
+    )
+    allocatable = dict(_amounts(status.get("allocatable") or {}))
+    name = str(meta.get("name") or "")
+    room = NodeRoom(
+        name,
+        meta.get("labels") or {},
+        taints,
+        bool(spec.get("unschedulable")),
+        ready.get("status") == "True",
+        allocatable,
+    )
+    return ClusterNode(name, str(meta.get("uid") or ""), room, allocatable)
+
+
+def pod_needs(spec: Json) -> Iterator[tuple[str, int]]:
+    """What a pod takes of a node's resources: its containers' requests together, or the largest of its init containers."""
+    inits = spec.get("initContainers") or ()
+    beside = [each for each in inits if each.get("restartPolicy") == "Always"]
+    together = _sum(_requests(each) for each in (*(spec.get("containers") or ()), *beside))
+    first = [_requests(each) for each in inits if each not in beside]
+    overhead = dict(_amounts(spec.get("overhead") or {}))
+    names = {*together, *overhead, *(name for each in first for name in each)}
+    yield _PODS, 1
+    for name in sorted(names):
+        most = max([together.get(name, 0), *(each.get(name, 0) for each in first)])
+        yield name, most + overhead.get(name, 0)
+
+
+def _requests(container: Json) -> dict[str, int]:
+    resources = container.get("resources") or {}
+    return dict(_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})}))
+
+
+def _sum(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in many:
+        for name, amount in each.items():
+            found[name] = found.get(name, 0) + amount
+    return found
+
+
+def _amounts(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, text in quantities.items():
+        try:
+            yield str(name), parse_thousandths(str(text)) if name == "cpu" else parse_quantity(str(text))
+        except UsageError:
+            continue  # the API server lets none in
+
+
+def _gated(meta: Json, spec: Json, needs: Mapping[str, int]) -> tuple[GatedPod | None, str]:
+    try:
+        demand = pod_demand(meta.get("annotations") or {})
+    except UsageError as error:
+        return None, error.message
+    if demand is None:
+        return None, "it waits for a share, and no annotation says for which"
+    if SHARE_RESOURCE not in needs:
+        return None, f"no container asks for {SHARE_RESOURCE}, so none can be handed the share"
+    pod = GatedPod(
+        str(meta.get("namespace") or ""),
+        str(meta.get("name") or ""),
+        str(meta.get("uid") or ""),
+        demand.request,
+        PlacingRules(needs, spec.get("nodeSelector") or {}, _terms(spec), tuple(_tolerations(spec))),
+        int(spec.get("priority") or 0),
+        str(meta.get("creationTimestamp") or ""),
+    )
+    return pod, ""
+
+
+def _terms(spec: Json) -> tuple[tuple[Requirement, ...], ...] | None:
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    if not affinity:
+        return None
+    return tuple(
+        tuple(
+            Requirement(str(each.get("key")), str(each.get("operator")), tuple(map(str, each.get("values") or ())))
+            for each in (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ()))
+        )
+        for term in affinity.get("nodeSelectorTerms") or ()
+    )
+
+
+def _tolerations(spec: Json) -> Iterator[Toleration]:
+    for each in spec.get("tolerations") or ():
+        yield Toleration(
+            str(each.get("key") or ""),
+            str(each.get("value") or ""),
+            str(each.get("effect") or ""),
+            each.get("operator") == "Exists",
+        )

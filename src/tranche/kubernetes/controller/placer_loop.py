@@ -1,0 +1,154 @@
+"""The controller's part that chooses shares in clusters without claims: one replica at a time, a round after each change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.controller.cluster_now import ClusterNow
+from tranche.kubernetes.controller.cluster_pods import ClusterPod
+from tranche.kubernetes.controller.cluster_watch import ClusterWatch
+from tranche.kubernetes.controller.placing import Placing, PlacingApi, Round
+from tranche.kubernetes.controller.second_tries import SecondTries
+from tranche.kubernetes.controller.waiting_words import waiting_text
+from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, Leadership, News
+
+_TRY_SECONDS = 3.0
+_GATHER_SECONDS = 0.1
+"""Pods come in crowds: what comes within this time is chosen for together."""
+_AGAIN_SECONDS = 1.0
+_LOOK_SECONDS = 10.0
+_SAY_SECONDS = 30.0
+_MOST_SAID = 20
+
+_log = logging.getLogger(__name__)
+
+
+class PlacerApi(PlacingApi, Protocol):
+    """What the placer asks of the API server beside its rounds."""
+
+    async def make_anew(self, pod: ClusterPod) -> bool:
+        """Have a pod that never ran made anew by its Job; False when it may not go now."""
+        ...
+
+    async def say(self, pod: ClusterPod, reason: str, message: str) -> None:
+        """Record an event about a pod."""
+        ...
+
+
+class PlacerLoop:
+    """A component. `clock` is monotonic, in seconds; `random` gives numbers from 0 to 1."""
+
+    name = "placer"
+
+    def __init__(
+        self,
+        api: PlacerApi,
+        watch: ClusterWatch,
+        leadership: Leadership,
+        *,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api = api
+        self._watch = watch
+        self._leadership = leadership
+        self._placing = Placing(api)
+        self._clock = clock
+        self._random = random
+        self._sleep = sleep
+        self._tries = SecondTries()
+        self._said: dict[str, tuple[str, float]] = {}
+
+    def ready(self) -> Readiness:
+        """Always: another replica may lead, and the webhook answers meanwhile."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Compete for the lead, and lead, until cancelled."""
+        while True:
+            try:
+                if await self._leadership.try_to_lead():
+                    await self._lead()
+            except TrancheError as error:
+                _log.info("placing not led", extra={"reason": error.reason, "error": str(error)})
+            await self._sleep(_TRY_SECONDS * (0.5 + self._random()))
+
+    async def _lead(self) -> None:
+        _log.info("choosing shares")
+        work = (self._watch.run(), self._renew(), self._choose())
+        tasks = [asyncio.create_task(each) for each in work]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._leadership.resign()
+
+    async def _renew(self) -> None:
+        while await self._leadership.renew(News()):
+            await self._sleep(RENEW_SECONDS)
+
+    async def _choose(self) -> None:
+        """Until another one may lead. That two do is safe, and would only have them write in vain."""
+        while True:
+            await self._watch.changed.wait()
+            await self._sleep(_GATHER_SECONDS)
+            self._watch.changed.clear()
+            if not self._watch.synced:
+                continue
+            if not self._leadership.sure:
+                return
+            pause = _AGAIN_SECONDS if (await self._look()).unfinished else _LOOK_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._watch.changed.wait()
+            self._watch.changed.set()
+
+    async def _look(self) -> Round:
+        now = self._watch.now()
+        self._tries = self._tries.look(now, self._clock())
+        done = await self._placing.round(now, self._tries.avoided(now, self._clock()))
+        for each in done.written:
+            self._watch.wrote(each)
+        self._watch.forget(done.unwritten)
+        await self._make_anew(now)
+        await self._say(now, done)
+        return done
+
+    async def _make_anew(self, now: ClusterNow) -> None:
+        """Give jobs of ours whose pod cannot start where it was to go another try, elsewhere."""
+        for uid, why in self._tries.due(self._clock()).items():
+            pod = now.pods.get(uid)
+            if pod is None:
+                continue
+            try:
+                if await self._api.make_anew(pod):
+                    self._tries = self._tries.made_anew(uid, self._clock())
+                    _log.warning("pod made anew", extra={"pod": str(pod), "why": why})
+            except TrancheError as error:
+                _log.warning("pod not made anew", extra={"pod": str(pod), "error": str(error)})
+
+    async def _say(self, now: ClusterNow, done: Round) -> None:
+        words = {each.pod.uid: waiting_text(each) for each in done.waiting} | dict(done.wrong)
+        self._said = {uid: said for uid, said in self._said.items() if uid in words}
+        moment, count = self._clock(), 0
+        for uid, text in words.items():
+            before, when = self._said.get(uid, ("", float("-inf")))
+            if text == before or moment - when < _SAY_SECONDS or count >= _MOST_SAID or uid not in now.pods:
+                continue
+            count += 1
+            self._said[uid] = (text, moment)
+            try:
+                await self._api.say(now.pods[uid], "WaitsForShare", text)
+            except TrancheError as error:
+                _log.info("event not recorded", extra={"pod": str(now.pods[uid]), "error": str(error)})

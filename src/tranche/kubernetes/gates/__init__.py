@@ -1,0 +1,1 @@
+"""Shares in clusters without claims: a controller chooses for pods that wait at a scheduling gate, the agent hands over."""

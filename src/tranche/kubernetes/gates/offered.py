@@ -1,0 +1,36 @@
+"""What of a node's GPUs a controller may choose, by the node's mode: the view as planning is to see it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tranche.core.allocation import NodeView
+from tranche.core.devices import devices
+from tranche.core.gpu_use import GpuUse
+from tranche.core.sharing import Sharing
+from tranche.kubernetes.claims.node_mode import NodeMode
+
+
+def offered_view(view: NodeView, mode: NodeMode, condemned: Collection[str] = ()) -> NodeView:
+    """The view in which nothing can be had that the mode does not offer, nor anything on a GPU of which a change takes away
+    `condemned` devices.
+
+    A memory limit of the driver is put on a control group, and no container has one before its share is handed over.
+    """
+    uses = {gpu.uuid: _use(view.use_of(gpu.uuid), mode) for gpu in view.node}
+    by_uuid = devices(view.node)
+    changing = {by_uuid[each].gpu_uuid for each in condemned if each in by_uuid}
+    sharing = replace(view.node.sharing, offered=view.node.sharing.offered - {Sharing.MEMORY_LIMITS})
+    node = replace(view.node, sharing=sharing)
+    return replace(view, node=node, uses=uses, changing=view.changing | changing)
+
+
+def _use(word: GpuUse, mode: NodeMode) -> GpuUse:
+    slices = mode.offers_slices and word in (GpuUse.AUTO, GpuUse.MIG)
+    parts = mode.offers_parts and word in (GpuUse.AUTO, GpuUse.SHARED)
+    if slices and parts:
+        return GpuUse.AUTO
+    if slices:
+        return GpuUse.MIG
+    return GpuUse.SHARED if parts else GpuUse.OFF

@@ -1,0 +1,87 @@
+"""Shares of pods that are over: given back when nothing of the pod runs any more, whoever forgot to say so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from tranche.core.allocation import Allocation
+from tranche.core.errors import TrancheError
+from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, Life, judge_claim
+from tranche.core.keeper import PlacedPodKeeper
+from tranche.kubernetes.api.objects import KubePod
+from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
+from tranche.kubernetes.gates.placed_files import PlacedFiles
+
+_log = logging.getLogger(__name__)
+
+
+class ShareCare:
+    """Looks after the shares of one node. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
+
+    `living` says which of these pods, by uid, have processes on the machine; it blocks. A pod that has finished has none by the
+    kubelet's word. Of one that is there no more nobody has said that its containers have ended: it has half a minute.
+    """
+
+    def __init__(
+        self,
+        node: ShareNode,
+        handover: ShareHandover,
+        files: PlacedFiles,
+        pods: Callable[[], Awaitable[Collection[KubePod]]],
+        *,
+        living: Callable[[Collection[str]], Collection[str]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._node = node
+        self._handover = handover
+        self._files = files
+        self._pods = pods
+        self._living = living
+        self._clock = clock
+        self._fallen: dict[str, float] = {}
+
+    async def look(self) -> bool:
+        """Give back what is over; whether something was."""
+        held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
+        candidates = {uid: each for uid, each in held.items() if uid not in self._handover.under_way}
+        refused = self._handover.refused.value if self._handover.refused.synced else {}
+        if not candidates and not refused:
+            self._fallen = {}
+            return False
+        # Before the processes are looked for: a pod that starts between the two is there by the API server's word.
+        stand = await self._standing()
+        living = set(await asyncio.to_thread(self._living, list(candidates)))
+        if stand is not None:
+            self._handover.forget_refusals(frozenset(refused.keys() - stand.keys()))
+        now, fallen, given = self._clock(), {}, False
+        for uid, allocations in candidates.items():
+            word = None if stand is None else stand.get(uid)
+            stands = None if stand is None else word is not None and not word.finished
+            if stands is False:
+                since = self._fallen.get(uid, now)
+                fallen[uid] = since if word is None else min(since, now - FALLEN_SECONDS)
+            elif stands is None and uid in self._fallen:
+                fallen[uid] = self._fallen[uid]
+            evidence = ClaimEvidence(stands, now - fallen.get(uid, now), uid in living)
+            if judge_claim(evidence) is Life.GONE and uid not in self._handover.under_way:
+                await self._give_back(uid, allocations)
+                fallen.pop(uid, None)
+                given = True
+        self._fallen = fallen
+        return given
+
+    async def _standing(self) -> Mapping[str, KubePod] | None:
+        try:
+            return {pod.uid: pod for pod in await self._pods()}
+        except TrancheError as error:
+            _log.info("pods not read", extra={"error": str(error)})
+            return None
+
+    async def _give_back(self, uid: str, allocations: tuple[Allocation, ...]) -> None:
+        keeper = allocations[0].keeper
+        assert isinstance(keeper, PlacedPodKeeper)
+        await asyncio.to_thread(lambda: self._node.shares().give_back(uid, why="its pod is over"))
+        await asyncio.to_thread(self._files.remove_of, keeper)
+        _log.info("given back", extra={"pod": str(keeper), "uid": uid})

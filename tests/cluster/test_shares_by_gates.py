@@ -1,0 +1,143 @@
+"""A cluster whose API server knows no claims: the same requests, by scheduling gates and the controller's choice.
+
+By default the programs of the other tests emulate Kubernetes 1.33, which serves no resource.k8s.io/v1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster.chart_values import simulated_machines
+from cluster.cluster import Cluster, remove_cluster, this_process
+from cluster.helm_release import HelmRelease
+from cluster.node import Node
+from cluster.waiting import wait_for
+from cluster.workloads import FOREVER, log, phases, pod, pods_in
+from release.image import MadeImage
+
+from tests.machines import TRANCHE
+
+pytestmark = pytest.mark.cluster
+
+AGENTS, TEAM = "tranche-system", "team"
+LOOK = f"nvidia-smi -L; echo end; {FOREVER}"
+EMULATED = "1.33"
+
+
+@pytest.fixture(scope="module")
+def old_cluster(suitable_machine: None) -> Iterator[Cluster]:
+    running = os.environ.get("TRANCHE_TEST_GATES_CLUSTER")
+    if running:
+        yield Cluster.open(running)
+        return
+    name = f"gates-{os.getpid()}"
+    nodes = {"p4d": "p4d.24xlarge", "bare": ""}
+    try:
+        yield Cluster.create(name, nodes, time_scale=0.1, owner=this_process(), emulates=EMULATED, say=_say)
+    finally:
+        remove_cluster(name)
+
+
+@pytest.fixture(scope="module")
+def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmRelease]:
+    for node in old_cluster.nodes:
+        node.import_image(agent_image.archive, agent_image.name, agent_image.digest)
+    for name in (AGENTS, TEAM):
+        old_cluster.kubectl("create", "namespace", name)
+    old_cluster.kubectl("label", "namespace", TEAM, "tranche.dev/inject=enabled")
+    old_cluster.kubectl("label", "node", "p4d", "tranche.dev/mode=dynamic")
+    values = {
+        **simulated_machines(old_cluster.folder),
+        "migStrategy": "mixed",
+        # An API server that emulates an older one still says its own version.
+        "dra": {"enabled": True, "tier": "gates"},
+        "controller": {"enabled": True, "replicas": 1},
+    }
+    made = HelmRelease(old_cluster, "gates", AGENTS, values)
+    made.install()
+    controller = f"deployment/{made.objects}-controller"
+    old_cluster.kubectl("rollout", "status", controller, f"--namespace={AGENTS}", "--timeout=120s")
+    wait_for("the node hands out shares", lambda: _handed_out(old_cluster), timeout=60)
+    yield made
+    if os.environ.get("TRANCHE_TEST_GATES_CLUSTER"):
+        made.uninstall()
+        for name in (AGENTS, TEAM):
+            old_cluster.kubectl("delete", "namespace", name)
+
+
+def test_the_same_requests_are_served_without_claims(old_cluster: Cluster, release: HelmRelease) -> None:
+    p4d = old_cluster.node("p4d")
+    job = ("--image", "localhost/busybox:1", "-n", TEAM, "--", "sh", "-c", LOOK)
+    dry = _tranche(old_cluster, "submit", "--gpu-memory", "4Gi", "--name", "dry", "--dry-run", "-o", "json", *job)
+    (made,) = json.loads(dry)["items"]
+    assert made["kind"] == "Job"
+    assert made["spec"]["template"]["spec"]["schedulingGates"] == [{"name": "tranche.dev/share"}]
+    _tranche(old_cluster, "submit", "--gpu-memory", "4Gi", "--name", "small", *job)
+    old_cluster.apply(
+        _asking("kai", **{"gpu-memory": "9000"}),
+        _asking("profile", **{"tranche.dev/mig-profile": "2g.10gb"}),
+        _asking("whole", **{"tranche.dev/gpus": "1"}),
+    )
+    wait_for(
+        "all run", lambda: phases(old_cluster, TEAM) == {"Running": 4}, timeout=60, explain=lambda: _why(old_cluster)
+    )
+    for name, profile in (("small", "1g.5gb"), ("kai", "1g.10gb"), ("profile", "2g.10gb")):
+        assert f"MIG {profile}" in _seen(old_cluster, name), name
+    assert "MIG" not in _seen(old_cluster, "whole")
+    # Each sees what was chosen for it, and nothing else.
+    uuids = [line for name in ("small", "kai", "profile", "whole") for line in _seen(old_cluster, name).splitlines()]
+    assert len({line for line in uuids if "MIG-" in line or "whole" in line}) == 3
+    held = json.loads(p4d_run(p4d, *TRANCHE, "ps", "-o", "json"))["allocations"]
+    assert {each["keeper"]["kind"] for each in held} == {"placed-pod"}
+
+
+def p4d_run(node: Node, *words: str) -> str:
+    command = node.command(words)
+    return subprocess.run(command, env=node.environment(), capture_output=True, text=True, check=True).stdout
+
+
+def _tranche(cluster: Cluster, *arguments: str) -> str:
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    done = subprocess.run([*TRANCHE, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _asking(name: str, **annotations: str) -> dict[str, Any]:
+    made = pod(name, TEAM, script=LOOK)
+    made["metadata"]["annotations"] = annotations
+    return made
+
+
+def _seen(cluster: Cluster, name: str) -> str:
+    """What the pod of that name, or of that job, has seen."""
+    (found,) = [
+        each["metadata"]["name"] for each in pods_in(cluster, TEAM) if each["metadata"]["name"].startswith(name)
+    ]
+
+    def text() -> str:
+        said = log(cluster, TEAM, found)
+        return said if "end" in said else ""
+
+    return wait_for(f"{name} has looked", text)
+
+
+def _handed_out(cluster: Cluster) -> bool:
+    allocatable = cluster.api.get("/api/v1/nodes/p4d")["status"]["allocatable"]
+    return str(allocatable.get("tranche.dev/share", "0")) != "0"
+
+
+def _why(cluster: Cluster) -> str:
+    events = cluster.kubectl("get", "events", "--namespace", TEAM)
+    logs = cluster.kubectl("logs", "--namespace", AGENTS, "--selector=app.kubernetes.io/name", "--tail=40")
+    return cluster.kubectl("get", "pods", "-o", "wide", "--namespace", TEAM) + events[-3000:] + logs[-6000:]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,121 @@
+"""What agent and controller tell each other in leases: nothing is lost, nothing moves by itself, and what is odd is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kubernetes.dra.test_order import a100s
+from tests.strategies import node_views
+from tranche.core.allocation import NodeView, WholeGpu
+from tranche.core.errors import TrancheError, UsageError
+from tranche.core.gpu_use import GpuUse
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.request import parse_request
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuProcess
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.gates.leases import (
+    NodeChoices,
+    NodeGpus,
+    ShareChoice,
+    choices_from_lease,
+    choices_to_lease,
+    generation_of,
+    gpus_from_lease,
+    gpus_to_lease,
+    lasting,
+    lease_name,
+    node_of,
+)
+from tranche.kubernetes.gates.offered import offered_view
+from tranche.planning.allocate import Granted, decide
+from tranche.planning.foresee import with_granted
+
+OWNER = ("n1", "uid-n1")
+
+
+@given(node_views(), st.integers(0, 10**6), st.dictionaries(st.text(min_size=1), st.text(max_size=50), max_size=3))
+def test_what_an_agent_says_arrives(view: NodeView, generation: int, refused: dict[str, str]) -> None:
+    said = NodeGpus("n1", view, generation, refused)
+    lease = gpus_to_lease(said, OWNER)
+    assert gpus_from_lease(lease) == replace(said, view=lasting(view))
+    assert (node_of(lease), generation_of(lease)) == ("n1", generation)
+    assert lasting(lasting(view)) == lasting(view)
+    keepers = [each.keeper for each in gpus_from_lease(lease).view.allocations]
+    assert not any(each.key_digest for each in keepers if isinstance(each, ProcessKeeper))
+
+
+def test_56_slices_take_a_few_kilobytes() -> None:
+    view, request = a100s(8), parse_request(gpu_memory="4Gi")
+    for _ in range(56):
+        found = decide(view, request)
+        assert isinstance(found, Granted)
+        view = with_granted(view, request, found)
+    lease = gpus_to_lease(NodeGpus("n1", view), OWNER)
+    assert sum(map(len, lease.annotations.values())) < 10_000
+
+
+def test_free_memory_and_names_of_more_processes_are_no_news() -> None:
+    (gpu,) = a100s(1).node
+    view = a100s(1)
+
+    def used(free: int, *pids: int) -> NodeView:
+        processes = tuple(GpuProcess(pid, f"p{pid}", free) for pid in pids)
+        return replace(view, node=replace(view.node, gpus=(replace(gpu, memory_free=free, processes=processes),)))
+
+    assert lasting(used(1, 7, 8)) == lasting(used(2, 7, 9))
+    assert lasting(used(1, 7)) != lasting(used(1))
+
+
+@pytest.mark.parametrize(
+    "change", [{"tranche.dev/view": "AAAA"}, {"tranche.dev/view": "%"}, {"tranche.dev/generation": "x"}]
+)
+def test_what_cannot_be_read_is_not_known(change: dict[str, str]) -> None:
+    lease = gpus_to_lease(NodeGpus("n1", a100s(1), 3), OWNER)
+    with pytest.raises(UsageError):
+        gpus_from_lease(replace(lease, annotations={**lease.annotations, **change}))
+    with pytest.raises(UsageError):
+        gpus_from_lease(replace(lease, annotations={}))
+
+
+def test_choices_arrive_in_the_place_of_what_was_read() -> None:
+    choice = ShareChoice("team", "p", "u1", (WholeGpu("GPU-1"),), 7)
+    first = choices_to_lease(NodeChoices("n1", owner=OWNER).with_choices([choice]))
+    assert (first.version, first.owner_node) == ("", OWNER)
+    read = choices_from_lease(replace(first, version="5"))
+    assert read.choices == {"u1": choice}
+    after = choices_to_lease(read.without(["u1"]))
+    assert (after.version, choices_from_lease(after).choices) == ("5", {})
+    with pytest.raises(TrancheError):
+        choices_from_lease(replace(first, annotations={"tranche.dev/choices": "[]"}))
+
+
+def test_a_long_name_of_a_node_makes_a_lease_of_its_own() -> None:
+    names = {lease_name("gpus", "a" * 250), lease_name("gpus", "a" * 249 + "b"), lease_name("choices", "a" * 250)}
+    assert len(names) == 3
+    assert all(len(name) <= 253 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("mode", "use"),
+    [
+        (NodeMode.DYNAMIC, GpuUse.MIG),
+        (NodeMode.SHARED, GpuUse.SHARED),
+        (NodeMode.MIXED, GpuUse.AUTO),
+        (NodeMode.STATIC, GpuUse.OFF),
+        (NodeMode.OFF, GpuUse.OFF),
+    ],
+)
+def test_only_what_the_mode_offers_can_be_chosen(mode: NodeMode, use: GpuUse) -> None:
+    view = a100s(1)
+    (gpu,) = view.node
+    offered = offered_view(view, mode)
+    assert offered.use_of(gpu.uuid) is use
+    assert Sharing.MEMORY_LIMITS not in offered.node.sharing.offered
+    assert offered_view(view, mode, [gpu.uuid]).changing == {gpu.uuid}
+    off = offered_view(replace(view, uses={gpu.uuid: GpuUse.OFF}), mode)
+    assert off.use_of(gpu.uuid) is GpuUse.OFF
