@@ -35,6 +35,7 @@ def views_of(machine: TestMachine) -> list[str]:
         "/?q=held",
         "/queue",
         "/events",
+        "/waste",
         "/layouts",
         "/layouts?layout=all-balanced",
         asked,

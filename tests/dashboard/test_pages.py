@@ -199,7 +199,7 @@ def test_gpus_are_found_by_what_is_said_of_them() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize(
-    "path", ["/", "/queue", "/events", "/ask", "/shares/11111111", f"/gpus/{every_kind().node.gpus[0].uuid}"]
+    "path", ["/", "/queue", "/events", "/ask", "/waste", "/shares/11111111", f"/gpus/{every_kind().node.gpus[0].uuid}"]
 )
 def test_whatever_others_wrote_is_text(path: str, text: str) -> None:
     def page(said: str) -> ElementTree.Element:
@@ -234,7 +234,7 @@ def test_a_page_loads_only_what_this_server_has_and_runs_nothing_of_its_own() ->
 
 
 def test_the_live_part_is_in_the_page_once_and_ids_are_unique() -> None:
-    for path in ("/", "/queue", "/events"):
+    for path in ("/", "/queue", "/events", "/waste", "/layouts"):
         page = page_of(path, snapshot_of(every_kind(), _waiting()), EVENTS)
         whole = tree_of(page)
         ids = [each.get("id") for each in whole.iter() if each.get("id")]

@@ -19,6 +19,8 @@ ADDRESSES = (
     "/queue",
     "/ask",
     "/events",
+    "/waste",
+    "/layouts",
     "/gpus/x",
     "/shares/x",
     "/live",

@@ -9,7 +9,7 @@ from tranche.documents import describe
 from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import PATTERNS
 
-VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/layouts", "Layouts"))
+VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/waste", "Waste"), ("/layouts", "Layouts"))
 """The views that every page leads to."""
 
 

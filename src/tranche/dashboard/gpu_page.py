@@ -14,7 +14,13 @@ from tranche.documents.markup import Child, Element, element
 
 
 def gpu_page(
-    uuid: str, overview: Document, events: Sequence[Document], said: Sequence[str], now: float, hours: int
+    uuid: str,
+    overview: Document,
+    readings: Sequence[Document],
+    events: Sequence[Document],
+    said: Sequence[str],
+    now: float,
+    hours: int,
 ) -> DashboardPage | None:
     """The GPU of that UUID, with its last so many hours; None where the machine has none. `events` are all that are kept."""
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
@@ -22,16 +28,18 @@ def gpu_page(
         return None
     events = events_of_gpu(uuid, events)
     known = {each["id"]: each for each in overview["allocations"]}
+    reading = next((each for each in readings if each["gpuUUID"] == uuid), None)
+    inside = {} if reading is None else {each["gpuInstanceId"]: each for each in reading["slices"]}
     drawn = blocks_of([gpu], overview["allocations"])
     live = element(
         "div",
         notes(said),
-        _facts(gpu),
+        _facts(gpu, reading),
         key(drawn),
         element("div", gpu_bar(drawn[0]), class_="card"),
         table(
             "Slices and holders",
-            ("Place", "Profile", "State", "Held by", "Memory", "Made by", "MIG device"),
+            ("Place", "Profile", "State", "Held by", "Memory", "Used", "Busy", "Made by", "MIG device"),
             [
                 (
                     f"{each['placement']['start']}:{each['placement']['size']}",
@@ -39,6 +47,8 @@ def gpu_page(
                     each["state"],
                     _holders(each, known),
                     memory(each["memoryBytes"]),
+                    memory(inside.get(each["gpuInstanceId"], _UNKNOWN)["memoryUsedBytes"]),
+                    _measured(inside.get(each["gpuInstanceId"], _UNKNOWN)["busy"], "%"),
                     None if each["owned"] is None else "Tranche" if each["owned"] else "others",
                     element("span", [code(device["uuid"]) for device in each["devices"]]) if each["devices"] else None,
                 )
@@ -71,7 +81,18 @@ def events_of_gpu(uuid: str, events: Sequence[Document]) -> list[Document]:
     ]
 
 
-def _facts(gpu: Document) -> Element:
+_UNKNOWN: Document = {"memoryUsedBytes": None, "busy": None}
+_GAUGES = (("busy", "busy", "%"), ("power", "powerWatts", " W"), ("temperature", "temperatureCelsius", " °C"))
+
+
+def _measured(value: float | None, unit: str) -> str:
+    """What a gauge says; in words where there is none, for 0 is measured."""
+    if value is None:
+        return "not measurable"
+    return f"{value:.0%}" if unit == "%" else f"{value:.0f}{unit}"
+
+
+def _facts(gpu: Document, reading: Document | None) -> Element:
     mode, pending = gpu["mig"]["mode"], gpu["mig"]["pendingMode"]
     room = [f"{each['count']}×{each['profile']}" for each in gpu["room"] if each["count"]]
     pairs: list[tuple[str, Child]] = [
@@ -82,6 +103,8 @@ def _facts(gpu: Document) -> Element:
         ("UUID", code(gpu["uuid"])),
         ("bus", code(gpu["pciBusId"])),
     ]
+    if reading is not None:
+        pairs += [(word, _measured(reading[name], unit)) for word, name, unit in _GAUGES]
     if gpu["lost"]:
         pairs.insert(0, ("health", "lost by the driver"))
     if gpu["mig"]["mode"] == "enabled":

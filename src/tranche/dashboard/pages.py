@@ -15,7 +15,9 @@ from tranche.dashboard.layouts_page import layouts_page
 from tranche.dashboard.previewing import layout_names, layout_preview
 from tranche.dashboard.queue_page import ask_page, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.dashboard.waste_page import waste_page
 from tranche.documents.blocks import Document
+from tranche.documents.waste import use_over_time, waste_data
 
 Events = Callable[[], Sequence[Document]]
 """Reads the events, all that the register keeps, oldest first."""
@@ -28,7 +30,7 @@ def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: 
             return fleet_page(seen.overview, seen.notes, query.get("q", ""))
         case ["gpus", uuid]:
             hours = hours_asked(query.get("hours", ""))
-            return gpu_page(uuid, seen.overview, events(), seen.notes, seen.taken, hours)
+            return gpu_page(uuid, seen.overview, seen.readings, events(), seen.notes, seen.taken, hours)
         case ["shares", allocation_id]:
             of_it = [each for each in events() if each["allocationId"] == allocation_id]
             return share_page(allocation_id, seen.overview, of_it, seen.taken)
@@ -38,10 +40,19 @@ def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: 
             return _asked(query, seen)
         case ["events"]:
             return events_page(events()[-MOST:], seen.overview["gpus"])
+        case ["waste"]:
+            return _wasted(seen, events())
         case ["layouts"]:
             return _previewed(query.get("layout", ""), seen)
         case _:
             return None
+
+
+def _wasted(seen: MachineSnapshot, events: Sequence[Document]) -> DashboardPage:
+    gpus, allocations, hours = seen.overview["gpus"], seen.overview["allocations"], 24
+    waste = waste_data(seen.view.node, gpus, seen.readings, allocations)
+    use = use_over_time(gpus, events, allocations, seen.taken - hours * 3600, seen.taken)
+    return waste_page(waste, use, seen.overview, seen.notes, seen.taken, hours)
 
 
 def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:

@@ -14,7 +14,8 @@ class MachineSnapshot:
     """The machine at `taken`, in seconds since the epoch.
 
     `number` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
-    `newest_event` is the position of the newest event. `notes` say what the picture does not show.
+    `readings` are what the hardware says of its use. `newest_event` is the position of the newest event. `notes` say what the
+    picture does not show.
     """
 
     number: int
@@ -24,8 +25,10 @@ class MachineSnapshot:
     away: frozenset[str]
     overview: Document
     newest_event: int
+    readings: tuple[Document, ...] = ()
     notes: tuple[str, ...] = ()
 
     def shows_the_same(self, other: MachineSnapshot) -> bool:
         """Whether a page of the other one would look the same."""
-        return (self.overview, self.newest_event, self.notes) == (other.overview, other.newest_event, other.notes)
+        mine = (self.overview, self.newest_event, self.readings, self.notes)
+        return mine == (other.overview, other.newest_event, other.readings, other.notes)

@@ -16,6 +16,8 @@ from dataclasses import replace
 from tranche.core.errors import TrancheError
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
+from tranche.documents.readings import reading_document
+from tranche.hardware.nvml_gauges import NvmlGauges
 from tranche.local.attendance import silent
 from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
@@ -81,13 +83,13 @@ class Watch:
                     self._changed.wait(_GPU_SECONDS)
 
     def _look_again_and_again(self, host: Host) -> None:
-        version, looked = -1, 0.0
+        version, looked, gauges = -1, 0.0, NvmlGauges(time.monotonic)
         while self._wait_for_a_reason():
             question, version_now = self._asked, host.ledger.version()
             due = time.monotonic() - looked >= _GPU_SECONDS
             if question != self._answered or version_now != version or due:
                 # What is written during the look may or may not be in it, and is looked at again.
-                version, seen = version_now, self._look(host)
+                version, seen = version_now, self._look(host, gauges)
                 self._answered, looked = question, time.monotonic()
                 self._report(question, seen, "")
             with self._changed:
@@ -101,7 +103,7 @@ class Watch:
                 self._changed.wait()
             return not self._ended
 
-    def _look(self, host: Host) -> MachineSnapshot:
+    def _look(self, host: Host, gauges: NvmlGauges) -> MachineSnapshot:
         notes: list[str] = []
         view = host.look(lambda error: notes.append(f"what dead processes left is shown as it is: {error.message}"))
         if (slow := slow_decision(host.places)) is not None:
@@ -118,6 +120,7 @@ class Watch:
             away,
             overview_data(view, queue, away),
             newest[-1].position if newest else 0,
+            tuple(reading_document(each) for each in gauges.read(view.node)),
             tuple(notes),
         )
         last = self._last

@@ -12,6 +12,7 @@
   let offset = 0; // the server's clock less this one
   let trouble = "";
   let refused = false;
+  let same = ""; // the live part as it was fetched last
   let fetching = false;
 
   const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
@@ -85,8 +86,10 @@
         if (answer.status === 401) { refused = true; break; }
         if (answer.status === 404) document.getElementById("view").textContent = "This is not there any more.";
         if (!answer.ok) break;
-        const made = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("view");
+        const text = await answer.text();
+        const made = text === same ? null : new DOMParser().parseFromString(text, "text/html").getElementById("view");
         if (made) replace(document.adoptNode(made));
+        same = text;
         shown = goal;
       }
     } catch { /* the server is away; the stream says so, and begins anew */ } finally {

@@ -1,0 +1,101 @@
+"""What is held and not used, larger than what is in it, or cut and held by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import figures, memory, notes, share_link, span_since, table
+from tranche.documents.blocks import Document, told_holder
+from tranche.documents.markup import Child, element
+
+
+def waste_page(
+    waste: Document, use: Sequence[Document], overview: Document, said: Sequence[str], now: float, hours: int
+) -> DashboardPage:
+    """Waste now, and the use of each GPU over so many hours."""
+    known = {each["id"]: each for each in overview["allocations"]}
+    unused = [(*_held_by(each, known), span_since(_oldest(each, known), now)) for each in waste["unused"]]
+    too_large = [
+        (
+            *_held_by(each, known),
+            memory(each["memoryUsedBytes"]),
+            f"{each['enough']['profile']}, {memory(each['enough']['memoryBytes'])}",
+        )
+        for each in waste["tooLarge"]
+    ]
+    idle = [
+        (
+            _place(each),
+            memory(each["memoryBytes"]),
+            None if each["owned"] is None else "Tranche" if each["owned"] else "others",
+        )
+        for each in waste["idle"]
+    ]
+    over_time = [
+        (
+            f"GPU {each['gpuIndex']}",
+            f"{each['held']:.0%}",
+            f"{each['idle']:.0%}",
+            f"{1 - each['held'] - each['idle']:.0%}",
+        )
+        for each in use
+    ]
+    live = element(
+        "div",
+        notes(said),
+        figures([(word, memory(_sum(waste[kind]))) for word, kind in _WORDS]),
+        table(
+            "Held, and no process is in it now",
+            ("What", "Memory", "Held by", "For"),
+            unused,
+            "All that is held is in use.",
+        ),
+        table(
+            "Held, and what is in it now would fit a smaller slice",
+            ("What", "Memory", "Held by", "Used now", "Enough"),
+            too_large,
+            "No slice is larger than what is in it, as far as it can be measured.",
+        ),
+        table("Cut, and held by nobody", ("What", "Memory", "Made by"), idle, "Every slice is held or in use."),
+        element("h2", f"The last {hours} hours"),
+        table(
+            "Shares of each GPU's grid and of the time",
+            ("GPU", "Held, at least in part", "Cut by Tranche, held by nobody", "Neither"),
+            over_time,
+            "No GPU.",
+        ),
+        element(
+            "p",
+            "A program's memory may have been larger a moment ago. What was held, and whether a program ran in it, "
+            "is known of now alone; how long it was held is told by the events.",
+            class_="muted",
+        ),
+    )
+    return DashboardPage("Waste", live)
+
+
+_WORDS = (("held and unused", "unused"), ("held and larger than needed", "tooLarge"), ("cut and idle", "idle"))
+
+
+def _sum(found: Sequence[Document]) -> int:
+    return sum((each["memoryBytes"] or 0) - each.get("enough", {}).get("memoryBytes", 0) for each in found)
+
+
+def _place(each: Document) -> str:
+    if each["placement"] is None:
+        return f"GPU {each['gpuIndex']}"
+    return f"{each['profile']} at {each['placement']['start']}:{each['placement']['size']} of GPU {each['gpuIndex']}"
+
+
+def _held_by(each: Document, known: Mapping[str, Document]) -> tuple[Child, ...]:
+    names: list[Child] = []
+    for id in each["allocationIds"]:
+        names += [
+            element("li", share_link(id), f" {told_holder(known[id]).removeprefix(id).strip()}" if id in known else "")
+        ]
+    return _place(each), memory(each["memoryBytes"]), element("ul", names, class_="plain")
+
+
+def _oldest(each: Document, known: Mapping[str, Document]) -> str:
+    return str(min(known[id]["created"] for id in each["allocationIds"] if id in known))
