@@ -18,6 +18,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, devices_of
+from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.order import in_order
 
 OUR_ORDER, LISTING_ORDER, RANDOM_ORDER = ORDERS
@@ -79,6 +80,63 @@ class ListedNode:
     def _free(self, device: NodeDevice) -> bool:
         assert isinstance(device.offered, Slice)
         return not device.offered.placement.mask & self._taken[device.gpu_uuid]
+
+
+class KeepingNode(ListedNode):
+    """One that lists in our order and keeps room: nobody is given what lies on kept places and is smaller."""
+
+    def __init__(self, view: NodeView, keep: str) -> None:
+        super().__init__(view, OUR_ORDER, Random(0))
+        self._sizes = parse_kept(keep)
+        self._places: tuple[str, ...] = ()
+        self._refused: frozenset[str] = frozenset()
+        self._keep()
+
+    def take(self, number: int, profile: ProfileName) -> None:
+        """As any node, and look anew what is kept."""
+        super().take(number, profile)
+        self._keep()
+
+    def give_back(self, number: int) -> None:
+        """As any node, and look anew what is kept."""
+        super().give_back(number)
+        self._keep()
+
+    def _keep(self) -> None:
+        devices = [each for several in self._of.values() for each in several]
+        view = replace(self._view, allocations=tuple(self._held.values()))
+        places = kept_places(devices, view, self._sizes, {}, self._places)
+        self._places = tuple(each.name for each in places)
+        self._refused = frozenset(set_apart(devices, places, {})[1])
+
+    def _free(self, device: NodeDevice) -> bool:
+        return device.name not in self._refused and super()._free(device)
+
+
+def refused_by_profile(
+    nodes: int, board: str, profiles: Sequence[ProfileName], path: Sequence[Arrival], keep: str
+) -> tuple[list[float], float]:
+    """Of the arrivals that count, in percent: how many of each profile were refused, and how much of the compute was accepted."""
+    random = Random(7)
+    listed = [KeepingNode(shown_view(board), keep) for _ in range(nodes)]
+    running: list[tuple[float, int, KeepingNode]] = []
+    came, lost = [0] * len(profiles), [0] * len(profiles)
+    for number, arrival in enumerate(path):
+        while running and running[0][0] <= arrival.time:
+            _, other, node = heappop(running)
+            node.give_back(other)
+        profile = profiles[arrival.shape]
+        fitting = [node for node in listed if node.fits(profile)]
+        if fitting:
+            node = random.choice(fitting)
+            node.take(number, profile)
+            heappush(running, (arrival.time + arrival.service, number, node))
+        if number >= len(path) // 3:
+            came[arrival.shape] += 1
+            lost[arrival.shape] += not fitting
+    offered = sum(profile.slices * count for profile, count in zip(profiles, came, strict=True))
+    refused = sum(profile.slices * count for profile, count in zip(profiles, lost, strict=True))
+    return [100 * one / (all_ or 1) for one, all_ in zip(lost, came, strict=True)], 100 * (1 - refused / offered)
 
 
 def refused(

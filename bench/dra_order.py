@@ -25,7 +25,7 @@ from release.chart import render
 
 from bench.acceptance import arrivals
 from bench.claim_arrivals import GPUS, ORDERS, KeptConnection, Outcome, ShownNode, play, shown_node
-from bench.claim_lists import refused
+from bench.claim_lists import refused, refused_by_profile
 from bench.machine import board_of
 from bench.optimum import fluid_optimum
 from bench.report import Report
@@ -38,6 +38,10 @@ PROFILES = ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
 # Weights in the order of PROFILES.
 MIXES = {"1g and 3g": (1, 0, 0, 1, 0, 0), "1g, 2g and 3g": (1, 0, 1, 1, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
 LOADS = (0.8, 0.9, 1.0)
+# Weights of mixes in which large requests are few, and the load that finds too little room for them.
+KEPT_MIXES = {"1g and 7g": (20, 0, 0, 0, 0, 1), "1g and 3g": (7, 0, 0, 2, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
+KEPT_SIZES = ("", "3g.20gb", "7g.40gb", "7g.40gb=2")
+KEPT_NODES, KEPT_ARRIVALS, KEPT_LOAD = 2, 4_000, 1.0
 FLEET, ARRIVALS = 20, 5_000
 SCHEDULED_SHORT, SCHEDULED_LONG = (2, 400), (20, 2_000)
 WRITE_SECONDS = 5.0
@@ -55,6 +59,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 def run(report: Report) -> None:
     """Measure; where no cluster can run, say so after what needs none, and exit with 1."""
     _simulated(report, range(1, 11 if report.long else 4))
+    _kept(report, range(1, 6 if report.long else 2))
     nodes, number = SCHEDULED_LONG if report.long else SCHEDULED_SHORT
     report.section(
         "The same by the scheduler of Kubernetes itself",
@@ -104,6 +109,41 @@ def _simulated(report: Report, seeds: range) -> None:
                     cells.append(f"{mean(each[0] for each in found):.1f} / {mean(each[1] for each in found):.1f}")
                 rows.append([mix, str(load), *cells])
     report.table(["mix", "load", *ORDERS], rows)
+
+
+def _kept(report: Report, seeds: range) -> None:
+    report.section(
+        "Pods refused by that scheduler where nodes keep room for large requests",
+        f"{KEPT_NODES} nodes with {GPUS} GPUs of {BOARD} each, in our order, at a load of {KEPT_LOAD}; {KEPT_ARRIVALS:,} "
+        f"arrivals, the first third does not count; seeds {seeds[0]} to {seeds[-1]}. What nodes keep: tranche.dev/keep.",
+        "Cells: percent of the requests for a profile that were refused, and of all compute slices asked for that were given.",
+    )
+    profiles = [parse_profile(each) for each in PROFILES]
+    rows = []
+    with ProcessPoolExecutor() as pool:
+        jobs = {
+            (mix, keep): [
+                pool.submit(
+                    refused_by_profile,
+                    KEPT_NODES,
+                    BOARD,
+                    profiles,
+                    arrivals(weights, KEPT_LOAD * _most(weights) * KEPT_NODES * GPUS, KEPT_ARRIVALS, seed),
+                    keep,
+                )
+                for seed in seeds
+            ]
+            for mix, weights in KEPT_MIXES.items()
+            for keep in KEPT_SIZES
+        }
+        for (mix, keep), several in jobs.items():
+            found = [job.result() for job in several]
+            cells = [
+                f"{mean(each[0][number] for each in found):.1f}" if KEPT_MIXES[mix][number] else ""
+                for number in range(len(PROFILES))
+            ]
+            rows.append([mix, keep or "nothing", *cells, f"{mean(each[1] for each in found):.1f}"])
+    report.table(["mix", "kept", *PROFILES, "compute given"], rows)
 
 
 def _most(weights: Sequence[int]) -> float:
