@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import stat
 import subprocess
@@ -21,6 +22,7 @@ ADDRESSES = (
     "/events",
     "/waste",
     "/layouts",
+    "/picture.svg",
     "/gpus/x",
     "/shares/x",
     "/live",
@@ -111,6 +113,18 @@ def test_the_page_shows_what_the_commands_print(machine: TestMachine, dashboard:
     assert explained["message"] in text_of(parsed(dashboard.ask("/ask?kind=gpu_memory&amount=4Gi").text))
     gpu = machine.json("gpus")["gpus"][0]["uuid"]
     assert "1g.5gb" in text_of(parsed(dashboard.ask(f"/gpus/{gpu}").text))
+
+
+def test_the_picture_is_a_file_for_a_ticket(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    machine.hold("--mig-profile", "1g.5gb")
+    saved = dashboard.ask("/picture.svg")
+    assert saved.headers["content-disposition"] == 'attachment; filename="gpus.svg"'
+    printed = machine.tranche("gpus", "-o", "svg").stdout
+
+    def without_caption(svg: str) -> str:
+        return re.sub(r">[^<>]*, [\d-]+ [\d:]+ UTC<", "><", svg)
+
+    assert without_caption(saved.text) == without_caption(printed)
 
 
 def test_a_gpus_page_tells_who_held_what(machine: TestMachine, dashboard: ServedDashboard) -> None:

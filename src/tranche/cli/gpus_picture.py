@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import platform
 import time
@@ -13,6 +12,7 @@ import click
 
 from tranche.cli.settings import Settings
 from tranche.core.allocation import NodeView
+from tranche.documents import describe
 from tranche.documents.picture import draw_picture
 from tranche.documents.shares import allocation_document
 
@@ -21,15 +21,12 @@ def show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, An
     """Print the picture of what GpuList and AllocationList say now."""
     allocations = [allocation_document(each, view) for each in view.allocations]
     unknown = "" if ledger_read else "; who holds which slice is not known"
-    click.echo(draw_picture(gpus, allocations, f"{_machine(settings)}, {_moment(time.time())}{unknown}"), nl=False)
+    click.echo(
+        draw_picture(gpus, allocations, f"{_machine(settings)}, {describe.said_in_utc(time.time())}{unknown}"), nl=False
+    )
 
 
 def _machine(settings: Settings) -> str:
     if settings.simulate is not None:
         return f"simulated {settings.simulate}"
     return "a simulated machine" if os.environ.get("TRANCHE_SIM_STATE") else platform.node()
-
-
-def _moment(seconds: float) -> str:
-    """A reader of the picture may be anywhere, so the time is UTC."""
-    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -24,7 +24,9 @@ from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_p
 from tranche.dashboard.live import LiveMachine
 from tranche.dashboard.pages import Events, page_at
 from tranche.dashboard.watch import OpenHost
+from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
+from tranche.documents.picture import draw_picture
 from tranche.documents.picture_style import STYLE
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -48,6 +50,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         Route("/live", _news),
         Route("/api/overview", _overview),
         Route("/api/events", _events),
+        Route("/picture.svg", _picture),
         Route("/static/{name}", _static),
         Route("/{path:path}", _page),
     ]
@@ -147,6 +150,18 @@ async def _events(request: Request) -> Response:
     """What `tranche events -o json` prints, all that is kept."""
     found = await run_in_threadpool(request.app.state.served.events)
     return JSONResponse(document("EventList", events=found))
+
+
+async def _picture(request: Request) -> Response:
+    """The fleet as a file for tickets and reports, as `tranche gpus -o svg` draws it."""
+    seen = await _live(request).fresh()
+    if seen is None:
+        return _html(
+            plain_page("Nothing was seen of the machine", _live(request).trouble), HTTPStatus.SERVICE_UNAVAILABLE
+        )
+    caption = f"{request.app.state.served.machine}, {said_in_utc(seen.taken)}"
+    drawn = draw_picture(seen.overview["gpus"], seen.overview["allocations"], caption)
+    return Response(drawn, headers={"Content-Disposition": 'attachment; filename="gpus.svg"'}, media_type=_TYPES["svg"])
 
 
 async def _news(request: Request) -> Response:

@@ -76,6 +76,7 @@ def _filter(looked_for: str) -> Element:
         "form",
         element("label", "Find ", element("input", type="search", name="q", value=looked_for, id="q")),
         element("button", "Show"),
+        element("a", "Save the picture", href="/picture.svg", download="gpus.svg"),
         action="/",
         method="get",
         role="search",

@@ -6,6 +6,7 @@ writes into the register is seen within a fifth of a second; what changes withou
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from tranche.hardware.nvml_gauges import NvmlGauges
 from tranche.local.attendance import silent
 from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
+
+_LOG = logging.getLogger(__name__)
 
 _REGISTER_SECONDS = 0.2
 _GPU_SECONDS = 2.0
@@ -77,10 +80,17 @@ class Watch:
                 with self._open_host() as host:
                     self._look_again_and_again(host)
             except TrancheError as error:
-                self._answered = self._asked
-                self._report(self._answered, None, error.message)
-                with self._changed:
-                    self._changed.wait(_GPU_SECONDS)
+                self._say_why_not(error.message)
+            except Exception as error:
+                # Whatever it is: a page must not look live because the thread behind it has died.
+                _LOG.exception("the machine could not be looked at")
+                self._say_why_not(f"{type(error).__name__}: {error}")
+
+    def _say_why_not(self, why: str) -> None:
+        self._answered = self._asked
+        self._report(self._answered, None, why)
+        with self._changed:
+            self._changed.wait(_GPU_SECONDS)
 
     def _look_again_and_again(self, host: Host) -> None:
         version, looked, gauges = -1, 0.0, NvmlGauges(time.monotonic)

@@ -39,6 +39,11 @@ def timestamp(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def said_in_utc(seconds: float) -> str:
+    """Seconds since the epoch as date and time for people who may be anywhere: `2026-11-20 10:35:27 UTC`."""
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def local_time(seconds: float) -> str:
     """Seconds since the epoch as date and time of this machine's zone, for people."""
     return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
