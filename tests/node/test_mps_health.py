@@ -301,6 +301,35 @@ def test_a_share_that_raises_the_limit_is_no_change_by_somebody(t4: Node) -> Non
 
 
 @isolated
+@pytest.mark.parametrize("told", [3 * GIB, 6 * GIB, 5 * GIB])
+def test_who_is_killed_while_he_raises_the_limit_has_changed_nothing_behind_anybodys_back(t4: Node, told: int) -> None:
+    with t4.host() as host:
+        admit(host, part_of(host))
+        (record,) = host.daemons.records.all()
+        host.daemons.records.write(record._replace(raising=5 * GIB))
+        host.daemons.process(record.device_uuid).control.limit_memory(told)
+        assert not limits_changed(host, record._replace(raising=5 * GIB))
+        view = host.view(thorough=True)
+        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
+        assert faults(host) == []
+        (now,) = host.daemons.records.all()
+        assert (now.limit, now.raising) == (5 * GIB, 0)
+        assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "5G"
+        asked(host, "set_default_device_pinned_mem_limit 0 15G")
+        assert host.view(thorough=True).allocations[0].grants[0].isolation is Isolation.NONE
+
+
+@isolated
+def test_a_limit_that_somebody_set_is_not_overwritten_by_who_raises_it(t4: Node) -> None:
+    with t4.host() as host:
+        admit(host, part_of(host))
+        asked(host, "set_default_device_pinned_mem_limit 0 15G")
+        with pytest.raises(GpuBusy, match="changed by somebody"):
+            change(host, start(only(host), 5 * GIB))
+        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+
+
+@isolated
 def test_a_server_that_was_started_anew_has_the_limits_of_servers_to_come(t4: Node) -> None:
     with t4.host() as host:
         admit(host, part_of(host))

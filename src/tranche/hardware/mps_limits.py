@@ -66,11 +66,10 @@ def _changed(now: SaidLimit, was: SaidLimit) -> str:
 
 
 def _unlike(said: SaidLimit, memory: int, *, to_come: bool) -> str:
-    """What is not as Tranche sets it."""
-    for answer in (said.by_number, said.by_uuid):
-        limit = read_limit(answer)
-        if limit is not None and not limit.agrees(memory) and (limit.count or to_come):
-            return f"the limit of memory is {answer}, and was set to {limit_text(memory)}"
+    """What is not as Tranche sets it, by the device's number; what drivers say of another name that was never set differs."""
+    limit = read_limit(said.by_number)
+    if limit is not None and not limit.agrees(memory) and (limit.count or to_come):
+        return f"the limit of memory is {said.by_number}, and was set to {limit_text(memory)}"
     share = read_percentage(said.compute)
     if share is not None and 0 < share < _ALL_COMPUTE:
         return f"the ceiling of compute is {share:g} %, and none was set"

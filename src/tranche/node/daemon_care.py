@@ -82,6 +82,7 @@ class DaemonCare:
             self._groups.drop(group)
         self._note_overdrawn(view, working)
         put_back = self._put_timeslices_back(view, working, session)
+        put_back = self._complete_raises(view, working, session) or put_back
         found = self._daemons.records.look()
         if not found:
             return put_back
@@ -132,6 +133,29 @@ class DaemonCare:
             done = True
         return done
 
+    def _complete_raises(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
+        """Raise the limits that somebody was killed over; whether there were any.
+
+        Nobody knows what such a daemon was told, until it is told again.
+        """
+        done = False
+        shared = shared_by_mps(view.allocations)
+        gpus = {gpu.uuid for gpu in view.node if not gpu.lost} - working
+        for record in self._daemons.records.all():
+            if (
+                record.raising
+                and record.gpu_uuid in gpus
+                and record.key in shared
+                and record.state is DaemonState.READY
+            ):
+                plan = Plan(
+                    f"the limit of {record.device_uuid} was about to be raised", (_start(record, record.raising),)
+                )
+                if not self._tries.failed_lately(record, self._clock()) and not self._carried_out(plan, session()):
+                    self._tries.note(record, self._clock())
+                done = True
+        return done
+
     def _keep_compute_modes(
         self, view: NodeView, working: frozenset[str], shared: Mapping[DeviceKey, bool], session: Callable[[], str]
     ) -> bool:
@@ -147,7 +171,7 @@ class DaemonCare:
                 continue
             if not self._tries.failed_lately(record, self._clock()):
                 why = f"somebody has set the compute mode of {gpu.label} to DEFAULT while it is shared by MPS: it is set back"
-                if not self._carried_out(Plan(why, (StartMps(gpu.uuid, None, record.limit),)), session(), told=True):
+                if not self._carried_out(Plan(why, (_start(record, record.limit),)), session(), told=True):
                     self._tries.note(record, self._clock())
                 done = True
         return done
@@ -218,9 +242,7 @@ class DaemonCare:
         yield from (now for before, now in zip(stored, as_is(stored, node), strict=True) if before != now)
 
     def _end(self, record: DaemonRecord, session: str) -> None:
-        slot = record.slot
-        occupant = None if slot is None else Occupant(slot.profile, slot.placement)
-        plan = Plan(f"nobody shares {record.device_uuid} any more", (StopMps(record.gpu_uuid, occupant),))
+        plan = Plan(f"nobody shares {record.device_uuid} any more", (StopMps(record.gpu_uuid, _occupant(record)),))
         if self._carried_out(plan, session):
             self._tries.clear(record)
         else:
@@ -252,3 +274,11 @@ class DaemonCare:
             self._tries.note(record, self._clock())
         else:
             self._tries.clear(record)
+
+
+def _occupant(record: DaemonRecord) -> Occupant | None:
+    return None if record.slot is None else Occupant(record.slot.profile, record.slot.placement)
+
+
+def _start(record: DaemonRecord, limit: int) -> StartMps:
+    return StartMps(record.gpu_uuid, _occupant(record), limit)

@@ -87,11 +87,17 @@ class MpsDaemons:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
         if not serving:
             record = record._replace(ready=False, fault="", told="", suspect=False, wedged=False, damaged=False)
-            record = record._replace(limit=0, limits="", changed=False)
+            record = record._replace(limit=0, limits="", changed=False, raising=0)
             self.records.write(record)
             process.stop(sleep=sleep)
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
             driver.set_compute_mode(gpu.uuid, ComputeMode.EXCLUSIVE)
+        if serving:
+            # What it is told overwrites what somebody else has told it.
+            if why := self.health.refuse_changed(record):
+                raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")
+            record = record._replace(raising=max(limit, record.limit))
+            self.records.write(record)
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
         if daemon is None:
             raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
@@ -106,6 +112,7 @@ class MpsDaemons:
         if why := limits.difference("", limit):
             raise VerificationFailed(f"{gpu.label}: {why}, by the MPS daemon of {device_uuid}")
         record = record._replace(every_user=daemon.every_user, ready=True, limit=limit, limits=limits.encoded())
+        record = record._replace(raising=0)
         self.records.write(record)
         if serving and (why := self.health.refusal(record)):
             raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")

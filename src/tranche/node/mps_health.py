@@ -75,6 +75,8 @@ class MpsHealth:
             servers = control.servers(seconds=seconds)
             if any(control.server_status(server, seconds=left()) is ServerStatus.FAULT for server in servers):
                 return f"{FATAL}, and its server is in state FAULT until they are gone"
+            if record.raising:
+                return ""  # it says what it was told before, or what it is being told
             said = control.said_limits(record.device_uuid, servers, seconds=left())
             if changed := said.difference(record.limits, record.limit):
                 return f"{_CHANGED}: {changed}"
@@ -103,6 +105,11 @@ class MpsHealth:
             return ""
         why = f"its server refused a client with {attempt.refused}"
         return self.fence(record, why) if attempt.out_of_reach else why
+
+    def refuse_changed(self, record: DaemonRecord) -> str:
+        """That the daemon keeps other limits than those that were set, in words; it is fenced then. "" when it does not."""
+        fault = self._fault(record, LOOK_SECONDS)
+        return self.fence(record, fault, limits_changed=True) if fault.startswith(_CHANGED) else ""
 
     def has_news(self, record: DaemonRecord) -> bool:
         """Whether the daemon says otherwise than is written down of it. Its limits may be about to be set, by who joins."""

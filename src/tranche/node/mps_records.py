@@ -35,9 +35,9 @@ class DaemonRecord(NamedTuple):
     `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
     clock ticks since that boot) name the daemon's process once it is ready, `uid` its user, whose programs alone it serves unless
     it serves `every_user`. `limits` is what it said of its limits when they were set, `changed` that it said something else
-    later. `fault` says why nobody more is let in; `wedged` that the reason lasts until the daemon ends; `told` the reason that an
-    event gave last. `suspect` says that a client was killed, which may have wedged it. `damaged`: the record cannot be read, and
-    no more than the device is known.
+    later; `raising` is the limit in bytes that it is about to be told, 0 when nobody is at it. `fault` says why nobody more is
+    let in; `wedged` that the reason lasts until the daemon ends; `told` the reason that an event gave last. `suspect` says that a
+    client was killed, which may have wedged it. `damaged`: the record cannot be read, and no more than the device is known.
     """
 
     gpu_uuid: str
@@ -60,6 +60,7 @@ class DaemonRecord(NamedTuple):
     told: str = ""
     limits: str = ""
     changed: bool = False
+    raising: int = 0
 
     @property
     def slot(self) -> InstanceKey | None:
