@@ -29,6 +29,7 @@ from tests.kubernetes.kubelet.test_pod_resources import kubelet as pod_resources
 from tests.local.test_fractions import end_daemons, holders, later, tenant
 from tests.local.test_random_faults import BUSY, FIRST_SEED, IN_ONE_LIFE, LIVES, REFUSED
 from tests.machines import TRANCHE, TestMachine, machine_in
+from tests.node.processes import isolated
 from tests.node.test_mps_daemons import short
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesResponse
@@ -250,6 +251,7 @@ def _unlimited(holder: dict[str, Any]) -> bool:
     return any(grant["isolation"] == "none" for grant in holder["grants"])
 
 
+@isolated
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + max(1, LIVES // 2)))
 def test_an_agent_that_is_killed_gives_nothing_twice_and_leaves_nothing(seed: int, short: Path) -> None:
     async def run() -> None:

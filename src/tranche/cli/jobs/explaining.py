@@ -19,6 +19,10 @@ async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetE
     from tranche.kubernetes.fleet.reading import read_fleet, read_pod
 
     pod = await read_pod(api, namespace, name)
+    if pod.by_gate is not None:
+        from tranche.kubernetes.gates.explaining import explain_gated, read_gate_fleet
+
+        return explain_gated(pod, pod.by_gate, await read_gate_fleet(api, pod))
     return explain_pod(pod, await read_fleet(api, namespace))
 
 

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import ComputeSlice, NodeView
-from tranche.core.errors import TrancheError
-from tranche.core.keeper import ChosenFor
 from tranche.kubernetes.controller.cluster_pods import ClusterNode, ClusterPod
 from tranche.kubernetes.controller.placer import GpuNode
+from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
-from tranche.planning import effect
-from tranche.planning.plan import Plan
-from tranche.planning.realise import given, realise
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +55,6 @@ def gpu_nodes(now: ClusterNow, away: Iterable[str] = ()) -> tuple[tuple[GpuNode,
         view = said.view if chosen is None else with_choices(said.view, chosen.choices.values())
         found.append(GpuNode(replace(node.room, free=free), view))
     return tuple(found), unknown
-
-
-def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
-    """The view once every choice is made true that the node's agent has not taken up yet."""
-    taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
-    for choice in choices:
-        if choice.uid in taken:
-            continue
-        grants = tuple(each for each in choice.grants if not isinstance(each, ComputeSlice))
-        try:
-            plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
-        except TrancheError:
-            continue  # a GPU that the node has no more: nobody can be given anything of it either
-        after = effect.apply(plan, view) if isinstance(plan, Plan) else view
-        view = given(after, f"chosen-{choice.uid}", choice.grants)
-    return view
 
 
 def _used(now: ClusterNow) -> Mapping[str, Mapping[str, int]]:

@@ -55,14 +55,14 @@ class NodeAnswer:
 
 def node_answer(pod: FleetPod, demands: Sequence[Demanded], node: FleetNode, room: Room | None) -> NodeAnswer:
     """What the node says to the pod's demands."""
-    out = _kept_out(pod, node)
+    out = kept_out(pod, node)
     found = _of_devices(demands, node, room)
     if out is None or found.reason in (NodeReason.NO_DEVICES, NodeReason.NODE_MODE):
         return found
     return NodeAnswer(node.name, out[0], out[1], could=found.could)
 
 
-def _kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
+def kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
     """What keeps the pod off the node, whatever GPUs it has."""
     if not node.ready:
         return NodeReason.NODE_NOT_READY, "its kubelet does not answer"

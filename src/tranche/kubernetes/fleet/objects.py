@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranche.core.errors import UsageError
+from tranche.core.request import Request
+from tranche.kubernetes.claims.annotations import pod_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
-from tranche.kubernetes.claims.vocabulary import DRIVER, CapacityName
+from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_GATE, SHARE_RESOURCE, CapacityName
 from tranche.kubernetes.fleet.tolerance import FleetTaint, FleetToleration
 
 _RESOURCES = "nvidia.com/"
@@ -73,7 +75,8 @@ class FleetPod:
     """A pod. `claims` are the names of its claims, where they exist, by its own names for them; `templates` alike.
 
     `message` is the scheduler's own word on why it is not bound. `affinity` are the terms of which a node has to meet one.
-    `limits` are how many it asks for of each of NVIDIA's extended resources.
+    `limits` are how many it asks for of each of NVIDIA's extended resources. `by_gate` is what it asks for where a controller
+    chooses its share, `chosen` the choice as it is written on it.
     """
 
     namespace: str
@@ -88,6 +91,9 @@ class FleetPod:
     claims: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    by_gate: Request | None = None
+    chosen: str = ""
+    uid: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -155,7 +161,21 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
             if each.get("resourceClaimTemplateName")
         },
         limits=_limits(spec),
+        by_gate=_by_gate(meta, spec),
+        chosen=str(_part(meta, "annotations").get(SHARE_GATE) or ""),
+        uid=str(meta.get("uid") or ""),
     )
+
+
+def _by_gate(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> Request | None:
+    limits = (_part(_part(each, "resources"), "limits") for each in spec.get("containers") or ())
+    if not any(SHARE_RESOURCE in each for each in limits):
+        return None
+    try:
+        demand = pod_demand(_part(meta, "annotations"))
+    except UsageError:
+        return None
+    return None if demand is None else demand.request
 
 
 def _asked(devices: Mapping[str, Any]) -> str:

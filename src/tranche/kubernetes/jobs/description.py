@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
@@ -15,6 +15,7 @@ from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
 from tranche.kubernetes.fleet.reading import read_fleet
 from tranche.kubernetes.fleet.room import HeldDevice
+from tranche.kubernetes.gates.explaining import chosen_text, explain_gated, read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.documents import job_document
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order
@@ -24,17 +25,21 @@ _EVENTS = 5
 
 @dataclass(frozen=True, slots=True)
 class JobDescription:
-    """`waiting` explains each pod that has no place. `events` are the last warnings about the pods, newest last."""
+    """`waiting` explains each pod that has no place. `events` are the last warnings about the pods, newest last.
+
+    `chosen` is what a controller has chosen for pods, by name, in words.
+    """
 
     job: KubeJob
     pods: tuple[JobPod, ...]
     holdings: Mapping[str, Sequence[HeldDevice]]
     waiting: tuple[FleetExplanation, ...] = ()
     events: tuple[str, ...] = ()
+    chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def has(self, pod: JobPod) -> tuple[str, ...]:
         """What the pod has, for people."""
-        return tuple(device_text(each) for each in self.holdings.get(pod.name, ()))
+        return self.chosen.get(pod.name) or tuple(device_text(each) for each in self.holdings.get(pod.name, ()))
 
 
 async def describe_job(connection: ApiConnection, namespace: str, name: str) -> JobDescription:
@@ -43,11 +48,21 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     reader = ClusterReader(connection)
     path = f"/api/v1/namespaces/{namespace}/pods"
     raw = await reader.objects("the job's pods", path, labelSelector=f"{JOB_LABEL}={name}") or ()
+    pods, known = in_order(map(decode_job_pod, raw)), [decode_fleet_pod(each) for each in raw]
+    warnings = await _warnings(reader, namespace, pods)
+    gated = [each for each in known if each.by_gate is not None]
+    if gated:
+        found = await read_gate_fleet(connection, gated[0])
+        chosen = {each.name: (text,) for each in gated if (text := chosen_text(each, found))}
+        explained = tuple(
+            explain_gated(each, each.by_gate, found)
+            for each in gated
+            if each.by_gate is not None and not each.node and each.phase == "Pending"
+        )
+        return JobDescription(job, pods, {}, explained, warnings, chosen)
     fleet = await read_fleet(connection, namespace)
-    waiting = [decode_fleet_pod(each) for each in raw]
-    explained = tuple(explain_pod(each, fleet) for each in waiting if not each.node and each.phase == "Pending")
-    pods = in_order(map(decode_job_pod, raw))
-    return JobDescription(job, pods, _holdings(pods, fleet), explained, await _warnings(reader, namespace, pods))
+    explained = tuple(explain_pod(each, fleet) for each in known if not each.node and each.phase == "Pending")
+    return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings)
 
 
 def description_document(found: JobDescription) -> dict[str, object]:

@@ -1,0 +1,29 @@
+"""A node's view with what was chosen of it and its agent has not taken up yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tranche.core.allocation import ComputeSlice, NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import ChosenFor
+from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.planning import effect
+from tranche.planning.plan import Plan
+from tranche.planning.realise import given, realise
+
+
+def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
+    """The view once every choice is made true that the node's agent has not taken up yet."""
+    taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
+    for choice in choices:
+        if choice.uid in taken:
+            continue
+        grants = tuple(each for each in choice.grants if not isinstance(each, ComputeSlice))
+        try:
+            plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
+        except TrancheError:
+            continue  # a GPU that the node has no more: nobody can be given anything of it either
+        after = effect.apply(plan, view) if isinstance(plan, Plan) else view
+        view = given(after, f"chosen-{choice.uid}", choice.grants)
+    return view

@@ -1,0 +1,182 @@
+"""Why a pod whose share a controller chooses waits, or what was chosen for it: in terms of GPUs, by the planning itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tranche.core.allocation import Grant, NodeView
+from tranche.core.errors import TrancheError, UsageError
+from tranche.core.request import Request
+from tranche.core.wire import grant_from_dict
+from tranche.documents import describe
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.leases import decode_lease
+from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.fleet.answers import NodeReason, kept_out
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
+from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node
+from tranche.kubernetes.gates.chosen_view import with_choices
+from tranche.kubernetes.gates.leases import (
+    CHOICES,
+    GPUS,
+    PLACING_LABEL,
+    NodeGpus,
+    choices_from_lease,
+    gpus_from_lease,
+    node_of,
+)
+from tranche.planning.explain import Explanation, explain
+
+_LEASES = "/apis/coordination.k8s.io/v1/leases"
+_NAMED = 3
+_GROUPS = 12
+_ADVICE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GateFleet:
+    """What a person may read of nodes whose shares a controller chooses.
+
+    `views` count what was chosen as given; `said` is what agents say; `unknown` are nodes of which nothing can be read.
+    `last_word` is the controller's last event about the pod.
+    """
+
+    nodes: Mapping[str, FleetNode] = field(default_factory=dict)
+    said: Mapping[str, NodeGpus] = field(default_factory=dict)
+    views: Mapping[str, NodeView] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    last_word: str = ""
+
+
+async def read_gate_fleet(connection: ApiConnection, pod: FleetPod) -> GateFleet:
+    """With the rights of whoever asks."""
+    reader = ClusterReader(connection)
+    nodes = await reader.objects("nodes", "/api/v1/nodes") or ()
+    leases = [
+        decode_lease(raw) for raw in await reader.objects("what nodes have", _LEASES, labelSelector=PLACING_LABEL) or ()
+    ]
+    events = await reader.objects(
+        "events",
+        f"/api/v1/namespaces/{pod.namespace}/events",
+        fieldSelector=f"involvedObject.name={pod.name},reason=WaitsForShare",
+    )
+    said: dict[str, NodeGpus] = {}
+    chosen = {}
+    unknown: dict[str, str] = {}
+    for lease in leases:
+        try:
+            match lease.labels.get(PLACING_LABEL):
+                case str(kind) if kind == GPUS:
+                    said[node_of(lease)] = gpus_from_lease(lease)
+                case str(kind) if kind == CHOICES:
+                    chosen[node_of(lease)] = choices_from_lease(lease).choices.values()
+                case _:
+                    pass
+        except UsageError as error:
+            unknown[node_of(lease)] = error.message
+    views = {name: with_choices(each.view, chosen.get(name, ())) for name, each in said.items() if name not in unknown}
+    decoded = {each.name: each for each in map(decode_fleet_node, nodes)}
+    word = str((events or ({},))[-1].get("message") or "") if events else ""
+    return GateFleet(decoded, said, views, unknown, tuple(reader.unread), word)
+
+
+def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExplanation:
+    """Why the pod waits, or what was chosen for it. Pure."""
+    wanted = (str(request),)
+    notes = tuple(f"your account may not read {what}" for what in fleet.unread)
+    if pod.phase in ("Succeeded", "Failed"):
+        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
+    if not pod.gated:
+        return _chosen(pod, wanted, fleet, notes)
+    if not fleet.views:
+        word = fleet.last_word or "it waits at the gate until the controller chooses its share"
+        return FleetExplanation(str(pod), WaitStatus.WAITING, word, wanted, notes=notes)
+    answers = {name: explain(view, request) for name, view in fleet.views.items()}
+    outs = {name: out for name, node in fleet.nodes.items() if (out := kept_out(pod, node)) is not None}
+    able = [name for name, each in sorted(answers.items()) if each.fits and name not in outs]
+    groups = _groups(_rows(answers, outs, fleet))
+    shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
+    unnamed = sum(each.count for each in hidden)
+    if able:
+        found = answers[able[0]].granted
+        note = "" if found is None else f": {found.note}"
+        message = f"node {able[0]} has what it wants{note}; it waits at the gate until the controller chooses"
+        return FleetExplanation(
+            str(pod), WaitStatus.STARTABLE, message, wanted, groups=shown, unnamed=unnamed, notes=notes
+        )
+    could = [name for name, each in answers.items() if each.impossible is None]
+    number = f"none of {len(fleet.nodes) or len(answers):,} nodes can"
+    status = WaitStatus.WAITING if could else WaitStatus.IMPOSSIBLE
+    message = f"{number} serve it now; {len(could):,} of them could" if could else f"{number} ever serve it as they are"
+    advice = tuple(
+        f"on node {name}: {remedy.text}" for name in could for remedy in answers[name].remedies if name not in outs
+    )
+    return FleetExplanation(
+        str(pod), status, message, wanted, groups=shown, unnamed=unnamed, remedies=advice[:_ADVICE], notes=notes
+    )
+
+
+def chosen_text(pod: FleetPod, fleet: GateFleet) -> str:
+    """What was chosen for a pod: `1g.5gb at 6:1 of GPU 0 on node p4d`; "" where that cannot be read."""
+    try:
+        data = json.loads(pod.chosen)
+        node, grants = str(data["node"]), tuple(map(grant_from_dict, data["grants"]))
+    except (ValueError, KeyError, TypeError, AttributeError, TrancheError):
+        return ""
+    view = fleet.views.get(node)
+    return f"{'; '.join(_grant_text(each, view) for each in grants)} on node {node}"
+
+
+def _chosen(pod: FleetPod, wanted: tuple[str, ...], fleet: GateFleet, notes: tuple[str, ...]) -> FleetExplanation:
+    text = chosen_text(pod, fleet) or "a share"
+    refused = next((each.refused[pod.uid] for each in fleet.said.values() if pod.uid in each.refused), "")
+    if refused:
+        message = f"{text} was chosen for it, and the node cannot hand it over yet: {refused}"
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
+    if not pod.node:
+        message = f"{text} was chosen for it; the scheduler has yet to bind it" + (
+            f": {pod.message}" if pod.message else ""
+        )
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
+    return FleetExplanation(str(pod), WaitStatus.HAS, f"it has {text}", wanted, notes=notes)
+
+
+def _grant_text(grant: Grant, view: NodeView | None) -> str:
+    if view is not None and any(gpu.uuid == grant.gpu_uuid for gpu in view.node):
+        return describe.grant(grant, view.node)
+    slot = grant.slot
+    return grant.gpu_uuid if slot is None else f"{slot.profile} at {slot.placement} of {grant.gpu_uuid}"
+
+
+def _rows(
+    answers: Mapping[str, Explanation], outs: Mapping[str, tuple[NodeReason, str]], fleet: GateFleet
+) -> Iterator[tuple[str, str, str]]:
+    """Node, reason and words of each that cannot serve now."""
+    for name in sorted({*fleet.nodes, *answers, *fleet.unknown}):
+        if name in fleet.unknown:
+            yield name, NodeReason.PUBLISHING, fleet.unknown[name]
+        elif name in outs:
+            yield name, *outs[name]
+        elif name not in answers:
+            yield name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand"
+        elif not answers[name].fits:
+            found = answers[name]
+            obstacles = dict.fromkeys(str(each.obstacle.reason) for each in found.gpus if each.obstacle is not None)
+            reason = found.impossible.reason if found.impossible is not None else next(iter(obstacles), NodeReason.HELD)
+            texts = dict.fromkeys(each.obstacle.text for each in found.gpus if each.obstacle is not None)
+            yield name, reason, found.summary if found.impossible is not None else "; ".join(list(texts)[:_NAMED])
+
+
+def _groups(rows: Iterator[tuple[str, str, str]]) -> tuple[NodeGroup, ...]:
+    together: dict[tuple[str, str], list[str]] = {}
+    for name, reason, text in rows:
+        together.setdefault((reason, text), []).append(name)
+    groups = [_group(key, names) for key, names in together.items()]
+    return tuple(sorted(groups, key=lambda each: -each.count))
+
+
+def _group(key: tuple[str, str], names: Sequence[str]) -> NodeGroup:
+    return NodeGroup(key[0], key[1], tuple(names[:_NAMED]), len(names))
