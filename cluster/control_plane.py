@@ -179,6 +179,9 @@ class ControlPlane:
             "use-service-account-credentials": "true",
             "cluster-signing-cert-file": self.pki.authority,
             "cluster-signing-key-file": self.pki.key("ca"),
+            # Its default, 20 requests a second for each controller, is what tests of many pods would wait for.
+            "kube-api-qps": 200,
+            "kube-api-burst": 400,
         }
 
     def _scheduler_options(self) -> dict[str, object]:

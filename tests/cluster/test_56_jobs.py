@@ -1,4 +1,4 @@
-"""The 56 jobs of deploy/examples, scaled: on eight whole GPUs, in 56 slices, and without any GPU."""
+"""The 56 jobs of deploy/examples, scaled: on eight whole GPUs and in 56 slices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tranche.demo.schedule import SLICE_SECONDS, WHOLE_GPU_SECONDS
 
 pytestmark = pytest.mark.cluster
 
-SCALE = 0.05
+SCALE = 0.02
 MEMBERS, GPUS = 56, 8
 
 
@@ -37,20 +37,19 @@ def test_56_members_run_in_slices_of_their_own_and_on_whole_gpus_by_turns(
             label(cluster, p4d, "all-1g.5gb")
             wait_for_slices(cluster, p4d, mig_1g_5gb=MEMBERS)
             sliced = batch("slices")
-            control = batch("no-gpu")
             label(cluster, p4d, "all-disabled")
             wait_for_state(cluster, p4d, "success")
     finally:
         label(cluster, p4d, None)
 
-    assert (len(whole.devices), len(sliced.devices), len(control.devices)) == (GPUS, MEMBERS, 0)
+    assert (len(whole.devices), len(sliced.devices)) == (GPUS, MEMBERS)
     assert all(device.startswith("GPU-") for device in whole.devices)
     assert all(device.startswith("MIG-") for device in sliced.devices)
     # No job can take less than its time, nor a GPU serve two at once.
     assert whole.seconds >= math.ceil(MEMBERS / GPUS) * WHOLE_GPU_SECONDS * SCALE
-    assert min(sliced.seconds, control.seconds) >= SLICE_SECONDS * SCALE
+    assert sliced.seconds >= SLICE_SECONDS * SCALE
     record_property(
         "figure",
         f"56 jobs of {SCALE:g} of their length: {whole.seconds:.1f} s on 8 GPUs, {sliced.seconds:.1f} s in slices"
-        f" ({whole.seconds / sliced.seconds:.2f} times as fast), {control.seconds:.1f} s without any GPU",
+        f" ({whole.seconds / sliced.seconds:.2f} times as fast)",
     )

@@ -54,6 +54,10 @@ class Claimants:
         self.api.delete(f"{self.pods}/{name}")
         self.api.delete(f"{self.claims}/{name}")
 
+    def remove_all(self) -> None:
+        for every in (self.pods, self.claims):
+            self.api.request("DELETE", every, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+
     def bound(self) -> list[str]:
         return [each["metadata"]["name"] for each in self.api.get(self.pods)["items"] if "nodeName" in each["spec"]]
 
@@ -79,15 +83,16 @@ def claimants(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) 
     means = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
     view = view_of(*(gpu_on(board, index, mode=MigMode.DISABLED) for index in range(8)))
     view = replace(view, node=replace(view.node, sharing=means, driver_version="580.65.06", cuda_version=(13, 0)))
+    found = Claimants(cluster, namespace)
     try:
         # A kubelet keeps the slices of an agent that has just ended for half a minute.
         cluster.kubectl("delete", "resourceslices", "--all")
         cluster.apply(*classes)
         keep = getattr(request, "param", "")
         publish_on_paper(cluster.api, NODE, add_paper_node(cluster.api, NODE), view, keep=keep)
-        yield Claimants(cluster, namespace)
+        yield found
     finally:
-        cluster.kubectl("delete", "pods,resourceclaims", "--all", "--namespace", namespace, "--force")
+        found.remove_all()
         cluster.kubectl("delete", "resourceslices", "--all")
         cluster.api.delete(f"{NODES}/{NODE}")
         remove_device_classes(cluster)
