@@ -223,7 +223,7 @@ def _nodes(api: ApiClient, connection: KeptConnection, order: str, number: int) 
 
 
 def _remove(cluster: Cluster, shown: dict[str, ShownNode]) -> None:
-    cluster.kubectl("delete", "resourceslices", "--all")
+    cluster.api.delete_all(SLICES)
     for name in shown:
         cluster.api.delete(f"{NODES}/{name}")
 

@@ -56,7 +56,7 @@ def write_rights(cluster: Cluster, objects: Sequence[KubeObject]) -> None:
 
 def remove_device_classes(cluster: Cluster) -> None:
     """Have the cluster hold no DeviceClass; the next agent that serves claims brings its own again."""
-    cluster.kubectl("delete", "deviceclasses", "--all")
+    cluster.api.delete_all("/apis/resource.k8s.io/v1/deviceclasses")
     forget_rights(cluster)
 
 

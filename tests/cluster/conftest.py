@@ -107,7 +107,9 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     # What makes pods goes first, or it would make new ones.
     cluster.kubectl("delete", "deployments,replicasets,daemonsets,statefulsets,jobs", "--all", "--namespace", name)
     # Without force: a pod that is gone from the API server then holds no device any more.
-    cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--timeout=120s")
+    pods = f"/api/v1/namespaces/{name}/pods"
+    cluster.api.delete_all(pods, grace_seconds=1)
+    wait_for(f"the pods of {name} are gone", lambda: not cluster.api.get(pods)["items"])
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 

@@ -77,8 +77,8 @@ def test_annotated_pods_and_old_manifests_get_slices_side_by_side(
         assert "MIG" not in seen("whole")
         assert len(claims_in(cluster, namespace)) == 5
     finally:
-        cluster.kubectl("delete", "pods", "--all", "--namespace", namespace, "--timeout=120s")
-        wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=60)
+        cluster.api.delete_all(f"/api/v1/namespaces/{namespace}/pods")
+        wait_for("the pods are gone", lambda: not pods_in(cluster, namespace))
         release.uninstall()
         give_by_claims(cluster, p4d, None)
         cluster.kubectl("delete", "namespace", agents, "--wait=false")

@@ -11,6 +11,7 @@ import pytest
 from cluster.claims import DRIVER, claim_template, claims_in, devices_given, devices_published
 from cluster.cluster import Cluster
 from cluster.node import Node
+from cluster.paper_nodes import SLICES
 from cluster.waiting import wait_for
 from cluster.workloads import log, phase, phases, pod, pods_in
 
@@ -187,7 +188,7 @@ def test_a_pool_without_an_allocated_device_is_whole_again_and_what_was_given_me
         wait_for("the device is shown as before", whole, timeout=30)
         planter.wait_for_reason("late", f"overlaps what claim {namespace}/{neighbour.claim} holds")
 
-        cluster.kubectl("delete", "resourceslices", "--all")
+        cluster.api.delete_all(SLICES)
         wait_for("all is shown again", lambda: whole() and len(devices_published(cluster, p4d)) > 300, timeout=30)
         assert neighbour.unharmed()
         planter.delete("late")

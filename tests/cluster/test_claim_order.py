@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster.agent_rights import remove_device_classes
 from cluster.cluster import Cluster
-from cluster.paper_nodes import NODES, add_paper_node, claim, pod_with_claim, publish_on_paper
+from cluster.paper_nodes import NODES, SLICES, add_paper_node, claim, pod_with_claim, publish_on_paper
 from cluster.waiting import wait_for
 from release.chart import render
 
@@ -56,7 +56,7 @@ class Claimants:
 
     def remove_all(self) -> None:
         for every in (self.pods, self.claims):
-            self.api.request("DELETE", every, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+            self.api.delete_all(every, grace_seconds=0)
 
     def bound(self) -> list[str]:
         return [each["metadata"]["name"] for each in self.api.get(self.pods)["items"] if "nodeName" in each["spec"]]
@@ -86,14 +86,14 @@ def claimants(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) 
     found = Claimants(cluster, namespace)
     try:
         # A kubelet keeps the slices of an agent that has just ended for half a minute.
-        cluster.kubectl("delete", "resourceslices", "--all")
+        cluster.api.delete_all(SLICES)
         cluster.apply(*classes)
         keep = getattr(request, "param", "")
         publish_on_paper(cluster.api, NODE, add_paper_node(cluster.api, NODE), view, keep=keep)
         yield found
     finally:
         found.remove_all()
-        cluster.kubectl("delete", "resourceslices", "--all")
+        cluster.api.delete_all(SLICES)
         cluster.api.delete(f"{NODES}/{NODE}")
         remove_device_classes(cluster)
 

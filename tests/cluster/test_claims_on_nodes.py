@@ -75,7 +75,7 @@ def prepared_seconds(agent: AgentPod) -> list[float]:
 
 def gone(cluster: Cluster, node: Node, namespace: str) -> None:
     """Delete every pod, and see that nothing of them is left on the node."""
-    cluster.kubectl("delete", "pods", "--all", "--namespace", namespace, "--wait=false")
+    cluster.api.delete_all(f"/api/v1/namespaces/{namespace}/pods")
     wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=180)
     wait_for("the claims are gone", lambda: not claims_in(cluster, namespace), timeout=60)
     wait_for("the register is empty", lambda: not shares(node), timeout=60, explain=lambda: str(shares(node)))

@@ -29,7 +29,7 @@ def dynamic_agent(cluster: Cluster, p4d: Node) -> Iterator[AgentPod]:
             yield agent
     finally:
         set_mode(cluster, p4d, None)
-        cluster.kubectl("delete", "resourceslices", "--all")
+        cluster.api.delete_all(SLICES)
         remove_device_classes(cluster)
         p4d.renew_machine()
         install_rights(cluster)
