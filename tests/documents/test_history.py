@@ -22,7 +22,7 @@ from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.documents.events import event_document
-from tranche.documents.history import HistoryPlace, HistorySpan, shares_over_time, slices_over_time
+from tranche.documents.history import HistoryPlace, HistorySpan, events_by_gpu, shares_over_time, slices_over_time
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 
 PROFILE = parse_profile("1g.5gb")
@@ -59,6 +59,22 @@ def create(start: int = 0, uuid: str = UUID) -> CreateInstance:
 def granted(when: float, id: str) -> tuple[float, EventData, str]:
     grants = (Slice(UUID, PROFILE, Placement(0, 1)),)
     return when, ShareGranted("", "w", Request(MigSlice(PROFILE)), grants), id
+
+
+def test_events_are_told_apart_by_the_gpus_that_they_are_about() -> None:
+    undone = (12.0, PlanUndone("q", "HardwareError", ""), "")
+    events = told(
+        done(10, create()),
+        done(11, create(uuid="another"), "q"),
+        undone,
+        granted(20, "a"),
+        (30.0, ShareReleased("x"), "a"),
+    )
+    found = events_by_gpu(events)
+    assert {gpu: [each["position"] for each in of_it] for gpu, of_it in found.items()} == {
+        UUID: [1, 4, 5],
+        "another": [2, 3],
+    }
 
 
 def test_a_slice_was_there_from_its_making_to_its_end() -> None:

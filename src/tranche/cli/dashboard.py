@@ -40,11 +40,11 @@ def command(settings: Settings, /, port: int) -> None:
     with open_host(settings, reading=True):
         pass  # a machine without a driver is an error of the command, not of a page
 
-    def events() -> list[Document]:
+    def events(after: int) -> list[Document]:
         ledger = open_to_read(register_places(settings, reading=True))
         try:
             with ledger.read() as db:
-                return [event_document(each) for each in chronicle.events(db)]
+                return [event_document(each) for each in chronicle.events(db, after=after)]
         finally:
             ledger.close()
 

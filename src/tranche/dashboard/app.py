@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
@@ -20,9 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate
+from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
 from tranche.dashboard.live import LiveMachine
-from tranche.dashboard.pages import Events, page_at
+from tranche.dashboard.pages import page_at
 from tranche.dashboard.watch import OpenHost
 from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
@@ -40,7 +42,7 @@ class Served:
 
     machine: str
     open_host: OpenHost
-    events: Events
+    read_events: ReadEvents
 
 
 def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
@@ -58,6 +60,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.served, app.state.live = served, LiveMachine(served.open_host)
+        app.state.events = EventLog(served.read_events)
         app.state.live.start()
         try:
             yield
@@ -125,7 +128,8 @@ async def _page(request: Request) -> Response:
     served: Served = request.app.state.served
     path: str = request.scope["path"]  # the address is made of the Host header as well, and not to be trusted
     try:
-        page = await run_in_threadpool(page_at, path, request.query_params, seen, served.events)
+        events = partial(request.app.state.events.up_to, seen.newest_event)
+        page = await run_in_threadpool(page_at, path, request.query_params, seen, events)
     except TrancheError as error:
         return _html(plain_page("The register cannot be read", error.message), HTTPStatus.SERVICE_UNAVAILABLE)
     if page is None:
@@ -148,7 +152,8 @@ async def _overview(request: Request) -> Response:
 
 async def _events(request: Request) -> Response:
     """What `tranche events -o json` prints, all that is kept."""
-    found = await run_in_threadpool(request.app.state.served.events)
+    seen = await _live(request).fresh()
+    found = await run_in_threadpool(request.app.state.events.up_to, 0 if seen is None else seen.newest_event)
     return JSONResponse(document("EventList", events=found))
 
 

@@ -10,6 +10,7 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.history_view import history_view
 from tranche.dashboard.parts import code, figures, memory, notes, share_link, table
 from tranche.documents.blocks import Document, blocks_of, told_holder
+from tranche.documents.history import events_by_gpu
 from tranche.documents.markup import Child, Element, element
 
 
@@ -26,7 +27,7 @@ def gpu_page(
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
         return None
-    events = events_of_gpu(uuid, events)
+    events = events_by_gpu(events).get(uuid, [])
     known = {each["id"]: each for each in overview["allocations"]}
     reading = next((each for each in readings if each["gpuUUID"] == uuid), None)
     inside = {} if reading is None else {each["gpuInstanceId"]: each for each in reading["slices"]}
@@ -63,22 +64,6 @@ def gpu_page(
         event_table(events[-MOST:], overview["gpus"]),
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
-
-
-def events_of_gpu(uuid: str, events: Sequence[Document]) -> list[Document]:
-    """The events that name the GPU, those of shares that were on it, and the ends of plans."""
-    shares = {
-        each["allocationId"]
-        for each in events
-        for grant in (each["data"] or {}).get("grants", ())
-        if grant["gpuUUID"] == uuid and each["allocationId"]
-    }
-    plans = {(each["data"] or {}).get("planId") for each in events if each["gpuUUID"] == uuid} - {None, ""}
-    return [
-        each
-        for each in events
-        if each["gpuUUID"] == uuid or each["allocationId"] in shares or (each["data"] or {}).get("planId") in plans
-    ]
 
 
 _UNKNOWN: Document = {"memoryUsedBytes": None, "busy": None}

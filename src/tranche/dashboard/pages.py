@@ -20,7 +20,7 @@ from tranche.documents.blocks import Document
 from tranche.documents.waste import use_over_time, waste_data
 
 Events = Callable[[], Sequence[Document]]
-"""Reads the events, all that the register keeps, oldest first."""
+"""Gives the events, all that the register keeps, oldest first."""
 
 
 def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: Events) -> DashboardPage | None:

@@ -46,6 +46,24 @@ class HistorySpan:
         return (self.began is None or self.began <= until) and (self.ended is None or self.ended >= since)
 
 
+def events_by_gpu(events: Sequence[Document]) -> dict[str, list[Document]]:
+    """The events about each GPU, by its UUID: those that name it, those of its shares, and those of plans that changed it."""
+    named = [_gpus_named(event) for event in events]
+    of_share: dict[str, set[str]] = {}
+    of_plan: dict[str, set[str]] = {}
+    for event, gpus in zip(events, named, strict=True):
+        if event["allocationId"]:
+            of_share.setdefault(event["allocationId"], set()).update(gpus)
+        if (plan := _plan_of(event)) is not None:
+            of_plan.setdefault(plan, set()).update(gpus)
+    found: dict[str, list[Document]] = {}
+    for event, gpus in zip(events, named, strict=True):
+        of_others = of_share.get(event["allocationId"] or "", set()) | of_plan.get(_plan_of(event) or "", set())
+        for gpu in gpus | of_others:
+            found.setdefault(gpu, []).append(event)
+    return found
+
+
 def slices_over_time(gpu: Document, events: Sequence[Document]) -> list[HistorySpan]:
     """Every slice of the GPU that the events or the document know, in the order in which they began."""
     known: list[HistorySpan] = []
@@ -107,6 +125,12 @@ def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Ite
 def seconds_of(rfc3339: str) -> float:
     """A document's time as seconds since the epoch."""
     return datetime.datetime.fromisoformat(rfc3339).timestamp()
+
+
+def _gpus_named(event: Document) -> set[str]:
+    data = event["data"] or {}
+    named = {event["gpuUUID"], data.get("step", {}).get("gpu"), *(each["gpuUUID"] for each in data.get("grants", ()))}
+    return {each for each in named if each}
 
 
 def _plan_of(event: Document) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tranche.core.state import NodeState
 from tranche.documents.blocks import Document
-from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
+from tranche.documents.history import HistorySpan, events_by_gpu, shares_over_time, slices_over_time
 
 
 class _Device(NamedTuple):
@@ -75,11 +75,12 @@ def use_over_time(
     """How much of each GPU was held, at least in part, and how much was cut by Tranche and held by nobody: shares from 0 to 1 of
     its grid and of the time from `since` to `until`. Nobody knows since when there are slices whose making is not told.
     """
-    found = []
+    found, by_gpu = [], events_by_gpu(events)
     for gpu in gpus:
         units = gpu["memorySlices"] or 1
-        shares = shares_over_time(gpu["uuid"], events, allocations)
-        cut = slices_over_time(gpu, events)
+        of_it = by_gpu.get(gpu["uuid"], [])
+        shares = shares_over_time(gpu["uuid"], of_it, allocations)
+        cut = slices_over_time(gpu, of_it)
         room = units * (until - since)
         held = _area(shares, units, since, until) / room
         either = _area([*shares, *(each for each in cut if each.began is not None)], units, since, until) / room
