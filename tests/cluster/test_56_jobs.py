@@ -12,6 +12,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import label, wait_for_slices, wait_for_state
 
+from tests.cluster.test_claims_on_nodes import claims_on, gone
 from tranche.demo.schedule import SLICE_SECONDS, WHOLE_GPU_SECONDS
 
 pytestmark = pytest.mark.cluster
@@ -53,3 +54,13 @@ def test_56_members_run_in_slices_of_their_own_and_on_whole_gpus_by_turns(
         f"56 jobs of {SCALE:g} of their length: {whole.seconds:.1f} s on 8 GPUs, {sliced.seconds:.1f} s in slices"
         f" ({whole.seconds / sliced.seconds:.2f} times as fast)",
     )
+
+
+def test_the_manifest_for_slices_runs_as_it_is_on_a_node_that_cuts_its_gpus_on_the_fly(
+    cluster: Cluster, p4d: Node, namespace: str
+) -> None:
+    with claims_on(cluster, p4d):
+        done = run_batch(cluster, namespace, example("slices", scale=SCALE), timeout=300)
+        assert sorted(member.index for member in done.members) == list(range(MEMBERS)), "each member succeeds, once"
+        assert p4d.run("nvidia-smi", "-L").count("MIG 1g.5gb") == MEMBERS, "all ran at once, each in a slice"
+        gone(cluster, p4d, namespace)
