@@ -34,6 +34,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.feature_labels.labels import feature_labels
+from tranche.kubernetes.gates.leases import PLACING_LABEL
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
@@ -122,9 +123,11 @@ def test_the_agents_end_before_the_nodes_are_cleaned(tmp_path: Path) -> None:
             assert not any(seen.method == "PATCH" for seen in server.requests)
             server.delete(f"{PODS}/agent-1")
             said = await patiently(running)
-            deletion, of_leases = [seen for seen in server.requests if seen.method == "DELETE"]
+            deletion, *of_leases = [seen for seen in server.requests if seen.method == "DELETE"]
             assert deletion.body["propagationPolicy"] == "Foreground"
-            assert of_leases.path == LEASES
+            assert [(each.path, each.query["labelSelector"]) for each in of_leases] == [
+                (LEASES, label) for label in (TICKET_LABEL, PLACING_LABEL)
+            ]
             assert [path for path in server.objects if path.startswith(LEASES)] == [f"{LEASES}/others"]
             for name in ("one", "two"):
                 left = server.objects[f"/api/v1/nodes/{name}"]
