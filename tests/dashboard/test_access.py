@@ -50,6 +50,27 @@ def test_a_page_of_another_site_is_refused(method: str, origin: str) -> None:
     assert refused.status is HTTPStatus.FORBIDDEN
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
+def test_a_page_of_another_site_or_port_may_lead_here_and_load_nothing(site: str) -> None:
+    said = {**OURS, "sec-fetch-site": site}
+    led = {**said, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert GATE.strange("GET", led) is None
+    assert GATE.strange("POST", {**led, "origin": "http://127.0.0.1:8899"}) is not None
+    for other in (
+        said,
+        {**led, "sec-fetch-dest": "iframe"},
+        {**said, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
+    ):
+        refused = GATE.strange("GET", other)
+        assert refused is not None
+        assert refused.status is HTTPStatus.FORBIDDEN
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+def test_what_is_typed_in_and_our_own_pages_are_heard(site: str) -> None:
+    assert GATE.strange("GET", {**OURS, "sec-fetch-site": site, "sec-fetch-mode": "cors"}) is None
+
+
 def test_a_form_that_does_not_say_where_it_is_from_is_refused() -> None:
     assert GATE.strange("POST", OURS) is not None
     assert GATE.strange("POST", {**OURS, "origin": "http://127.0.0.1:8899"}) is None

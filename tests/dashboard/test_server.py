@@ -61,6 +61,7 @@ def test_the_address_with_the_token_gives_a_cookie_that_opens_the_page(dashboard
         (421, {"Host": "evil.example:80"}),
         (403, {"Origin": "http://evil.example"}),
         (403, {"Origin": "null"}),
+        (403, {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "no-cors"}),
     ],
 )
 def test_another_sites_page_gets_nothing_even_with_the_token(

@@ -16,6 +16,8 @@ from http.cookies import CookieError, SimpleCookie
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _CHANGES_NOTHING = frozenset({"GET", "HEAD"})
+_OUR_OWN = frozenset({"none", "same-origin"})
+"""What browsers say of where a request comes from: typed in, or of a page of ours. Another port of this host is `same-site`."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -76,6 +78,10 @@ class Gate:
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
             return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
+        foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
+        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        if foreign and not (opened and method in _CHANGES_NOTHING):
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
         if origin is None and method not in _CHANGES_NOTHING:
             return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
         return None
