@@ -54,7 +54,7 @@ class PlacingWorld:
         chosen = choices_from_lease(self.leases[node]).choices if node in self.leases else {}
         for uid, pod in self.pods.items():
             if pod.pinned == node and uid in chosen:
-                self.held.setdefault(node, {})[uid] = chosen[uid].grants
+                self.held.setdefault(node, {}).setdefault(uid, chosen[uid].grants)  # what it has stays its own
 
     def tell(self, node: str) -> None:
         """The agent says what is so now."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kubernetes.controller.placing_world import PlacingWorld
@@ -27,17 +27,21 @@ REQUESTS = [
 ]
 
 
+STEPS = ["a", "b", "hear a", "hear b", "end", "take up", "take up", "tell", "add", "add"]
+
+
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**32),
-    views=st.lists(node_views(max_gpus=2), min_size=1, max_size=3),
-    steps=st.lists(st.sampled_from(["a", "b", "hear a", "hear b", "end", "take up", "tell", "add"]), max_size=60),
+    views=st.lists(node_views(max_gpus=2), min_size=1, max_size=2),
+    steps=st.lists(st.sampled_from(STEPS), min_size=20, max_size=80),
 )
 def test_whatever_is_lost_and_whoever_else_chooses_no_share_is_given_twice(
     seed: int, views: list[NodeView], steps: list[str]
 ) -> None:
     chance = random.Random(seed)
     bare = {f"n{number}": replace(view, allocations=()) for number, view in enumerate(views)}
-    world = PlacingWorld(chance, bare)
+    world = PlacingWorld(chance, bare, faults=chance.choice([0.0, 0.1, 0.4]))
     for node in bare:
         world.tell(node)
     controllers = {name: (Placing(world), [world.now()]) for name in "ab"}
@@ -82,6 +86,25 @@ def test_whatever_is_lost_and_whoever_else_chooses_no_share_is_given_twice(
             assert set(lease.choices) == set(world.held.get(node, {}))
 
     asyncio.run(play())
+
+
+def test_a_controller_that_is_late_cannot_give_what_another_has_given() -> None:
+    world, request = PlacingWorld(random.Random(1), {"n": a100s(1)}, faults=0.0), parse_request(mig_profile="3g.20gb")
+    world.tell("n")
+    world.add_pod("u2", request)
+    early = world.now()
+    world.add_pod("u1", request)
+    late = world.now()
+    asyncio.run(Placing(world).round(early))
+    world.take_up("n")
+    done = asyncio.run(Placing(world).round(late))  # it still believes that nothing was chosen
+    assert (done.let_go, done.unwritten) == (frozenset(), frozenset({"n"}))
+    world.take_up("n")
+    world.check()
+    asyncio.run(Placing(world).round(world.now()))
+    world.take_up("n")
+    world.check()
+    assert len(world.held["n"]) == 2
 
 
 def test_a_crowd_is_chosen_for_with_one_write_for_each_node() -> None:

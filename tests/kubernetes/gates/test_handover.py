@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.dra.claim_node import ClaimNodeStandIn, on_claim_node
-from tranche.core.allocation import Grant
+from tranche.core.allocation import Allocation, Grant, Phase
+from tranche.core.devices import shared_memory
 from tranche.core.errors import AllocationUnknown, GpuBusy, KubeletUnavailable
 from tranche.core.evidence import FALLEN_SECONDS
 from tranche.core.keeper import PlacedPodKeeper
@@ -26,6 +27,7 @@ from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.kubernetes.gates.placed_files import PlacedFiles
 from tranche.kubernetes.gates.share_care import ShareCare
 from tranche.kubernetes.kubelet.pod_resources import Listed
+from tranche.node.claims import ClaimOrder
 from tranche.planning.allocate import Granted, decide
 
 A100 = "A100-SXM4-40GB"
@@ -58,11 +60,24 @@ class PlacedNode:
         async def pods() -> list[KubePod]:
             return list(self.pods.values())
 
+        def adopt(order: ClaimOrder) -> None:
+            host.holders.settle(
+                (),
+                {},
+                [
+                    Allocation(
+                        host.holders.new_id(), order.request, order.grants, Phase.ACTIVE, 0.0, keeper=order.keeper
+                    )
+                ],
+                shared_memory(order.grants, host.observe()),
+            )
+
         share_node = ShareNode(
             shares=lambda: host.claims,
             listed=listed,
             chosen=chosen,
             uid_of=uid_of,
+            adopt=adopt,
             observe_gpu=host.observe_gpu,
             files=lambda: SimulatedDeviceFiles(state),
             driver_version=lambda: "580",
@@ -202,6 +217,23 @@ def test_a_refusal_is_over_when_its_reason_is() -> None:
         assert await node.care.look()
         await node.handover.start(["share-2"])
         assert (set(node.held()), node.handover.refused.value) == ({"uid-after"}, {})
+
+    on_node(act)
+
+
+def test_what_a_lost_register_knew_is_taken_up_again_before_anybody_is_served() -> None:
+    async def act(node: PlacedNode) -> None:
+        grants = node.decided(mig_profile="2g.10gb")
+        node.pod("p", "share-1", grants)
+        node.pod("q", "share-2", node.decided(mig_profile="1g.5gb"))
+        await node.handover.start(["share-1"])
+        (held,) = node.node.allocations
+        node.node.node.host.holders.settle([held.id], {}, ())
+        assert not node.held()
+        await node.care.adopt()
+        assert node.held() == {"uid-p": grants}  # and not what q was only promised
+        await node.care.adopt()
+        assert len(node.node.allocations) == 1
 
     on_node(act)
 

@@ -52,14 +52,15 @@ class ShareNode:
     """What handing over needs of the node. `observe_gpu` blocks.
 
     `listed` gives what the kubelet lists of the resource; `chosen` the choices of this node by uid, as they are now; `uid_of` the
-    uid of a pod, "" where there is none. `driver_version` is that of the GPUs' driver. `mps_pipes` gives the folder of a device's
-    MPS daemon by the device's UUID.
+    uid of a pod, "" where there is none. `adopt` writes into the register what a pod has already; it blocks. `driver_version` is
+    that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
     """
 
     shares: Callable[[], PlacedShares]
     listed: Callable[[], Awaitable[Sequence[Listed]]]
     chosen: Callable[[], Awaitable[Mapping[str, ShareChoice]]]
     uid_of: Callable[[PodRef], Awaitable[str]]
+    adopt: Callable[[ClaimOrder], None]
     observe_gpu: Callable[[str], GpuState]
     files: Callable[[], DeviceFiles]
     driver_version: Callable[[], str]
@@ -124,25 +125,24 @@ class ShareHandover:
         return PlacedPodKeeper(ref.namespace, ref.name, uid)
 
     async def _start(self, unit: str, keeper: PlacedPodKeeper) -> None:
-        grants = await self._grants(keeper)
-        order = ClaimOrder(keeper, nearest_request(grants), grants)
+        order = order_for(keeper, await self._grants(keeper))
         await self.backlog.realise(order)
         self._changed()
         await asyncio.to_thread(self._write_file, unit, order)
         _log.info("handed over", extra={"pod": f"{keeper.namespace}/{keeper.name}", "uid": keeper.uid, "unit": unit})
 
-    async def _grants(self, keeper: PlacedPodKeeper) -> tuple[Wanted, ...]:
+    async def _grants(self, keeper: PlacedPodKeeper) -> tuple[Grant, ...]:
         """What the pod has by the register, and only then what was chosen: a container that starts again keeps its share."""
         held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
         if mine := held.get(keeper.uid):
-            return _wanted(mine[0].grants)
+            return mine[0].grants
         choice = (await self._node.chosen()).get(keeper.uid)
         if choice is None:
             raise AllocationUnknown(
                 f"no share of this node was chosen for {keeper}",
                 hint="the pod has to wait at the gate tranche.dev/share when it is made; see: tranche explain pod/NAME",
             )
-        return _wanted(choice.grants)
+        return choice.grants
 
     def _write_file(self, unit: str, order: ClaimOrder) -> None:
         gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(each.gpu_uuid for each in order.grants)}
@@ -162,8 +162,9 @@ class ShareHandover:
         self.refused.publish(refused)
 
 
-def _wanted(grants: Sequence[Grant]) -> tuple[Wanted, ...]:
-    found = tuple(each for each in grants if not isinstance(each, ComputeSlice))
+def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimOrder:
+    """What the pod is to have; AllocationUnknown when that is nothing that a pod can be handed."""
+    found: tuple[Wanted, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
     if len(found) != len(grants) or not found:
         raise AllocationUnknown("what was chosen is nothing that a pod can be handed")
-    return found
+    return ClaimOrder(keeper, nearest_request(found), found)

@@ -48,6 +48,17 @@ class PlacedFiles:
                 hint="see whether the folder may be written",
             ) from error
 
+    def keepers(self) -> tuple[PlacedPodKeeper, ...]:
+        """The pods that have a file."""
+        first, last = spec_file_name(CDI_KIND, "|").split("|")
+        try:
+            paths = [
+                each for each in self._folder.iterdir() if each.name.startswith(first) and each.name.endswith(last)
+            ]
+        except OSError:
+            return ()
+        return tuple(found for path in paths if (found := _keeper(path)) is not None)
+
     def remove_of(self, keeper: PlacedPodKeeper) -> None:
         """Take away what names that pod; CdiUnavailable when that fails."""
         first, last = spec_file_name(CDI_KIND, "|").split("|")
@@ -66,10 +77,24 @@ class PlacedFiles:
 
 
 def _names(path: Path, mark: str) -> bool:
+    return any(word.startswith(mark) for word in _environment(path))
+
+
+def _keeper(path: Path) -> PlacedPodKeeper | None:
+    """Whose file it is, by the mark in it; None where it names nobody."""
+    first = claim_mark("")
+    for word in _environment(path):
+        name, _, pod = word.partition("=")
+        namespace, _, pod_name = pod.partition("/")
+        if name.startswith(first) and pod_name:
+            return PlacedPodKeeper(namespace, pod_name, name.removeprefix(first).replace("_", "-"))
+    return None
+
+
+def _environment(path: Path) -> tuple[str, ...]:
     try:
         data = json.loads(path.read_text())
-        return any(
-            str(word).startswith(mark) for device in data["devices"] for word in device["containerEdits"].get("env", ())
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        edits = [device["containerEdits"] for device in data["devices"]]
+        return tuple(str(word) for each in edits for word in each.get("env", ()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()

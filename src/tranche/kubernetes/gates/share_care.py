@@ -11,7 +11,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, Life, judge_claim
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.kubernetes.api.objects import KubePod
-from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
+from tranche.kubernetes.gates.handover import ShareHandover, ShareNode, order_for
 from tranche.kubernetes.gates.placed_files import PlacedFiles
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,18 @@ class ShareCare:
                 given = True
         self._fallen = fallen
         return given
+
+    async def adopt(self) -> None:
+        """Take up what pods have of which the register knows nothing, as after it was lost: before anybody else is given it."""
+        held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
+        filed = [each for each in await asyncio.to_thread(self._files.keepers) if each.uid not in held]
+        stand = await self._standing() if filed else {}
+        chosen = await self._node.chosen() if filed else {}
+        for keeper in filed:
+            pod = (stand or {}).get(keeper.uid)
+            if pod is not None and not pod.finished and keeper.uid in chosen:
+                _log.warning("a pod of which the register knew nothing", extra={"pod": str(keeper)})
+                await asyncio.to_thread(self._node.adopt, order_for(keeper, chosen[keeper.uid].grants))
 
     async def _standing(self) -> Mapping[str, KubePod] | None:
         try:

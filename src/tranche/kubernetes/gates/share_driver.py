@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tranche.core.allocation import Allocation, Phase
+from tranche.core.devices import shared_memory
 from tranche.core.errors import TrancheError
+from tranche.core.keeper import PodKeeper
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import PodRef
@@ -26,6 +29,7 @@ from tranche.kubernetes.gates.placed_files import PlacedFiles, cdi_name
 from tranche.kubernetes.gates.share_care import ShareCare
 from tranche.kubernetes.services import NodeServices
 from tranche.kubernetes.tier_watch import InTier
+from tranche.node.claims import ClaimOrder
 from tranche.node.pod_processes import pods_with_processes
 
 UNITS = 250
@@ -34,6 +38,7 @@ UNITS = 250
 _TICK_SECONDS = 0.5
 _CARE_SECONDS = 10.0
 _FRESH_SECONDS = 0.5
+_FIRST_CARE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +72,7 @@ class ShareDriver:
             listed=lambda: services.pods.listed(SHARE_RESOURCE),
             chosen=self._chosen,
             uid_of=self._uid_of,
+            adopt=self._adopt,
             observe_gpu=host.observe_gpu,
             files=files,
             driver_version=lambda: inventory.latest.value.view.node.driver_version,
@@ -104,6 +110,10 @@ class ShareDriver:
         self._endpoints = Endpoints(folder, socket, self, self._clock, starter=self)
         try:
             async with asyncio.TaskGroup() as group:
+                # Before a pod is served: what a lost register has left is another's.
+                with suppress(TimeoutError, TrancheError):
+                    async with asyncio.timeout(_FIRST_CARE_SECONDS):
+                        await self._care.adopt()
                 group.create_task(self._handover.backlog.run())
                 group.create_task(self._keep_serving(self._endpoints))
                 group.create_task(self._keep_fresh())
@@ -166,6 +176,20 @@ class ShareDriver:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CARE_SECONDS):
                     await self._over.wait()
+
+    def _adopt(self, order: ClaimOrder) -> None:
+        host = self._services.host
+        view, holders = host.view(), host.holders
+        # Found by its processes alone, when the register was new.
+        found = [
+            each.id
+            for each in view.allocations
+            if isinstance(each.keeper, PodKeeper) and each.keeper.uid == order.keeper.uid
+        ]
+        allocation = Allocation(
+            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
+        )
+        holders.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
 
     async def _chosen(self) -> Mapping[str, ShareChoice]:
         lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))
