@@ -31,6 +31,16 @@ class Binaries:
 
     paths: dict[str, Path]
 
+    def with_programs(self, folder: str) -> Binaries:
+        """The same, but for the programs that lie in that folder; "" for none."""
+        return (
+            Binaries(
+                {name: found if (found := Path(folder, name)).is_file() else path for name, path in self.paths.items()}
+            )
+            if folder
+            else self
+        )
+
     def __getitem__(self, program: str) -> str:
         return str(self.paths[program])
 

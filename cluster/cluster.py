@@ -45,13 +45,14 @@ class Cluster:
         time_scale: float = 1.0,
         owner: tuple[int, int] | None = None,
         emulates: str = "",
+        programs: Path | None = None,
         say: Say,
     ) -> Cluster:
         """Make a cluster and start it. `nodes` maps a node's name to its machine type, empty for a node without GPUs.
 
         `time_scale` is that of the simulated machines. `emulates` is an older minor release as which API server, controllers and
-        scheduler behave: they serve what that served, with its feature gates. The cluster counts as left over once `owner` (pid,
-        start time) has ended.
+        scheduler behave: they serve what that served, with its feature gates. `programs` is a folder with programs of an older
+        release in the place of the pinned ones. The cluster counts as left over once `owner` (pid, start time) has ended.
 
         Raises:
             UnsuitableMachine: no cluster can run here.
@@ -64,7 +65,11 @@ class Cluster:
         with host_lock() as lock:
             if folder.exists():
                 raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
-            record = _claimed(ClusterRecord(name, 0, node_address(), time_scale, owner, emulates=emulates))
+            record = _claimed(
+                ClusterRecord(
+                    name, 0, node_address(), time_scale, owner, emulates=emulates, programs=str(programs or "")
+                )
+            )
             for node, machine in nodes.items():
                 record = record.with_node(node, machine)
             prepare_host()
@@ -74,7 +79,7 @@ class Cluster:
             while not add_address(record.service_address, lock):
                 record = _claimed(record)
                 record.save(folder)
-        cluster = cls(folder, record, binaries)
+        cluster = cls(folder, record, binaries.with_programs(record.programs))
         cluster.start(say)
         return cluster
 
@@ -90,7 +95,7 @@ class Cluster:
         binaries = find_binaries()
         if record is None or binaries is None:
             raise ClusterError(f"there is no cluster {name!r}", hint="`make cluster` makes one")
-        return cls(folder, record, binaries)
+        return cls(folder, record, binaries.with_programs(record.programs))
 
     @property
     def control_plane(self) -> ControlPlane:

@@ -102,6 +102,7 @@ class Node:
                 address=self.cluster.node_address,
                 port=self._port,
                 health_port=self._port + 1,
+                older=bool(self.cluster.programs),
             )
         )
         self._create_machine()

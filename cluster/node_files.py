@@ -166,13 +166,15 @@ def network_config(name: str, bridge: str, subnet: str, state: Path) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": name, "plugins": [plugin]}, indent=2) + "\n"
 
 
-def kubelet_config(paths: NodePaths, *, authority: Path, cgroup: str, address: str, port: int, health_port: int) -> str:
-    """The kubelet's configuration, in JSON, which is YAML.
+def kubelet_config(
+    paths: NodePaths, *, authority: Path, cgroup: str, address: str, port: int, health_port: int, older: bool
+) -> str:
+    """The kubelet's configuration, in JSON, which is YAML. An `older` kubelet refuses what is about containers that crash.
 
     `failCgroupV1`: since 1.35 a kubelet refuses cgroup v1 without it. Image collection and eviction are all but off: an image
     that was imported cannot be pulled again, and a disk that is shared with other work is often rather full.
     """
-    config = {
+    config: dict[str, object] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -207,9 +209,10 @@ def kubelet_config(paths: NodePaths, *, authority: Path, cgroup: str, address: s
             "nodefs.inodesFree": "1%",
             "imagefs.available": "1%",
         },
-        # A container that is killed again and again is started again at once; else the kubelet waits up to five minutes.
-        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         # How soon a change of a device plugin's devices shows in the node's status.
         "nodeStatusUpdateFrequency": "1s",
     }
+    if not older:
+        # A container that is killed again and again is started again at once; else the kubelet waits up to five minutes.
+        config["crashLoopBackOff"] = {"maxContainerRestartPeriod": "1s"}
     return json.dumps(config, indent=2) + "\n"

@@ -33,7 +33,8 @@ class ClusterRecord:
     """One cluster. `slot` is its number on the machine: ports, subnets and bridges follow from it.
 
     `owner` is the process that the cluster must not outlive, as pid and start time in ticks, if there is one. `emulates` is the
-    older minor release, such as 1.33, as which its control plane behaves; "" for its own.
+    older minor release, such as 1.33, as which its control plane behaves; "" for its own. `programs` is a folder of programs of
+    an older release of Kubernetes, which run in the place of the pinned ones; "" for none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ClusterRecord:
     owner: tuple[int, int] | None = None
     nodes: tuple[NodeRecord, ...] = field(default=())
     emulates: str = ""
+    programs: str = ""
 
     @property
     def cgroup(self) -> str:

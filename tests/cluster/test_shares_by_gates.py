@@ -1,6 +1,7 @@
 """A cluster whose API server knows no claims: the same requests, by scheduling gates and the controller's choice.
 
 By default the programs of the other tests emulate Kubernetes 1.33, which serves no resource.k8s.io/v1.
+TRANCHE_OLDER_KUBERNETES=1 has 1.33 itself built, once, and runs that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, remove_cluster, this_process
 from cluster.helm_release import HelmRelease
 from cluster.node import Node
+from cluster.older import ensure_older
 from cluster.waiting import wait_for
 from cluster.workloads import FOREVER, log, phases, pod, pods_in
 from release.image import MadeImage
@@ -27,7 +29,8 @@ pytestmark = pytest.mark.cluster
 
 AGENTS, TEAM = "tranche-system", "team"
 LOOK = f"nvidia-smi -L; echo end; {FOREVER}"
-EMULATED = "1.33"
+CROWD = int(os.environ.get("TRANCHE_GATES_CROWD", "12"))
+OLDER = bool(os.environ.get("TRANCHE_OLDER_KUBERNETES"))
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +41,9 @@ def old_cluster(suitable_machine: None) -> Iterator[Cluster]:
         return
     name = f"gates-{os.getpid()}"
     nodes = {"p4d": "p4d.24xlarge", "bare": ""}
+    kubernetes: dict[str, Any] = {"programs": ensure_older(_say)} if OLDER else {"emulates": "1.33"}
     try:
-        yield Cluster.create(name, nodes, time_scale=0.1, owner=this_process(), emulates=EMULATED, say=_say)
+        yield Cluster.create(name, nodes, time_scale=0.1, owner=this_process(), say=_say, **kubernetes)
     finally:
         remove_cluster(name)
 
@@ -56,7 +60,7 @@ def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmReleas
         **simulated_machines(old_cluster.folder),
         "migStrategy": "mixed",
         # An API server that emulates an older one still says its own version.
-        "dra": {"enabled": True, "tier": "gates"},
+        "dra": {"enabled": True, "tier": "auto" if OLDER else "gates"},
         "controller": {"enabled": True, "replicas": 1},
     }
     made = HelmRelease(old_cluster, "gates", AGENTS, values)
@@ -95,6 +99,43 @@ def test_the_same_requests_are_served_without_claims(old_cluster: Cluster, relea
     assert len({line for line in uuids if "MIG-" in line or "whole" in line}) == 3
     held = json.loads(p4d_run(p4d, *TRANCHE, "ps", "-o", "json"))["allocations"]
     assert {each["keeper"]["kind"] for each in held} == {"placed-pod"}
+
+
+def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_killed(
+    old_cluster: Cluster, release: HelmRelease
+) -> None:
+    old_cluster.kubectl("delete", "jobs,pods", "--all", "--namespace", TEAM, "--timeout=60s")
+    words = ("--image", "localhost/busybox:1", "-n", TEAM, "--name", "crowd", "--parallelism", str(CROWD))
+    _tranche(old_cluster, "submit", "--gpu-memory", "4Gi", *words, "--", "sh", "-c", LOOK)
+    wait_for(
+        "some run", lambda: phases(old_cluster, TEAM)["Running"] > 1, timeout=60, explain=lambda: _why(old_cluster)
+    )
+    for part in ("-controller", ""):
+        selector = f"--selector=app.kubernetes.io/name={release.objects}{part}"
+        old_cluster.kubectl("delete", "pods", selector, f"--namespace={AGENTS}", "--grace-period=0", "--force")
+    full = min(CROWD, 56)
+
+    def served() -> bool:
+        return phases(old_cluster, TEAM)["Running"] == full
+
+    wait_for("all that fit run", served, timeout=120, explain=lambda: _why(old_cluster))
+    names = [each["metadata"]["name"] for each in pods_in(old_cluster, TEAM) if each["status"]["phase"] == "Running"]
+    slices = [line for name in names for line in _seen(old_cluster, name).splitlines() if "MIG-" in line]
+    assert len(slices) == len({line.rpartition("UUID: ")[2] for line in slices}) == full
+    if full < CROWD:
+        waiting = next(
+            each["metadata"]["name"] for each in pods_in(old_cluster, TEAM) if each["status"]["phase"] == "Pending"
+        )
+        said = _tranche(old_cluster, "explain", f"pod/{waiting}", "-n", TEAM)
+        assert "none of 2 nodes can serve it now" in said
+        assert "what would help" in said
+    # What has ended is free for others, and the slices stay.
+    old_cluster.kubectl("delete", "jobs", "--all", "--namespace", TEAM, "--timeout=60s")
+
+    def all_idle() -> bool:
+        return not json.loads(p4d_run(old_cluster.node("p4d"), *TRANCHE, "ps", "-o", "json"))["allocations"]
+
+    wait_for("everything is given back", all_idle, timeout=90, explain=lambda: _why(old_cluster))
 
 
 def p4d_run(node: Node, *words: str) -> str:
