@@ -15,6 +15,7 @@ from cluster.waiting import wait_for
 from cluster.workloads import log, pods_in
 
 from tests.cluster.test_claim_defects import Planter
+from tests.node.processes import isolated
 from tranche.core.allocation import WholeGpu
 from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_file_name, write_spec
 from tranche.hardware.nodes import ContainerEdits
@@ -82,6 +83,7 @@ async def _awaited(work: Callable[[], object]) -> None:
     await outcome
 
 
+@isolated
 def test_the_older_api_and_two_agents_at_once_of_which_the_older_leaves(
     cluster: Cluster, p4d: Node, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
