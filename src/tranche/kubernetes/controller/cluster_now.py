@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.controller.cluster_pods import ClusterNode, ClusterPod
 from tranche.kubernetes.controller.placer import GpuNode
+from tranche.kubernetes.controller.spread import Spread, SpreadPod
 from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
 
@@ -70,3 +71,14 @@ def _used(now: ClusterNow) -> Mapping[str, Mapping[str, int]]:
         for resource, amount in pod.needs.items():
             sums[resource] = sums.get(resource, 0) + amount
     return found
+
+
+def spread_of(now: ClusterNow) -> Spread:
+    """Where the cluster's pods are, or are about to be."""
+    pods = []
+    for pod in now.pods.values():
+        chosen = now.choice_of(pod) if pod.asks and not pod.node else None
+        node = pod.node or (chosen[0] if chosen is not None else "")
+        if node and not (pod.finished or pod.ending):
+            pods.append(SpreadPod(pod.namespace, pod.labels, node))
+    return Spread(tuple(each.room for each in now.nodes.values()), tuple(pods))

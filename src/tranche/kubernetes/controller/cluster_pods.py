@@ -13,6 +13,7 @@ from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.controller.node_fit import NodeRoom, NodeTaint, PlacingRules, Requirement, Toleration
 from tranche.kubernetes.controller.placer import HOST_LABEL, GatedPod
+from tranche.kubernetes.controller.spread import SpreadRule
 
 _PODS = "pods"
 
@@ -33,6 +34,7 @@ class ClusterPod:
     finished: bool = False
     ending: bool = False
     needs: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     asks: bool = False
     waits: bool = False
     gated: GatedPod | None = None
@@ -83,6 +85,7 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
         finished=(raw.get("status") or {}).get("phase") in ("Succeeded", "Failed"),
         ending=meta.get("deletionTimestamp") is not None,
         needs=needs,
+        labels=meta.get("labels") or {},
         asks=SHARE_RESOURCE in needs,
         waits=waits,
         gated=gated,
@@ -165,8 +168,27 @@ def _gated(meta: Json, spec: Json, needs: Mapping[str, int]) -> tuple[GatedPod |
         PlacingRules(needs, spec.get("nodeSelector") or {}, _terms(spec), tuple(_tolerations(spec))),
         int(spec.get("priority") or 0),
         str(meta.get("creationTimestamp") or ""),
+        meta.get("labels") or {},
+        tuple(_spread(meta, spec)),
     )
     return pod, ""
+
+
+def _spread(meta: Json, spec: Json) -> Iterator[SpreadRule]:
+    for each in spec.get("topologySpreadConstraints") or ():
+        if each.get("whenUnsatisfiable") != "DoNotSchedule":
+            continue
+        selector = each.get("labelSelector") or {}
+        labels = meta.get("labels") or {}
+        equal = {**(selector.get("matchLabels") or {})}
+        equal |= {key: labels[key] for key in each.get("matchLabelKeys") or () if key in labels}
+        requirements = [Requirement(str(key), "In", (str(value),)) for key, value in equal.items()]
+        requirements += map(_requirement, selector.get("matchExpressions") or ())
+        yield SpreadRule(str(each.get("topologyKey")), int(each.get("maxSkew") or 1), tuple(requirements))
+
+
+def _requirement(raw: Json) -> Requirement:
+    return Requirement(str(raw.get("key")), str(raw.get("operator")), tuple(map(str, raw.get("values") or ())))
 
 
 def _terms(spec: Json) -> tuple[tuple[Requirement, ...], ...] | None:
@@ -176,10 +198,7 @@ def _terms(spec: Json) -> tuple[tuple[Requirement, ...], ...] | None:
     if not affinity:
         return None
     return tuple(
-        tuple(
-            Requirement(str(each.get("key")), str(each.get("operator")), tuple(map(str, each.get("values") or ())))
-            for each in (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ()))
-        )
+        tuple(_requirement(each) for each in (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ())))
         for term in affinity.get("nodeSelectorTerms") or ()
     )
 

@@ -1,6 +1,6 @@
 """May a pod run on a node, as far as the node is concerned? By the scheduler's rules on taints, labels and resources. Pure.
 
-Rules about other pods (spread, affinity to pods) only the scheduler knows.
+Of rules about other pods `tranche.kubernetes.controller.spread` knows the spread; affinity to pods only the scheduler knows.
 """
 
 from __future__ import annotations
@@ -104,15 +104,22 @@ def why_not(rules: PlacingRules, node: NodeRoom) -> str:
     for taint in (*node.taints, *cordon):
         if taint.effect in _HARD and not any(each.tolerates(taint) for each in rules.tolerations):
             return f"has the taint {taint.key}, which the pod does not tolerate"
+    if why := why_not_by_labels(rules, node):
+        return why
+    for resource, amount in rules.needs.items():
+        if amount > node.free.get(resource, 0):
+            return f"has too little {resource}"
+    return ""
+
+
+def why_not_by_labels(rules: PlacingRules, node: NodeRoom) -> str:
+    """The same, as far as the pod's node selector and node affinity are concerned."""
     known = {**node.labels, "metadata.name": node.name}
     for key, value in rules.node_selector.items():
         if node.labels.get(key) != value:
             return f"has not the label {key}={value} of the pod's nodeSelector"
     if rules.terms is not None and not any(term and all(each.holds(known) for each in term) for term in rules.terms):
         return "is not one that the pod's node affinity allows"
-    for resource, amount in rules.needs.items():
-        if amount > node.free.get(resource, 0):
-            return f"has too little {resource}"
     return ""
 
 

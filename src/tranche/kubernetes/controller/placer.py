@@ -17,6 +17,7 @@ from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not
+from tranche.kubernetes.controller.spread import Spread, SpreadPod, SpreadRule
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.planning.across import ChosenMachine, decide_across
 from tranche.planning.allocate import Granted
@@ -37,6 +38,8 @@ class GatedPod:
     rules: PlacingRules = field(default_factory=PlacingRules)
     priority: int = 0
     created: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spread: tuple[SpreadRule, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -74,18 +77,25 @@ def place(
     *,
     unknown: Mapping[str, str] | None = None,
     avoided: Mapping[str, frozenset[str]] | None = None,
+    spread: Spread | None = None,
     policy: Policy = DEFAULT,
 ) -> tuple[PodPlacement | Unplaced, ...]:
     """What becomes of each pod, those of the highest priority first and among equals the oldest.
 
     `unknown` says of more nodes why nothing can be had of them now; `avoided` are nodes that have refused a pod, by its uid.
+    `spread` is the whole cluster, for pods that are to be spread over it.
     Each is placed as if those before it were there already, so no share and no room is chosen twice. A pod that has to wait keeps
     nothing free: smaller ones behind it go ahead.
     """
     known = {node.room.name: node for node in nodes}
+    kinds = spread or Spread(tuple(node.room for node in known.values()))
     found: list[PodPlacement | Unplaced] = []
     for pod in sorted(pods, key=lambda each: (-each.priority, each.created, each.namespace, each.name)):
         away = {name: reason for name, node in known.items() if (reason := why_not(pod.rules, node.room))}
+        if pod.spread:
+            kind = SpreadPod(pod.namespace, pod.labels)
+            uneven = kinds.reasons(kind, pod.spread, pod.rules, (node.room for node in known.values()))
+            away = {**uneven, **away}
         away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "has refused the pod just now")
         near = {name: node.view for name, node in known.items() if name not in away}
         chosen = decide_across(near, pod.request, policy=policy)
@@ -99,6 +109,7 @@ def place(
             continue
         found.append(PodPlacement(pod, chosen.name, chosen.granted))
         known[chosen.name] = _with(known[chosen.name], pod, chosen.granted)
+        kinds = kinds.with_pod(SpreadPod(pod.namespace, pod.labels, chosen.name))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.controller.cluster_now import ClusterNow, gpu_nodes
+from tranche.kubernetes.controller.cluster_now import ClusterNow, gpu_nodes, spread_of
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
 from tranche.kubernetes.controller.placer import PodPlacement, Unplaced, place
 from tranche.kubernetes.gates.leases import NodeChoices, ShareChoice
@@ -107,7 +107,8 @@ class Placing:
         }
         nodes, unknown = gpu_nodes(now, away={*(each.node for each in self._written), *self._unwritten})
         gated = [pod.gated for pod in pods.values() if pod.gated is not None]
-        found = place(gated, nodes, unknown=unknown, avoided=avoided)
+        spread = spread_of(now) if any(each.spread for each in gated) else None
+        found = place(gated, nodes, unknown=unknown, avoided=avoided, spread=spread)
         by_node: dict[str, list[PodPlacement]] = {}
         for each in found:
             if isinstance(each, PodPlacement):
