@@ -25,7 +25,7 @@ from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.kubernetes.gates.placed_files import PlacedFiles
-from tranche.kubernetes.gates.share_care import ShareCare
+from tranche.kubernetes.gates.share_care import FORGOTTEN_SECONDS, ShareCare
 from tranche.kubernetes.kubelet.pod_resources import Listed
 from tranche.node.claims import ClaimOrder
 from tranche.planning.allocate import Granted, decide
@@ -255,9 +255,31 @@ def test_what_is_over_is_given_back_and_nothing_else_is() -> None:
         assert not await node.care.look()
         node.now += FALLEN_SECONDS - 1
         assert not await node.care.look()
-        node.now += 1
+        # Nor is it the kubelet's any more, which has killed what it had.
+        node.listed.clear()
         assert await node.care.look()
         assert not node.held()
         assert not node.node.files
+
+    on_node(act)
+
+
+def test_a_pod_that_is_gone_has_five_seconds_where_the_kubelet_has_forgotten_it_and_thirty_where_it_has_not() -> None:
+    async def act(node: PlacedNode) -> None:
+        for name, unit in (("p", "share-1"), ("q", "share-2")):
+            node.pod(name, unit, node.decided(gpu_memory="4Gi"))
+            await node.handover.start([unit])
+        node.pods.clear()
+        del node.listed[0]  # the kubelet still lists q
+        assert not await node.care.look()
+        node.now += FORGOTTEN_SECONDS - 0.5
+        assert not await node.care.look()
+        node.now += 0.5
+        assert await node.care.look()
+        assert set(node.held()) == {"uid-q"}
+        node.now += FALLEN_SECONDS - FORGOTTEN_SECONDS - 1
+        assert not await node.care.look()
+        node.now += 1
+        assert await node.care.look()
 
     on_node(act)

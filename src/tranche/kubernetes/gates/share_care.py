@@ -10,9 +10,12 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
 from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, Life, judge_claim
 from tranche.core.keeper import PlacedPodKeeper
-from tranche.kubernetes.api.objects import KubePod
+from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode, order_for
 from tranche.kubernetes.gates.placed_files import PlacedFiles
+
+FORGOTTEN_SECONDS = 5.0
+"""So long after API server and kubelet have both forgotten a pod none of its containers is about to start any more."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +24,8 @@ class ShareCare:
     """Looks after the shares of one node. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
 
     `living` says which of these pods, by uid, have processes on the machine; it blocks. A pod that has finished has none by the
-    kubelet's word. Of one that is there no more nobody has said that its containers have ended: it has half a minute.
+    kubelet's word. Of one that is there no more nobody has said that its containers have ended: it has half a minute, and five
+    seconds where the kubelet does not know it either.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ShareCare:
             return False
         # Before the processes are looked for: a pod that starts between the two is there by the API server's word.
         stand = await self._standing()
+        known = await self._known_to_kubelet()
         living = set(await asyncio.to_thread(self._living, list(candidates)))
         if stand is not None:
             self._handover.forget_refusals(frozenset(refused.keys() - stand.keys()))
@@ -64,7 +69,10 @@ class ShareCare:
                 fallen[uid] = since if word is None else min(since, now - FALLEN_SECONDS)
             elif stands is None and uid in self._fallen:
                 fallen[uid] = self._fallen[uid]
-            evidence = ClaimEvidence(stands, now - fallen.get(uid, now), uid in living)
+            for_long = now - fallen.get(uid, now)
+            if known is not None and for_long >= FORGOTTEN_SECONDS and not known & set(map(_ref, allocations)):
+                for_long = FALLEN_SECONDS
+            evidence = ClaimEvidence(stands, for_long, uid in living)
             if judge_claim(evidence) is Life.GONE and uid not in self._handover.under_way:
                 await self._give_back(uid, allocations)
                 fallen.pop(uid, None)
@@ -91,9 +99,23 @@ class ShareCare:
             _log.info("pods not read", extra={"error": str(error)})
             return None
 
+    async def _known_to_kubelet(self) -> frozenset[PodRef] | None:
+        """The pods that the kubelet lists with the resource; None where it does not say."""
+        try:
+            return frozenset(PodRef(each.namespace, each.name) for each in await self._node.listed())
+        except TrancheError as error:
+            _log.info("kubelet not asked", extra={"error": str(error)})
+            return None
+
     async def _give_back(self, uid: str, allocations: tuple[Allocation, ...]) -> None:
         keeper = allocations[0].keeper
         assert isinstance(keeper, PlacedPodKeeper)
         await asyncio.to_thread(lambda: self._node.shares().give_back(uid, why="its pod is over"))
         await asyncio.to_thread(self._files.remove_of, keeper)
         _log.info("given back", extra={"pod": str(keeper), "uid": uid})
+
+
+def _ref(allocation: Allocation) -> PodRef:
+    keeper = allocation.keeper
+    assert isinstance(keeper, PlacedPodKeeper)
+    return PodRef(keeper.namespace, keeper.name)

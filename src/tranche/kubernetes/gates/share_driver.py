@@ -36,7 +36,7 @@ UNITS = 250
 """So many pods of a node can have shares at once; a kubelet runs 110 pods unless it is told otherwise."""
 
 _TICK_SECONDS = 0.5
-_CARE_SECONDS = 10.0
+_CARE_SECONDS = 5.0
 _FRESH_SECONDS = 0.5
 _FIRST_CARE_SECONDS = 5.0
 
