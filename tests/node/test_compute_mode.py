@@ -16,7 +16,7 @@ from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.documents.describe import gpu_state
-from tranche.node.checkup import Status, check_daemons
+from tranche.node.checkup import check_daemons
 
 __all__ = ["short", "t4"]  # fixtures
 
@@ -34,8 +34,9 @@ def test_a_shared_gpu_is_closed_again_to_those_who_leave_the_daemon_and_an_event
         seen = host.view()
         assert seen.node.gpus[0].mps_passable
         assert "programs that leave MPS have no limit" in gpu_state(seen, seen.node.gpus[0], (), seen.allocations)
-        (said,) = [each for each in check_daemons(seen.node) if each.status is not Status.PASS]
+        (said,) = check_daemons(seen.node, seen.allocations, host.daemons.records)
         assert "to DEFAULT" in said.text
+        assert said.hint.endswith("nvidia-smi -i 0 -c EXCLUSIVE_PROCESS")
         (before,) = host.daemons.records.all()
         view = host.view(thorough=True)
         assert view.node.gpus[0].compute_mode is ComputeMode.EXCLUSIVE
@@ -67,6 +68,10 @@ def test_a_shared_gpu_that_somebody_prohibits_stays_so_and_nobody_more_is_let_in
         (gpu,) = view.node.gpus
         assert gpu.compute_mode is ComputeMode.PROHIBITED
         assert "PROHIBITED" in gpu_state(view, gpu, (), view.allocations)
+        (said,) = check_daemons(view.node, view.allocations, host.daemons.records)
+        assert said.hint.endswith("nvidia-smi -i 0 -c EXCLUSIVE_PROCESS"), (
+            "DEFAULT would let programs pass the daemon by"
+        )
         with pytest.raises(GpuBusy, match="PROHIBITED"):
             change(host, start(gpu, 5 * GIB))
         pod = Allocation("pod", Request(WholeGpus(1)), (Part(WholeGpu(gpu.uuid), GIB, Sharing.MPS),), Phase.ACTIVE, 1.0)
@@ -74,3 +79,11 @@ def test_a_shared_gpu_that_somebody_prohibits_stays_so_and_nobody_more_is_let_in
             host.hand_over(replace(pod, keeper=PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))))
         assert only(host).compute_mode is ComputeMode.PROHIBITED
         assert [each.id for each in host.view().allocations] == ["held"]
+
+
+@isolated
+def test_the_way_back_of_a_prohibited_gpu_that_is_not_shared_is_default(t4: Node) -> None:
+    with t4.host() as host:
+        host.driver.set_compute_mode(only(host).uuid, ComputeMode.PROHIBITED)
+        (said,) = check_daemons(host.observe(), (), host.daemons.records)
+        assert said.hint.endswith("nvidia-smi -i 0 -c DEFAULT")

@@ -28,6 +28,7 @@ from tranche.local import limits_watch
 from tranche.local.limits_watch import watching_limits
 from tranche.local.run import limits_changed
 from tranche.node import mps_health, register
+from tranche.node.checkup import check_daemons
 from tranche.node.host import Host
 from tranche.node.session import process_stopped
 from tranche.planning.allocate import Granted
@@ -46,6 +47,14 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def faults(host: Host) -> list[str]:
     """What events said of daemons that let nobody in, and of those that let them in again."""
     return [event.data.fault for event in host.events() if isinstance(event.data, DaemonFault)]
+
+
+def hint_of_doctor(host: Host) -> str:
+    """What to do about the one thing that is wrong with daemons; nothing is put in order before."""
+    with host.ledger.read() as db:
+        allocations = register.allocations(db)
+    (found,) = check_daemons(host.observe(), allocations, host.daemons.records)
+    return found.hint
 
 
 def ask_for_part(host: Host, memory: int = 3 * GIB, seconds: float | None = None) -> None:
@@ -79,6 +88,7 @@ def test_nobody_is_let_in_to_a_server_that_hangs_and_it_is_replaced_when_it_is_e
         assert len(faults(host)) == 1
         with pytest.raises(GpuBusy, match="answered no client"):
             ask_for_part(host, memory)
+        assert hint_of_doctor(host).startswith("end those who share the device")
         host.release(first.allocation.id, why="it ended")
         host.view()
         nothing_left(t4, host)
@@ -153,6 +163,7 @@ def test_one_that_is_stopped_lets_nobody_in_until_it_goes_on(t4: Node, who: str)
         (server,) = host.daemons.process(record.device_uuid).servers()
         with stopped(server.pid if who == "server" else record.pid):
             assert "is stopped" in fenced(host.observe_gpu(record.gpu_uuid), None)
+            assert f"kill -CONT {server.pid if who == 'server' else record.pid}" in hint_of_doctor(host)
             with pytest.raises(GpuBusy, match="is stopped"):
                 ask_for_part(host)
             assert held(host) == [first.allocation.id]
@@ -169,6 +180,7 @@ def test_an_idle_one_that_is_stopped_is_replaced(t4: Node, who: str) -> None:
         (record,) = host.daemons.records.all()
         (server,) = host.daemons.process(record.device_uuid).servers()
         stop(server.pid if who == "server" else record.pid)
+        assert hint_of_doctor(host).startswith("nobody shares the device")
         host.view()
         nothing_left(t4, host)
 

@@ -112,7 +112,8 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
         with host.ledger.read() as db:
             allocations = register.allocations(db)
         leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
-        return [check_decisions(places), *leftovers, *check_daemons(host.observe())]
+        daemons = check_daemons(host.observe(), allocations, host.daemons.records)
+        return [check_decisions(places), *leftovers, *daemons]
     except TrancheError as error:
         return [failed("leftovers", error)]
     finally:

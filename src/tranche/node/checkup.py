@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tranche.core.allocation import NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
@@ -23,8 +23,10 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.node import chronicle, records
+from tranche.node.daemon_due import shared_by_mps
 from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
+from tranche.node.mps_records import DaemonRecord, DaemonRecords
 from tranche.node.session import Places
 from tranche.node.state_folder import try_file, try_state_folder
 from tranche.planning.options import PROHIBITED
@@ -183,27 +185,43 @@ def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Fin
         yield Finding("groups", Status.WARN, text, hint)
 
 
-def check_daemons(node: NodeState) -> Iterator[Finding]:
-    """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons."""
+def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: DaemonRecords) -> Iterator[Finding]:
+    """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons, `known` is written down of them."""
+    shared = shared_by_mps(allocations)
     for gpu in node:
         for daemon in gpu.daemons:
             where = "" if daemon.slot is None else f"{daemon.slot.profile} at {daemon.slot.placement}: "
             if why := fenced(gpu, daemon.slot):
-                hint = "end those who share the device: a new daemon starts then; see: tranche ps"
+                key = gpu.uuid, daemon.slot
+                hint = _fence_hint(known.find(*key), shared=key in shared)
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
         if gpu.prohibited:
-            hint = "if nobody wants that any more, put it back with: nvidia-smi -i N -c DEFAULT"
+            served = gpu.daemon_of(None) is not None  # DEFAULT would let programs pass it by
+            hint = f"if nobody wants that any more, put it back with: {_mode_command(gpu, exclusive=served)}"
             yield Finding("mps", Status.WARN, PROHIBITED, hint, gpu.index)
         elif gpu.mps_passable:
             text = (
                 "shared by MPS, and somebody has set its compute mode to DEFAULT: programs that leave MPS have no limit"
             )
-            hint = "the next decision sets it back; or do it now with: nvidia-smi -i N -c EXCLUSIVE_PROCESS"
+            hint = f"the next decision sets it back; or do it now with: {_mode_command(gpu, exclusive=True)}"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
         if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
             text = "compute mode EXCLUSIVE_PROCESS, and no MPS daemon of Tranche's: one program at a time gets the GPU"
-            hint = "if nobody chose it, put it back with: nvidia-smi -i N -c DEFAULT"
+            hint = f"if nobody chose it, put it back with: {_mode_command(gpu, exclusive=False)}"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
+
+
+def _fence_hint(record: DaemonRecord | None, *, shared: bool) -> str:
+    """What to do about a daemon that lets nobody in: nothing where nobody needs it, and the cheapest where somebody does."""
+    if not shared:
+        return "nobody shares the device, so there is nothing to end: the next decision replaces the daemon"
+    if record is not None and not record.fault and record.halted_pid:
+        return f"let it go on with: kill -CONT {record.halted_pid}; those who share the device keep their shares"
+    return "end those who share the device: a new daemon starts then; see: tranche ps"
+
+
+def _mode_command(gpu: GpuState, *, exclusive: bool) -> str:
+    return f"nvidia-smi -i {gpu.index} -c {'EXCLUSIVE_PROCESS' if exclusive else 'DEFAULT'}"
 
 
 def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
@@ -226,7 +244,9 @@ def _mig_finding(gpu: GpuState) -> Finding:
         return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: it is given whole, or in parts", "", gpu.index)
     if gpu.mode_pending:
         text = f"MIG mode is {gpu.mode} and becomes {gpu.pending_mode} at a reset"
-        return Finding("mig", Status.WARN, text, "reset it when it is idle: nvidia-smi --gpu-reset -i N", gpu.index)
+        return Finding(
+            "mig", Status.WARN, text, f"reset it when it is idle: nvidia-smi --gpu-reset -i {gpu.index}", gpu.index
+        )
     reset = ", a change needs a reset" if gpu.mode_change_needs_reset else ""
     return Finding("mig", Status.PASS, f"{gpu.name}: MIG mode is {gpu.mode}{reset}", "", gpu.index)
 

@@ -98,10 +98,15 @@ class DaemonRecord(NamedTuple):
     @property
     def halted(self) -> str:
         """That the daemon or a server of it is stopped, in words: whoever comes would wait until it is continued."""
-        if process_stopped(self.pid):
-            return f"its process {self.pid} is stopped"
-        server = next(filter(process_stopped, children_pids(self.pid)), 0)
-        return f"its server, process {server}, is stopped" if server else ""
+        halted = self.halted_pid
+        if not halted:
+            return ""
+        return f"its process {halted} is stopped" if halted == self.pid else f"its server, process {halted}, is stopped"
+
+    @property
+    def halted_pid(self) -> int:
+        """The process that is stopped, the daemon or a server of it; 0 when none is."""
+        return next(filter(process_stopped, (self.pid, *children_pids(self.pid))), 0)
 
     @property
     def untold(self) -> bool:
