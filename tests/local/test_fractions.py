@@ -280,6 +280,19 @@ def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMa
     assert isolations(t4) == ["soft"]
 
 
+def test_nothing_is_promised_on_a_daemon_whose_limits_somebody_has_just_changed(t4: TestMachine) -> None:
+    first = tenant(t4, "--gpu-memory", "3G")
+    assert first.told() is not None
+    places = Places(t4.state_dir)
+    (record,) = DaemonRecords(places.mps).all()
+    control = MpsDaemons(places, t4.environment).process(record.device_uuid).control
+    control.ask("set_default_device_pinned_mem_limit 0 15G")
+    assert "limits were changed by somebody" in t4.tranche("doctor").stdout
+    assert t4.json("explain", "--gpu-memory", "3G")["status"] == "Waiting"
+    first.go_on()
+    first.ended()
+
+
 def test_a_fault_of_one_ends_its_neighbours_and_fences_the_gpu_until_they_are_gone(t4: TestMachine) -> None:
     faulty = "context(); tell(0); wait(); tell(code(cu.cuMemAlloc(1))); wait()"
     one, other = tenant(t4, "--gpu-memory", "3G", code=faulty), tenant(t4, "--gpu-memory", "3G")

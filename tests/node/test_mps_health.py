@@ -29,9 +29,11 @@ from tranche.local.limits_watch import watching_limits
 from tranche.local.run import limits_changed
 from tranche.node import mps_health, register
 from tranche.node.checkup import check_daemons
+from tranche.node.daemon_words import view_as_said
 from tranche.node.host import Host
 from tranche.node.session import process_stopped
 from tranche.planning.allocate import Granted
+from tranche.planning.explain import explain
 from tranche.planning.plan import Plan
 from tranche.planning.steps import StartMps
 
@@ -300,6 +302,32 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
         host.release(first.allocation.id, why="it ended")
         host.view()
         nothing_left(t4, host)
+
+
+@isolated
+def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothing_down(t4: Node) -> None:
+    with t4.host() as host:
+        admit(host, part_of(host))
+        asked(host, "set_default_device_pinned_mem_limit 0 15G")
+        before = host.daemons.records.all()
+        seen = view_as_said(host.view(), host.daemons)
+        assert "its limits were changed by somebody" in fenced(seen.node.gpus[0], None)
+        assert [each.grants[0].isolation for each in seen.allocations] == [Isolation.NONE]
+        answer = explain(seen, Request(GpuMemory(part_of(host).memory)))
+        assert answer.granted is None
+        assert "changed by somebody" in str(answer.gpus[0].text)
+        assert host.daemons.records.all() == before
+        assert faults(host) == []
+
+
+@isolated
+def test_what_a_daemon_says_while_somebody_raises_its_limit_is_no_news(t4: Node) -> None:
+    with t4.host() as host:
+        admit(host, part_of(host))
+        (record,) = host.daemons.records.all()
+        change(host, start(only(host), 5 * GIB))
+        assert host.daemons.health.news([record], 5.0) == ()
+        assert view_as_said(host.view(), host.daemons) == host.view()
 
 
 @isolated

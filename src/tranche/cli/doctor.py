@@ -37,6 +37,8 @@ from tranche.node.checkup import (
     check_strays,
     failed,
 )
+from tranche.node.daemon_due import shared_by_mps
+from tranche.node.daemon_words import node_as_said
 from tranche.node.host import Host
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.memory_groups import MemoryGroups
@@ -112,7 +114,8 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
         with host.ledger.read() as db:
             allocations = register.allocations(db)
         leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
-        daemons = check_daemons(host.observe(), allocations, host.daemons.records)
+        seen = node_as_said(host.observe(), shared_by_mps(allocations), host.daemons)
+        daemons = check_daemons(seen, allocations, host.daemons.records)
         return [check_decisions(places), *leftovers, *daemons]
     except TrancheError as error:
         return [failed("leftovers", error)]

@@ -25,6 +25,7 @@ from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, status
 from tranche.local.attendance import attending
 from tranche.node import records
+from tranche.node.daemon_words import view_as_said
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
@@ -74,7 +75,7 @@ def command(
         raise UsageError("--namespace and --kubeconfig are for pods of a cluster", hint="name the pod: pod/NAME")
     asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:
-        view = look_at(host)
+        view = view_as_said(look_at(host), host.daemons)
         queue = host.waiters()
         if asked is None:
             waiter_id = full_id(host, waiter_id)

@@ -42,18 +42,36 @@ class MpsHealth:
         Nobody may be setting limits meanwhile.
         """
         asked = [each for each in records if _worth_asking(each) and not self._lost(each)]
-        if len(asked) <= 1:
-            said = [self._fault(each, seconds) for each in asked]
-        else:
-            from concurrent.futures import ThreadPoolExecutor  # most machines share no device, or one
-
-            with ThreadPoolExecutor(len(asked), thread_name_prefix="mps") as pool:
-                said = list(pool.map(lambda record: self._fault(record, seconds), asked))
-        for record, fault in zip(asked, said, strict=True):
+        for record, fault in zip(asked, self._faults(asked, seconds), strict=True):
             if fault.startswith(_CHANGED):
                 self.fence(record, fault, limits_changed=True)
             elif fault != record.fault:
                 self._records.write(record._replace(fault=fault))
+
+    def news(self, records: Sequence[DaemonRecord], seconds: float) -> tuple[DaemonRecord, ...]:
+        """Those of these daemons that say otherwise than is written down, as a look would write it; nothing is written.
+
+        Somebody may be setting limits meanwhile: a daemon whose record has changed since is left out.
+        """
+        worth = [each for each in records if _worth_asking(each)]
+        asked = [each for each in worth if self._records.reachable(each)]
+        found = [each._replace(boot="") for each in worth if each not in asked]
+        for record, fault in zip(asked, self._faults(asked, seconds), strict=True):
+            if fault.startswith(_CHANGED):
+                found.append(record._replace(fault=fault + UNTIL, wedged=True, changed=True))
+            elif fault != record.fault:
+                found.append(record._replace(fault=fault))
+        now = {each.key: each for each in self._records.all()} if found else {}
+        before = {each.key: each for each in worth}
+        return tuple(each for each in found if now.get(each.key) == before[each.key])
+
+    def _faults(self, asked: Sequence[DaemonRecord], seconds: float) -> list[str]:
+        if len(asked) <= 1:
+            return [self._fault(each, seconds) for each in asked]
+        from concurrent.futures import ThreadPoolExecutor  # most machines share no device, or one
+
+        with ThreadPoolExecutor(len(asked), thread_name_prefix="mps") as pool:
+            return list(pool.map(lambda record: self._fault(record, seconds), asked))
 
     def _lost(self, record: DaemonRecord) -> bool:
         """Whether nobody comes to the daemon any more, which then counts as one that has died: who starts has no limit."""
