@@ -13,6 +13,7 @@ from tranche.core.events import (
     BootEnded,
     ChangeBegun,
     DaemonFault,
+    DaemonRecovered,
     Event,
     EventData,
     EventKind,
@@ -62,6 +63,7 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         FaultShared("GPU-0"),
         SharingRefused(Sharing.MEMORY_LIMITS, "the driver refuses them"),
         DaemonFault("GPU-0", "its server is in state FAULT"),
+        DaemonRecovered("GPU-0"),
         PolicyChanged("GPU-0", "mig"),
         PolicyChanged("", None),
         BootEnded("b", "7*19", "HardwareError"),
@@ -89,3 +91,7 @@ def test_a_step_is_called_by_its_own_kind() -> None:
 def test_an_event_without_data_is_told_by_its_name(name: str, kind: EventKind) -> None:
     assert Event(1, 0.0, name, "", "", "").kind is kind
     assert event_data_from_dict("Sung", {"key": "d"}) is None
+
+
+def test_what_was_written_down_as_a_fault_without_a_reason_was_a_recovery() -> None:
+    assert event_data_from_dict("DaemonFault", {"deviceUUID": "GPU-0", "fault": ""}) == DaemonRecovered("GPU-0")

@@ -42,6 +42,7 @@ class EventKind(StrEnum):
     LIMIT_EXCEEDED = "LimitExceeded"
     SHARING_REFUSED = "SharingRefused"
     DAEMON_FAULT = "DaemonFault"
+    DAEMON_RECOVERED = "DaemonRecovered"
     FAULT_SHARED = "FaultShared"
     POLICY_CHANGED = "PolicyChanged"
     BOOT_ENDED = "BootEnded"
@@ -168,11 +169,19 @@ class SharingRefused:
 
 @dataclass(frozen=True, slots=True)
 class DaemonFault:
-    """The MPS daemon of a device lets nobody in, for the reason in `fault`; or lets them in again, where that is empty."""
+    """The MPS daemon of a device lets nobody in, for the reason in `fault`."""
 
     kind: ClassVar = EventKind.DAEMON_FAULT
     device_uuid: str
     fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonRecovered:
+    """The MPS daemon of a device lets clients in again."""
+
+    kind: ClassVar = EventKind.DAEMON_RECOVERED
+    device_uuid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +230,7 @@ EventData = (
     | LimitExceeded
     | SharingRefused
     | DaemonFault
+    | DaemonRecovered
     | FaultShared
     | PolicyChanged
     | BootEnded
@@ -285,7 +295,7 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"mechanism": str(sharing), "why": why}
         case DaemonFault(device_uuid, fault):
             return {"deviceUUID": device_uuid, "fault": fault}
-        case FaultShared(device_uuid):
+        case FaultShared(device_uuid) | DaemonRecovered(device_uuid):
             return {"deviceUUID": device_uuid}
         case PolicyChanged(gpu_uuid, sharing):
             return {"gpuUUID": gpu_uuid, "sharing": sharing}
@@ -322,7 +332,12 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
         case EventKind.SHARING_REFUSED:
             return SharingRefused(Sharing(data["mechanism"]), data["why"])
         case EventKind.DAEMON_FAULT:
-            return DaemonFault(data["deviceUUID"], data["fault"])
+            # An earlier version wrote a recovery as a fault without a reason.
+            return (
+                DaemonFault(data["deviceUUID"], data["fault"]) if data["fault"] else DaemonRecovered(data["deviceUUID"])
+            )
+        case EventKind.DAEMON_RECOVERED:
+            return DaemonRecovered(data["deviceUUID"])
         case EventKind.FAULT_SHARED:
             return FaultShared(data["deviceUUID"])
         case EventKind.POLICY_CHANGED:

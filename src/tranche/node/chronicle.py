@@ -117,10 +117,12 @@ def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: 
 
 def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> int | None:
     """An MPS daemon lets nobody in any more, or, without a fault, lets them in again; the event's position."""
-    from tranche.core.events import DaemonFault
+    from tranche.core.events import DaemonFault, DaemonRecovered
 
-    message = f"the MPS daemon of {device_uuid} lets nobody in: {fault}" if fault else ""
-    message = message or f"the MPS daemon of {device_uuid} lets clients in again"
+    if not fault:
+        message = f"the MPS daemon of {device_uuid} lets clients in again"
+        return _write(db, time, DaemonRecovered(device_uuid), message, gpu_uuid=gpu_uuid)
+    message = f"the MPS daemon of {device_uuid} lets nobody in: {fault}"
     return _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
 
 
