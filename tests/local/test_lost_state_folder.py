@@ -50,6 +50,31 @@ def compute_mode(machine: TestMachine) -> str:
     return machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip()
 
 
+@pytest.mark.parametrize("what", ["record", "sockets and record"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_daemon_whose_record_alone_is_lost_is_found_again(shared_t4: TestMachine, what: str, shared: bool) -> None:
+    first = tenant(shared_t4, "--gpu-memory", "3G", code=JOB)
+    assert first.told() == 0
+    (before,) = records(shared_t4)
+    with ended_with(before, shared_t4):
+        if not shared:
+            first.go_on()
+            first.ended()
+        for path in shared_t4.state_dir.glob("mps/*"):
+            if path.suffix == ".json":
+                path.unlink()
+            elif what == "sockets and record" and path.is_dir():
+                shutil.rmtree(path)
+        if shared:
+            refused = shared_t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
+            assert ("its record was lost" if what == "record" else "nobody finds it any more") in refused.stderr
+            assert process_lives(before.pid, before.started), "somebody runs there"
+            first.go_on()
+            first.ended()
+        assert tenant(shared_t4, "--gpu-memory", "3G", code=JOB).told() == 0
+        assert not process_lives(before.pid, before.started)
+
+
 @pytest.mark.parametrize("what", ["everything", "records"])
 def test_a_daemon_is_found_again_and_ends_with_the_last_who_shares(shared_t4: TestMachine, what: str) -> None:
     first = tenant(shared_t4, "--gpu-memory", "3G", code=JOB)

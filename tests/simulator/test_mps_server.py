@@ -304,3 +304,13 @@ def test_a_server_in_a_mig_device(machine: SimulatedMachine, a100: Any) -> None:
 def test_static_partitioning_leaves_no_client_a_context_without_a_partition(machine: SimulatedMachine) -> None:
     with mps_daemon(machine, "-S") as daemon:
         assert MpsCaller.connect(daemon).join().create() == INVALID_RESOURCE_CONFIGURATION
+
+
+def test_the_daemons_of_a_machine_end_with_it_and_no_others(machine: SimulatedMachine, tmp_path: Path) -> None:
+    with mps_daemon(machine) as kept, mps_daemon(make_machine(tmp_path / "other"), start=False) as gone:
+        ending = gone.foreground()
+        wait_until(lambda: gone.program(typed="get_server_list\n").code == 0)
+        gone.machine.destroy()
+        assert ending.wait(60) == -signal.SIGKILL
+        ending.communicate()
+        assert kept.program(typed="get_server_list\n").code == 0

@@ -154,13 +154,16 @@ class SimulatedMachine:
         return [SimulatedMachine(path) for path in sorted(directory.iterdir()) if (path / "state").is_file()]
 
     def destroy(self) -> None:
-        """Remove the machine. Processes that still use it find no driver from then on.
+        """Remove the machine, and end its MPS daemons. Other processes that still use it find no driver from then on.
 
         Raises:
             SimulatorError: the folder cannot be removed.
         """
         import shutil  # its compression modules cost more than all else here
 
+        from tranche_simulator.mps_processes import end_mps  # as seldom needed
+
+        end_mps(self.state.absolute())
         try:
             self.state.unlink(missing_ok=True)
             shutil.rmtree(self.directory)

@@ -178,10 +178,10 @@ def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Fin
     """What a lost state folder left: MPS daemons, by the UUIDs of their devices, and groups with limits of memory."""
     hint = "the next command that decides takes it over, and ends it when nobody needs it: tranche ps"
     for device_uuid in daemons:
-        text = f"an MPS daemon of device {device_uuid} runs, and nothing is known of it: the state folder was lost"
+        text = f"an MPS daemon of device {device_uuid} runs, and nothing is known of it: its record was lost"
         yield Finding("mps", Status.WARN, text, hint)
     for group in groups:
-        text = f"the control group {group} limits memory, and nothing is known of it: the state folder was lost"
+        text = f"the control group {group} limits memory, and nothing is known of it: its note was lost"
         yield Finding("groups", Status.WARN, text, hint)
 
 

@@ -19,7 +19,7 @@ from tranche.node.ledger import Ledger
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_strays import note_missing, take_over
+from tranche.node.mps_strays import find_again, note_missing, record_missing, take_over
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
@@ -79,7 +79,12 @@ class Inspection:
     def something_to_clear(self) -> bool:
         """Whether anything has to be put in order, and this process may do it."""
         may = not self._ledger.read_only and self._driver.scope is not Scope.PARTS
-        return may and (self._recovery.needed() or self._adoption_due() or self._care.needed())
+        return may and (
+            self._recovery.needed()
+            or self._adoption_due()
+            or bool(self._daemons.records.without_record())
+            or self._care.needed()
+        )
 
     def as_it_is(self) -> NodeView:
         """The machine, with whatever is out of order."""
@@ -93,9 +98,17 @@ class Inspection:
             self._adopt_shares(view)
             view, working = self._gather()
         whole = self._driver.scope is Scope.ALL
+        if record_missing(self._daemons, view, working):
+            find_again(self._daemons, view, working, self._owner, whole=whole)
+            view, working = self._gather()
         if self._care.look_after(view, working, self._session, whole=whole, seconds=seconds):
             view, working = self._gather()
         return self._recovery.forget_gone_instances(view, working)
+
+    @property
+    def _owner(self) -> int:
+        """The uid of the ledger's owner."""
+        return os.stat(self._places.ledger).st_uid
 
     def _adoption_due(self) -> bool:
         with self._ledger.read() as db:
@@ -106,7 +119,7 @@ class Inspection:
 
         Also the daemons and control groups that they need, or that others left.
         """
-        owner, whole = os.stat(self._places.ledger).st_uid, self._driver.scope is Scope.ALL
+        owner, whole = self._owner, self._driver.scope is Scope.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
         MemoryGroups(self._places).find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._clock()

@@ -208,6 +208,13 @@ class DaemonRecords:
                 damaged.add(name.removesuffix(_SUFFIX))
         return Findings(tuple(sorted(found, key=lambda record: record.device_uuid)), frozenset(damaged))
 
+    def without_record(self) -> frozenset[str]:
+        """The names of the folders of sockets beside which no record is, though it is written before them and removed after."""
+        with suppress(OSError):
+            names = [name for name in os.listdir(self.folder) if len(name) == _NAME_DIGITS and name.isalnum()]
+            return frozenset(name for name in names if not self._written(name) and (self.folder / name).is_dir())
+        return frozenset()
+
     def all(self) -> tuple[DaemonRecord, ...]:
         """Every record that can be read, in the order of their devices' UUIDs."""
         return self.look().records
@@ -260,6 +267,9 @@ class DaemonRecords:
     def remove_damaged(self, name: str) -> None:
         """Forget a daemon of which nothing is left and never more was known than the name of its record."""
         (self.folder / name).with_suffix(_SUFFIX).unlink(missing_ok=True)
+
+    def _written(self, name: str) -> bool:
+        return os.path.lexists((self.folder / name).with_suffix(_SUFFIX))
 
     def _path(self, device_uuid: str) -> Path:
         return self.pipes(device_uuid).with_suffix(_SUFFIX)

@@ -1,24 +1,27 @@
-"""MPS daemons of which nothing is written down any more: their records went with a state folder that was lost.
+"""MPS daemons of which nothing is written down any more: their records were lost, with the state folder or alone.
 
 Such a daemon serves on, and its GPU stays in compute mode EXCLUSIVE_PROCESS. Whoever makes the new ledger finds it by the folder
 of its sockets, which it carries in its environment, and takes it over. It lets nobody in, and ends when nobody shares its device.
+Whoever decides later does the same as soon as something shows that a record is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import NamedTuple
 
-from tranche.core.allocation import Grant, Part
+from tranche.core.allocation import Grant, NodeView, Part
 from tranche.core.devices import device_uuid, shareable_devices
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_health import UNTIL
 from tranche.node.mps_records import DaemonRecord, name_of, record_of
+from tranche.node.mps_view import SERVER_PROGRAM
 from tranche.node.session import boot_id
 
-_LOST = "its record was lost with the state folder"
+_LOST = "its record was lost"
 
 
 class Stray(NamedTuple):
@@ -58,6 +61,39 @@ def note_missing(daemons: MpsDaemons, node: NodeState, grants: Iterable[Grant]) 
             gpu = node.gpu(grant.gpu_uuid)
             if gpu.daemon_of(grant.slot) is None and (uuid := device_uuid(grant, gpu)):
                 daemons.records.write(_record(daemons, gpu.uuid, grant.slot, uuid))
+
+
+def record_missing(daemons: MpsDaemons, view: NodeView, working: Container[str]) -> bool:
+    """Whether something shows that a daemon has lost its record: sockets, a server of MPS, or somebody who shares by MPS.
+
+    GPUs that a plan is `working` on say nothing. A server may also be of a daemon that is not Tranche's.
+    """
+    return (
+        bool(daemons.records.without_record())
+        or bool(list(_without_daemon(view, working)))
+        or any(each.name == SERVER_PROGRAM for gpu in view.node for each in gpu.all_processes)
+    )
+
+
+def find_again(daemons: MpsDaemons, view: NodeView, working: Collection[str], uid: int, *, whole: bool) -> None:
+    """Write down the daemons that have lost their records, and remove the sockets that no process serves any more."""
+    take_over(daemons, view.node, uid, whole=whole)
+    note_missing(daemons, daemons.on_node(view.node), list(_without_daemon(view, working)))
+    if not working:
+        for name in daemons.records.without_record():
+            shutil.rmtree(daemons.records.folder / name, ignore_errors=True)
+
+
+def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[Part]:
+    """The parts by MPS that somebody holds, of devices that are there and have no daemon."""
+    gpus = {gpu.uuid: gpu for gpu in view.node if not gpu.lost and gpu.uuid not in working}
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if not isinstance(grant, Part) or grant.sharing is not Sharing.MPS:
+                continue
+            gpu = gpus.get(grant.gpu_uuid)
+            if gpu is not None and gpu.daemon_of(grant.slot) is None and device_uuid(grant, gpu):
+                yield grant
 
 
 def _record(daemons: MpsDaemons, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:

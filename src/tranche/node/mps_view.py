@@ -13,7 +13,7 @@ from tranche.core.errors import LedgerUnavailable
 from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, NodeState
 from tranche.node.mps_records import DaemonRecords, Findings, name_of
 
-_SERVER = "nvidia-cuda-mps-server"
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
 
 def node_with_daemons(node: NodeState, known: DaemonRecords) -> NodeState:
@@ -56,7 +56,7 @@ def _used_by(instance: GpuInstance, users: Callable[[tuple[GpuProcess, ...]], tu
 
 def _is_server(process: GpuProcess, daemons: set[int], orphaned: bool) -> bool:
     """Whether one of the daemons has started the process; the server of one that has died has another parent now."""
-    if orphaned and process.name == _SERVER:
+    if orphaned and process.name == SERVER_PROGRAM:
         return True
     from tranche.node.processes import process_at  # slow to import, and seldom needed
 
