@@ -300,6 +300,8 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
             assert register.allocations(db)[0].grants == left.grants
         (lost,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
         assert lost.message.startswith("somebody has changed the limits")
+        assert ("ceiling of compute is" if "percentage" in command else "limit of memory is") in lost.message
+        assert "nothing limits its memory" not in lost.message
         assert "its limits were changed by somebody" in fenced(only(host), None)
         assert len(faults(host)) == 1
         host.release(first.allocation.id, why="it ended")
@@ -413,7 +415,11 @@ def test_the_command_of_a_share_is_told_that_its_limits_were_changed(
             if not asks:
                 host.view(thorough=True)
             assert told.wait(60)
-        assert said == ["somebody has changed the limits of the MPS daemon of this share"]
+        (line,) = said
+        assert line.startswith(
+            "somebody has changed the limits of the MPS daemon of this share (the limit of memory is 15G"
+        )
+        assert line.endswith("): it counts as unlimited")
         assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
 
 

@@ -90,7 +90,7 @@ def command(
                 cancelled=lambda error: warn(str(error)),
                 left=voice.left,
                 progress=voice.step,
-                unlimited=lambda why: warn(f"{why}: nothing limits its memory any more"),
+                unlimited=warn,
                 above=voice.above,
                 kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
             )

@@ -16,6 +16,7 @@ from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.local.side_thread import beside
+from tranche.node.mps_health import what_changed
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 _AGAIN = "run the command again"
@@ -43,9 +44,15 @@ def watching_limits(
     with ExitStack() as stack:
         watched = []
 
-        def altered(thorough: bool) -> bool:
-            now = [record for each in daemons if (record := records.find(each.gpu_uuid, each.slot)) is not None]
-            return any(record.changed or (thorough and changed(record)) for record in now)
+        def altered(thorough: bool) -> str:
+            for each in daemons:
+                record = records.find(each.gpu_uuid, each.slot)
+                if record is not None and (record.changed or (thorough and changed(record))):
+                    what = what_changed(records.find(each.gpu_uuid, each.slot) or record)
+                    return (
+                        f"somebody has changed the limits of the MPS daemon of this share{what}: it counts as unlimited"
+                    )
+            return ""
 
         for daemon in daemons:
             try:
@@ -78,17 +85,20 @@ def _died(daemon: DaemonRecord) -> VerificationFailed:
     )
 
 
-def _watch(daemons: Sequence[int], ended: int, lost: Callable[[str], None], altered: Callable[[bool], bool]) -> None:
+def _watch(daemons: Sequence[int], ended: int, lost: Callable[[str], None], altered: Callable[[bool], str]) -> None:
     poll = select.poll()
     for descriptor in (*daemons, ended):
         poll.register(descriptor, select.POLLIN)
     for look in count(1):
         ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
-        why = "" if ready.isdisjoint(daemons) else "the MPS daemon of this share has died"
+        why = (
+            ""
+            if ready.isdisjoint(daemons)
+            else "the MPS daemon of this share has died: nothing limits its memory any more"
+        )
         if not ready:
             with suppress(Exception):  # a look that fails must not end the command, and is made again
-                if altered(look % _ASK_EVERY == 0):
-                    why = "somebody has changed the limits of the MPS daemon of this share"
+                why = altered(look % _ASK_EVERY == 0)
         if why:
             with suppress(Exception):
                 lost(why)

@@ -89,12 +89,13 @@ def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str) 
     _write(db, time, ShareReleased(why), why, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
-def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation, *, changed: bool) -> None:
-    """The daemon that kept an allocation's limits has died, or somebody has `changed` the limits that it keeps."""
+def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation, *, changed: str | None) -> None:
+    """The daemon that kept an allocation's limits has died, or somebody has changed limits, and `changed` says which."""
     from tranche.core.events import LimitsLost
 
-    what = "somebody has changed the limits of the MPS daemon" if changed else "the MPS daemon"
-    message = f"{what} of its device" + ("" if changed else " has died") + ": nothing limits its memory any more"
+    message = "the MPS daemon of its device has died: nothing limits its memory any more"
+    if changed is not None:
+        message = f"somebody has changed the limits of the MPS daemon of its device{changed}: it counts as unlimited"
     data = LimitsLost(allocation.grants)
     _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
 

@@ -23,7 +23,7 @@ from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_health import FATAL, LOOK_SECONDS
+from tranche.node.mps_health import FATAL, LOOK_SECONDS, what_changed
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.timeslices import Timeslices
@@ -216,10 +216,11 @@ class DaemonCare:
                 register.set_grants(db, now.id, now.grants)
                 chronicle.limits_lost(db, self._clock(), now, changed=self._limits_changed(now))
 
-    def _limits_changed(self, allocation: Allocation) -> bool:
+    def _limits_changed(self, allocation: Allocation) -> str | None:
+        """Which of the limits somebody has changed, as what_changed says; None when nobody has."""
         parts = (each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MPS)
         found = (self._daemons.records.find(each.gpu_uuid, each.slot) for each in parts)
-        return any(record is not None and record.changed for record in found)
+        return next((what_changed(record) for record in found if record is not None and record.changed), None)
 
     def _note_overdrawn(self, view: NodeView, working: frozenset[str]) -> None:
         """Write down whose processes have more memory than they were given."""

@@ -170,6 +170,13 @@ class MpsHealth:
         return record.halted or self.fence(record, f"its server did not let go of client {client}")
 
 
+def what_changed(record: DaemonRecord) -> str:
+    """Which limit somebody has changed, in words and in brackets after a blank; "" where that is not known."""
+    if not record.fault.startswith(f"{_CHANGED}: "):
+        return ""
+    return f" ({record.fault.removeprefix(f'{_CHANGED}: ').removesuffix(UNTIL)})"
+
+
 def _worth_asking(record: DaemonRecord) -> bool:
     """Whether the daemon may answer, and its answer may change something."""
     return record.ready and not record.wedged and record.state is not DaemonState.LOST and not record.halted
