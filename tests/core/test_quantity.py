@@ -73,6 +73,11 @@ def test_memory_as_an_option_is_the_shortest_whole_number(amount: int, text: str
     assert memory_option(amount) == text
 
 
+@pytest.mark.parametrize("text", ["14.4Gi", "0.3Gi", "7.45Gi", "1.055Ti", "511.7Mi"])
+def test_memory_that_is_no_whole_number_of_bytes_is_shown_as_it_was_written(text: str) -> None:
+    assert memory_option(parse_memory(text)) == text
+
+
 @pytest.mark.parametrize(
     ("amount", "text"),
     [

@@ -100,10 +100,16 @@ def format_memory(amount: int) -> str:
 
 
 def memory_option(amount: int) -> str:
-    """Bytes as the shortest text that parse_memory reads back to exactly the same: `4Gi`, `4G`, `4864Mi`."""
+    """Bytes as a short text that parse_memory reads back to exactly the same: `4Gi`, `4G`, `4864Mi`, and `14.4Gi`."""
     for unit in ("Ti", "T", "Gi", "G", "Mi", "M", "Ki", "K"):
         if amount % _UNITS[unit] == 0:
             return f"{amount // _UNITS[unit]}{unit}"
+    for unit in ("Ti", "T", "Gi", "G", "Mi", "M"):
+        for digits in (1, 2, 3):
+            number = amount * 10**digits // _UNITS[unit]
+            if -(-number * _UNITS[unit] // 10**digits) == amount:
+                whole, part = divmod(number, 10**digits)
+                return f"{whole}.{part:0{digits}}{unit}"
     return f"{amount // 1000}.{amount % 1000:03}K"
 
 
