@@ -280,6 +280,30 @@ def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMa
     assert isolations(t4) == ["soft"]
 
 
+@pytest.mark.parametrize("how", ["killed", "shut down"])
+def test_a_server_that_ends_under_a_share_is_told_and_written_down_once(t4: TestMachine, how: str) -> None:
+    first = tenant(t4, "--gpu-memory", "3G")
+    assert first.told() is not None
+    places = Places(t4.state_dir)
+    (record,) = DaemonRecords(places.mps).all()
+    process = MpsDaemons(places, t4.environment).process(record.device_uuid)
+    (server,) = process.servers()
+    if how == "killed":
+        os.kill(server.pid, signal.SIGKILL)
+    else:
+        process.control.ask(f"shutdown_server {server.pid} -f")
+    wait_until(lambda: "ServerEnded" in t4.tranche("events").stdout)
+    (share,) = holders(t4)
+    first.go_on()
+    _, said = first.ended()
+    assert said.count(f"process {server.pid}, was killed or shut down") == 1
+    assert "806" in said
+    told = [each for each in t4.json("events")["events"] if each["type"] == EventKind.SERVER_ENDED]
+    assert [(each["allocationId"], each["data"]) for each in told] == [(share["id"], {"pid": server.pid})]
+    again = tenant(t4, "--gpu-memory", "3G")
+    assert again.told() is not None
+
+
 def test_nothing_is_promised_on_a_daemon_whose_limits_somebody_has_just_changed(t4: TestMachine) -> None:
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None

@@ -92,6 +92,7 @@ def command(
                 progress=voice.step,
                 unlimited=warn,
                 above=voice.above,
+                hit=warn,
                 kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
             )
         )

@@ -44,6 +44,7 @@ class EventKind(StrEnum):
     DAEMON_FAULT = "DaemonFault"
     DAEMON_RECOVERED = "DaemonRecovered"
     FAULT_SHARED = "FaultShared"
+    SERVER_ENDED = "ServerEnded"
     POLICY_CHANGED = "PolicyChanged"
     BOOT_ENDED = "BootEnded"
     OTHER = "Other"
@@ -193,6 +194,14 @@ class FaultShared:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerEnded:
+    """The MPS server that a share's programs run in was killed or shut down, and its daemon lives on; `pid` was the server's."""
+
+    kind: ClassVar = EventKind.SERVER_ENDED
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged:
     """The administrator said how a GPU may be shared, or all that have no word of their own; None took the word back."""
 
@@ -232,6 +241,7 @@ EventData = (
     | DaemonFault
     | DaemonRecovered
     | FaultShared
+    | ServerEnded
     | PolicyChanged
     | BootEnded
 )
@@ -297,6 +307,8 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"deviceUUID": device_uuid, "fault": fault}
         case FaultShared(device_uuid) | DaemonRecovered(device_uuid):
             return {"deviceUUID": device_uuid}
+        case ServerEnded(pid):
+            return {"pid": pid}
         case PolicyChanged(gpu_uuid, sharing):
             return {"gpuUUID": gpu_uuid, "sharing": sharing}
         case BootEnded(boot_id, asked, reason):
@@ -340,6 +352,8 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return DaemonRecovered(data["deviceUUID"])
         case EventKind.FAULT_SHARED:
             return FaultShared(data["deviceUUID"])
+        case EventKind.SERVER_ENDED:
+            return ServerEnded(data["pid"])
         case EventKind.POLICY_CHANGED:
             return PolicyChanged(data["gpuUUID"], data["sharing"])
         case EventKind.BOOT_ENDED:

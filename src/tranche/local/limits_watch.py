@@ -8,19 +8,21 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count
 
 from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
+from tranche.local.server_ends import ServerEnds
 from tranche.local.side_thread import beside
 from tranche.node.mps_health import what_changed
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 _AGAIN = "run the command again"
 _LOOK_SECONDS = 5.0
+_DIED = "the MPS daemon of this share has died: nothing limits its memory any more"
 _ASK_EVERY = 6
 """In looks: to ask a daemon, programs have to be started."""
 
@@ -31,10 +33,12 @@ def watching_limits(
     records: DaemonRecords,
     lost: Callable[[str], None],
     changed: Callable[[DaemonRecord], bool] = lambda record: record.changed,
+    server_ended: Callable[[int], None] = lambda pid: None,
 ) -> Iterator[None]:
     """Call `lost`, from another thread and once, when a daemon of the allocation dies within the block, and say so in words.
 
     The same when somebody has told it other limits, as others have found out, or `changed` says of its present record.
+    `server_ended` is called with the pid of each server of theirs that ends within the block, while its daemon lives on.
     VerificationFailed when one is dead before the block: nothing may begin there without its limits.
     """
     daemons = _daemons(allocation, records)
@@ -64,7 +68,9 @@ def watching_limits(
             if daemon.state not in (DaemonState.READY, DaemonState.FAULT):
                 raise _died(daemon)
             watched.append(descriptor)
-        with beside("limits", lambda ended: _watch(watched, ended, lost, altered)):
+        with beside(
+            "limits", lambda ended: _watch(watched, [each.pid for each in daemons], ended, lost, altered, server_ended)
+        ):
             yield
 
 
@@ -85,22 +91,32 @@ def _died(daemon: DaemonRecord) -> VerificationFailed:
     )
 
 
-def _watch(daemons: Sequence[int], ended: int, lost: Callable[[str], None], altered: Callable[[bool], str]) -> None:
+def _watch(
+    daemons: Sequence[int],
+    pids: Sequence[int],
+    ended: int,
+    lost: Callable[[str], None],
+    altered: Callable[[bool], str],
+    server_ended: Callable[[int], None],
+) -> None:
     poll = select.poll()
     for descriptor in (*daemons, ended):
         poll.register(descriptor, select.POLLIN)
-    for look in count(1):
-        ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
-        why = (
-            ""
-            if ready.isdisjoint(daemons)
-            else "the MPS daemon of this share has died: nothing limits its memory any more"
-        )
-        if not ready:
-            with suppress(Exception):  # a look that fails must not end the command, and is made again
-                why = altered(look % _ASK_EVERY == 0)
-        if why:
-            with suppress(Exception):
-                lost(why)
-        if ready or why:
-            return
+    with closing(ServerEnds(pids, poll)) as servers:
+        for look in count(1):
+            servers.look()
+            ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
+            gone = servers.take(ready)
+            why = "" if ready.isdisjoint(daemons) else _DIED
+            if not why:
+                for pid in gone:
+                    with suppress(Exception):
+                        server_ended(pid)
+            if not ready:
+                with suppress(Exception):  # a look that fails must not end the command, and is made again
+                    why = altered(look % _ASK_EVERY == 0)
+            if why:
+                with suppress(Exception):
+                    lost(why)
+            if why or ended in ready:
+                return

@@ -22,7 +22,7 @@ from tranche.local.queue import Cancelled, Queue
 from tranche.local.turn import Record
 from tranche.local.use_watch import watching_use
 from tranche.local.workload import find_command, run_workload, share_environment
-from tranche.node import register
+from tranche.node import chronicle, register
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held
 from tranche.node.host import Host
@@ -64,6 +64,7 @@ def run(
     kept: Callable[[Exception], None] = lambda error: None,
     unlimited: Callable[[str], None] = lambda why: None,
     above: Callable[[Part, int], None] = lambda part, used: None,
+    hit: Callable[[str], None] = lambda why: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
@@ -72,7 +73,7 @@ def run(
     is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
     takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
     daemon that keeps the share's limits dies or is told others, and why; `above` when its processes together have more bytes than
-    a part of it.
+    a part of it. `hit` is called likewise when the daemon's server ends under the share's programs, and why they fail.
     """
     path = find_command(command[0], environment)
     _refuse_inside(host, environment.get(MARK, ""))
@@ -104,6 +105,7 @@ def run(
                         host.daemons.records,
                         lambda why: _limits_lost(host, lambda: unlimited(why)),
                         lambda record: limits_changed(host, record),
+                        lambda pid: _server_ended(host, held, pid, hit),
                     )
                 )
                 stack.enter_context(
@@ -171,6 +173,14 @@ def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
     unlimited()
     with suppress(TrancheError):
         host.view(seconds=_LOST_SECONDS, thorough=True)
+
+
+def _server_ended(host: Host, held: Held, pid: int, hit: Callable[[str], None]) -> None:
+    """Tell the person, and write it down: the limits hold for whoever starts again."""
+    why = f"the MPS server of this share, process {pid}, was killed or shut down: programs that were using it get CUDA error 806"
+    hit(f"{why}, and have to be started again")
+    with suppress(TrancheError), host.ledger.write() as db:
+        chronicle.server_ended(db, time.time(), held.allocation, pid)
 
 
 def limits_changed(host: Host, record: DaemonRecord) -> bool:

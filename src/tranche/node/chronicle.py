@@ -127,6 +127,14 @@ def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid
     return _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
 
 
+def server_ended(db: sqlite3.Connection, time: float, allocation: Allocation, pid: int) -> None:
+    """The MPS server of an allocation's device ended under its programs, while its daemon lives on."""
+    from tranche.core.events import ServerEnded
+
+    message = f"the MPS server of its device, process {pid}, was killed or shut down: programs that were using it fail"
+    _write(db, time, ServerEnded(pid), message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
 def fault_shared(
     db: sqlite3.Connection, time: float, allocation: Allocation, device_uuid: str, cause: int | None
 ) -> None:
