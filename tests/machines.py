@@ -21,6 +21,7 @@ import pytest
 
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
+from tranche_simulator.mps_processes import end_mps
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 # The interpreter may lie where nobody may not read: everything is imported before root is given up.
@@ -160,7 +161,7 @@ class TestMachine:
         return (self.machine.gpus(), tuple(self.machine.change_calls().items()))
 
     def end(self) -> None:
-        """End what start() started."""
+        """End what start() started, and the MPS daemons that are left, as people leave them: they outlive who started them."""
         for process in self._started:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
@@ -170,6 +171,7 @@ class TestMachine:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
+        end_mps(self.machine.state.absolute())
 
 
 def run_without_driver(*arguments: str, code: int = 0) -> Completed:
