@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from release.chart import KubeObject, render
 
 from cluster.cluster import Cluster
+from cluster.errors import NotFound
 from cluster.waiting import wait_for
 from release import chart
 
@@ -56,7 +57,8 @@ def write_rights(cluster: Cluster, objects: Sequence[KubeObject]) -> None:
 
 def remove_device_classes(cluster: Cluster) -> None:
     """Have the cluster hold no DeviceClass; the next agent that serves claims brings its own again."""
-    cluster.api.delete_all("/apis/resource.k8s.io/v1/deviceclasses")
+    with suppress(NotFound):  # a cluster without claims
+        cluster.api.delete_all("/apis/resource.k8s.io/v1/deviceclasses")
     forget_rights(cluster)
 
 
