@@ -207,6 +207,13 @@ def readable_folder() -> Iterator[Path]:
 
 
 @contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets, which pytest's own do not when several processes test."""
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name:
+        yield Path(name)
+
+
+@contextmanager
 def machine_in(folder: Path, *boards: str, machine_type: str = "") -> Iterator[TestMachine]:
     """A new machine of those boards, or of that type, in the folder; operations take no time."""
     made = SimulatedMachine.create("machine", machine_type=machine_type, boards=boards, root=folder, time_scale=0)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from tests.machines import TestMachine, machine_in, readable_folder
+from tests.machines import TestMachine, machine_in, readable_folder, short_folder
 
 MakeMachine = Callable[..., TestMachine]
 
 
 @pytest.fixture
-def make_machine(tmp_path: Path) -> Iterator[MakeMachine]:
+def make_machine() -> Iterator[MakeMachine]:
     """Makes a machine of the boards given, or of `machine_type`; its processes are ended after the test."""
     with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
 
         def make(*boards: str, machine_type: str = "") -> TestMachine:
-            return stack.enter_context(machine_in(tmp_path, *boards, machine_type=machine_type))
+            return stack.enter_context(machine_in(folder, *boards, machine_type=machine_type))
 
         yield make
 

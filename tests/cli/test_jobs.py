@@ -40,7 +40,7 @@ def with_classes(server: FakeApiServer) -> None:
 
 def tranche(api: ServedApi, *arguments: str, code: int = 0, **environment: str) -> Outcome:
     done = run(
-        arguments, {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": str(api.kubeconfig)} | environment
+        arguments, {"PATH": os.environ["PATH"], "HOME": "/dev/null", "KUBECONFIG": str(api.kubeconfig)} | environment
     )
     assert not done.fault
     assert done.code == code, done.stderr

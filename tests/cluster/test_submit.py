@@ -32,7 +32,7 @@ class Researcher:
     namespace: str
 
     def tranche(self, *arguments: str, code: int = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": str(self.kubeconfig)}
+        environment = {"PATH": os.environ["PATH"], "HOME": "/dev/null", "KUBECONFIG": str(self.kubeconfig)}
         words = [*TRANCHE, *arguments]
         done = subprocess.run(words, env=environment, input=stdin, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
@@ -129,6 +129,6 @@ def test_a_cluster_without_the_chart_and_a_claim_of_another_hand_are_said(
 
 
 def _refusal(researcher: Researcher, where: tuple[str, str]) -> str:
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": str(researcher.kubeconfig)}
+    environment = {"PATH": os.environ["PATH"], "HOME": "/dev/null", "KUBECONFIG": str(researcher.kubeconfig)}
     words = [*TRANCHE, "submit", "--gpus", "1", *where, "--dry-run", *JOB]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stderr

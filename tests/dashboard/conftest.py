@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.dashboard.served import Dashboards, ServedDashboard
-from tests.machines import TestMachine, machine_in
+from tests.machines import TestMachine, machine_in, short_folder
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[TestMachine]:
+def machine() -> Iterator[TestMachine]:
     """Two A100-40GB, uncut."""
-    with machine_in(tmp_path, "A100-40GB", "A100-40GB") as made:
+    with short_folder() as folder, machine_in(folder, "A100-40GB", "A100-40GB") as made:
         yield made
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.busy_machine import set_to_work
 from tests.dashboard.browsing import NARROW, WIDE, browser_running, viewer_of
 from tests.dashboard.served import Dashboards, ServedDashboard
-from tests.machines import TestMachine, machine_in
+from tests.machines import TestMachine, machine_in, short_folder
 
 pytestmark = pytest.mark.browser
 
@@ -51,10 +51,8 @@ def views_of(machine: TestMachine) -> list[str]:
 
 
 @pytest.mark.parametrize("machine_type", LOOKS)
-def test_every_view_in_every_look_keeps_nobody_out_and_asks_nothing_of_others(
-    browser: Any, tmp_path: Path, machine_type: str
-) -> None:
-    with machine_in(tmp_path, machine_type=machine_type) as machine:
+def test_every_view_in_every_look_keeps_nobody_out_and_asks_nothing_of_others(browser: Any, machine_type: str) -> None:
+    with short_folder() as folder, machine_in(folder, machine_type=machine_type) as machine:
         machine.hold("--gpu-memory", "4Gi")
         machine.hold("--gpu-memory", "6Gi")
         gpus = len(machine.json("gpus")["gpus"])
@@ -83,7 +81,7 @@ def test_the_guides_picture(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     """Nobody compares pixels; a new picture is taken with the goldens."""
-    with machine_in(tmp_path, machine_type="p4d.24xlarge") as machine:
+    with short_folder() as folder, machine_in(folder, machine_type="p4d.24xlarge") as machine:
         set_to_work(machine, tmp_path, monkeypatch)
         dashboards = Dashboards(machine)
         try:

@@ -175,8 +175,8 @@ def test_the_first_failing_hook_ends_the_list(tmp_path: Path) -> None:
     ("hook", "message"),
     [
         (Hook("no-such-command-here"), "'no-such-command-here' is not a command here"),
-        (Hook("/nonexistent/command"), "cannot start"),
-        (Hook("true", folder="/nonexistent"), "cannot start"),
+        (Hook("/dev/null/command"), "cannot start"),
+        (Hook("true", folder="/dev/null/folder"), "cannot start"),
         (Hook("sh", ("-c", "kill -9 $$")), "ended by signal 9"),
     ],
 )

@@ -78,9 +78,9 @@ def test_an_unknown_layout_name(b: Bench) -> None:
 
 
 def test_a_file_that_is_not_there(b: Bench) -> None:
-    outcome = b.layout("assert", "-f", "/nonexistent/layouts.yaml")
+    outcome = b.layout("assert", "-f", "/dev/null/layouts.yaml")
     assert outcome.code == 10
-    assert "cannot read /nonexistent/layouts.yaml: No such file or directory" in outcome.stderr
+    assert "cannot read /dev/null/layouts.yaml: Not a directory" in outcome.stderr
 
 
 def test_an_error_as_json(b: Bench) -> None:
@@ -144,7 +144,7 @@ def test_checkpoint_needs_a_file(b: Bench) -> None:
         assert outcome.code == 2
         assert "missing required flags 'checkpoint-file'" in outcome.stderr
     assert b.layout("restore", "-f", "-", stdin="{}").code == 16
-    assert b.layout("checkpoint", "-f", "/nonexistent/folder/file").code == 2
+    assert b.layout("checkpoint", "-f", "/dev/null/folder/file").code == 2
 
 
 @pytest.mark.parametrize(
