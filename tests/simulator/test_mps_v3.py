@@ -25,6 +25,15 @@ def count():
     return check(cu.cuDeviceGetAttribute(which, 0))
 """
 HOLD = 'context()\ntell("here")\nwait()\ntell(code(cu.cuMemAlloc(1)))\nwait()'
+# The daemon does not wait until the server has terminated the clients of a namespace that is deleted by force.
+UNTIL_TERMINATED = """import time
+context()
+tell("here")
+wait()
+while not (ended := code(cu.cuMemAlloc(1))):
+    time.sleep(0.001)
+tell(ended)
+wait()"""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be somebody else")
 
@@ -154,7 +163,7 @@ def test_a_namespace_in_use_is_neither_changed_nor_deleted_but_by_force(bench: M
     create(bench, "training")
     do(bench, "namespace create eval --server=training")
     folder = bench.pipe / "training" / "eval"
-    with cuda_program(bench.machine, HOLD, CUDA_MPS_PIPE_DIRECTORY=str(folder)) as program:
+    with cuda_program(bench.machine, UNTIL_TERMINATED, CUDA_MPS_PIPE_DIRECTORY=str(folder)) as program:
         program.told()
         (row,) = do(bench, f"client list {CSV}").splitlines()
         assert row.split(",")[:4] == [str(program.pid), "training", "0", "eval"]
