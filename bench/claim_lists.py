@@ -6,7 +6,7 @@ first device in the list wins whose counters are free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
@@ -113,14 +113,11 @@ class KeepingNode(ListedNode):
         return device.name not in self._refused and super()._free(device)
 
 
-def refused_by_profile(
-    nodes: int, board: str, profiles: Sequence[ProfileName], path: Sequence[Arrival], keep: str
-) -> tuple[list[float], float]:
-    """Of the arrivals that count, in percent: how many of each profile were refused, and how much of the compute was accepted."""
-    random = Random(7)
-    listed = [KeepingNode(shown_view(board), keep) for _ in range(nodes)]
-    running: list[tuple[float, int, KeepingNode]] = []
-    came, lost = [0] * len(profiles), [0] * len(profiles)
+def _played(
+    listed: Sequence[ListedNode], random: Random, profiles: Sequence[ProfileName], path: Sequence[Arrival]
+) -> Iterator[tuple[int, Arrival, bool]]:
+    """Let arrivals come and go, each on a node drawn among those where it fits: number, arrival, whether it was given one."""
+    running: list[tuple[float, int, ListedNode]] = []
     for number, arrival in enumerate(path):
         while running and running[0][0] <= arrival.time:
             _, other, node = heappop(running)
@@ -131,9 +128,19 @@ def refused_by_profile(
             node = random.choice(fitting)
             node.take(number, profile)
             heappush(running, (arrival.time + arrival.service, number, node))
+        yield number, arrival, bool(fitting)
+
+
+def refused_by_profile(
+    nodes: int, board: str, profiles: Sequence[ProfileName], path: Sequence[Arrival], keep: str
+) -> tuple[list[float], float]:
+    """Of the arrivals that count, in percent: how many of each profile were refused, and how much of the compute was accepted."""
+    listed = [KeepingNode(shown_view(board), keep) for _ in range(nodes)]
+    came, lost = [0] * len(profiles), [0] * len(profiles)
+    for number, arrival, given in _played(listed, Random(7), profiles, path):
         if number >= len(path) // 3:
             came[arrival.shape] += 1
-            lost[arrival.shape] += not fitting
+            lost[arrival.shape] += not given
     offered = sum(profile.slices * count for profile, count in zip(profiles, came, strict=True))
     refused = sum(profile.slices * count for profile, count in zip(profiles, lost, strict=True))
     return [100 * one / (all_ or 1) for one, all_ in zip(lost, came, strict=True)], 100 * (1 - refused / offered)
@@ -145,21 +152,11 @@ def refused(
     """Of the arrivals that count, in percent: how many were refused, and how many of them though one GPU had the slices free."""
     random = Random(7)
     listed = [ListedNode(shown_view(board), order, random) for _ in range(nodes)]
-    running: list[tuple[float, int, ListedNode]] = []
     first = len(path) // 3
     lost = fragmented = 0
-    for number, arrival in enumerate(path):
-        while running and running[0][0] <= arrival.time:
-            _, other, node = heappop(running)
-            node.give_back(other)
-        profile = profiles[arrival.shape]
-        fitting = [node for node in listed if node.fits(profile)]
-        if fitting:
-            node = random.choice(fitting)
-            node.take(number, profile)
-            heappush(running, (arrival.time + arrival.service, number, node))
-        elif number >= first:
+    for number, arrival, given in _played(listed, random, profiles, path):
+        if not given and number >= first:
             lost += 1
-            fragmented += any(node.has_room(profile) for node in listed)
+            fragmented += any(node.has_room(profiles[arrival.shape]) for node in listed)
     counted = len(path) - first
     return 100 * lost / counted, 100 * fragmented / counted

@@ -9,6 +9,8 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -48,64 +50,58 @@ def test_without_a_terminal_it_is_printed_once(two_a100: TestMachine) -> None:
 
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "ctrl-c"])
 def test_the_live_view_ends_with_a_key_and_restores_the_terminal(two_a100: TestMachine, key: bytes, code: int) -> None:
-    parent, child = pty.openpty()
-    with subprocess.Popen(
-        [*TRANCHE, "top", "--interval", "0.1"],
-        env={**two_a100.environment, "TERM": "xterm"},
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        start_new_session=True,
-        preexec_fn=_own_terminal,
-    ) as process:
-        os.close(child)
-        try:
-            screen = _read_until(parent, b"GPU 1")
-            os.write(parent, key)
-            screen += _read_until(parent, b"\x1b[?1049l")
-            assert process.wait(timeout=60) == code
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            os.close(parent)
+    with _on_a_terminal(two_a100, "--interval", "0.1") as (terminal, process):
+        screen = _read_until(terminal, b"GPU 1")
+        os.write(terminal, key)
+        screen += _read_until(terminal, b"\x1b[?1049l")
+        assert process.wait(timeout=60) == code
     assert b"\x1b[?1049h" in screen, "the alternate screen was not used"
 
 
 def test_the_live_view_finds_lines(two_a100: TestMachine) -> None:
-    parent, child = pty.openpty()
-    with subprocess.Popen(
-        [*TRANCHE, "top", "--interval", "60"],
-        env={**two_a100.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "12"},
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        start_new_session=True,
-        preexec_fn=_own_terminal,
-    ) as process:
-        os.close(child)
-        try:
-            _read_until(parent, b"q ends")
-            for key, answer in (
-                (b"/", b"/"),
-                (b"g", b"/g"),
-                (b"p", b"/gp"),
-                (b"\r", b"those with 'gp'"),
-                (b"\x1b[B", b"q ends"),
-            ):
-                os.write(parent, key)
-                _read_until(parent, answer)
-            os.write(parent, b"q")
-            _read_until(parent, b"\x1b[?1049l")
-            assert process.wait(timeout=60) == 0
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            os.close(parent)
+    with _on_a_terminal(two_a100, "--interval", "60", COLUMNS="120", LINES="12") as (terminal, process):
+        _read_until(terminal, b"q ends")
+        for key, answer in (
+            (b"/", b"/"),
+            (b"g", b"/g"),
+            (b"p", b"/gp"),
+            (b"\r", b"those with 'gp'"),
+            (b"\x1b[B", b"q ends"),
+        ):
+            os.write(terminal, key)
+            _read_until(terminal, answer)
+        os.write(terminal, b"q")
+        _read_until(terminal, b"\x1b[?1049l")
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("arguments", [("--interval", "0"), ("--interval", "x"), ("-o", "wide")])
 def test_bad_input_is_refused(two_a100: TestMachine, arguments: tuple[str, ...]) -> None:
     assert two_a100.tranche("top", *arguments, code=2).stdout == ""
+
+
+@contextmanager
+def _on_a_terminal(
+    machine: TestMachine, *arguments: str, **variables: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """`tranche top` on a terminal of its own: what types and reads there, and the process."""
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [*TRANCHE, "top", *arguments],
+        env={**machine.environment, "TERM": "xterm", **variables},
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        preexec_fn=_own_terminal,
+    ) as process:
+        os.close(child)
+        try:
+            yield parent, process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            os.close(parent)
 
 
 def _own_terminal() -> None:

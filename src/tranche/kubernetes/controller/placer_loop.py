@@ -16,7 +16,7 @@ from tranche.kubernetes.controller.cluster_watch import ClusterWatch
 from tranche.kubernetes.controller.placing import Placing, PlacingApi, Round
 from tranche.kubernetes.controller.second_tries import SecondTries
 from tranche.kubernetes.controller.waiting_words import waiting_text
-from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, Leadership, News
+from tranche.kubernetes.rollout.leadership import Leadership
 
 _TRY_SECONDS = 3.0
 _GATHER_SECONDS = 0.1
@@ -82,21 +82,7 @@ class PlacerLoop:
 
     async def _lead(self) -> None:
         _log.info("choosing shares")
-        work = (self._watch.run(), self._renew(), self._choose())
-        tasks = [asyncio.create_task(each) for each in work]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await self._leadership.resign()
-
-    async def _renew(self) -> None:
-        while await self._leadership.renew(News()):
-            await self._sleep(RENEW_SECONDS)
+        await self._leadership.lead(self._watch.run(), self._choose(), sleep=self._sleep)
 
     async def _choose(self) -> None:
         """Until another one may lead. That two do is safe, and would only have them write in vain."""

@@ -74,28 +74,14 @@ class Leader:
         _log.info("leading the rollout", extra={"budget": str(self._budget)})
         tickets: Live[tuple[Lease, ...]] = Live()
         changed = asyncio.Event()
-        work = (self._follow(tickets, changed), self._renew(), self._grant(tickets, changed))
-        tasks = [asyncio.create_task(each) for each in work]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await self._leadership.resign()
+        work = (self._follow(tickets, changed), self._grant(tickets, changed))
+        await self._leadership.lead(*work, sleep=self._sleep, news=lambda: self.news.value)
 
     async def _follow(self, tickets: Live[tuple[Lease, ...]], changed: asyncio.Event) -> None:
         async with aclosing(self._leases.watch_all(TICKET_LABEL, TICKET)) as versions:
             async for leases in versions:
                 tickets.publish(leases)
                 changed.set()
-
-    async def _renew(self) -> None:
-        """Until another one has taken over."""
-        while await self._leadership.renew(self.news.value):
-            await self._sleep(RENEW_SECONDS)
 
     async def _grant(self, tickets: Live[tuple[Lease, ...]], changed: asyncio.Event) -> None:
         """Until nobody waits, or another one may have taken over."""

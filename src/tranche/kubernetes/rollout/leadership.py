@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 
 from tranche.kubernetes.api.leases import Lease, LeaseApi
@@ -78,6 +79,29 @@ class Leadership:
         annotations = {WAITING_ANNOTATION: str(news.waiting), HELD_UP_ANNOTATION: news.held_up_by}
         said = {key: value for key, value in annotations.items() if value}
         return self._took(await self._leases.replace(replace(self._held, annotations=said)), began)
+
+    async def lead(
+        self,
+        *work: Coroutine[None, None, None],
+        sleep: Callable[[float], Awaitable[None]],
+        news: Callable[[], News] = News,
+    ) -> None:
+        """Renew while the work is done; resign when the first of it ends or another one has taken over. Errors of the work."""
+
+        async def renewing() -> None:
+            while await self.renew(news()):
+                await sleep(RENEW_SECONDS)
+
+        tasks = [asyncio.create_task(each) for each in (*work, renewing())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self.resign()
 
     async def resign(self) -> None:
         """Lead no more, so that whoever comes next need not wait."""
