@@ -1,0 +1,119 @@
+"""A cluster at one moment: of each node its documents and its facts, and which nodes have changed since when.
+
+A snapshot is never changed. The next one shares every node that is as it was, so that fifty changes a second among a thousand
+nodes cost fifty new nodes and one dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tranche.dashboard.cluster.sight import namespace_of
+from tranche.documents.blocks import Document
+
+_NOTHING: Document = {"gpus": [], "allocations": [], "waiters": []}
+_GONE_KEPT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStanding:
+    """What Kubernetes says of a node. `mode` is the administrator's word for how its GPUs are given away, "" where there is none.
+
+    `ready` and `unschedulable` are None where nobody could read them. `labels` are those that a page shows.
+    """
+
+    ready: bool | None = None
+    unschedulable: bool | None = None
+    mode: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenNode:
+    """A node as it was seen at `seen`, in seconds since the epoch; None where its agent has never been heard.
+
+    `overview` is the document that `tranche top -o json` prints there: `gpus`, `allocations` and `waiters`. `trouble` says why
+    what is known is not of now, "" where it is. `changed` is the version of the snapshot in which it became what it is.
+    """
+
+    name: str
+    facts: NodeStanding = NodeStanding()
+    overview: Document = field(default_factory=lambda: _NOTHING)
+    seen: float | None = None
+    trouble: str = ""
+    changed: int = 0
+
+    @property
+    def namespaces(self) -> Mapping[str, str]:
+        """The namespace of the holder of each allocation, by the allocation's id; "" where it has none."""
+        return {each["id"]: namespace_of(each) for each in self.overview["allocations"]}
+
+    def shows_the_same(self, other: SeenNode) -> bool:
+        """Whether a page of the other one would look the same, but for when it was seen."""
+        mine = (self.name, self.facts, self.trouble, self.overview)
+        return mine == (other.name, other.facts, other.trouble, other.overview)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChange:
+    """The nodes that are new or other than they were, by name, and the names of those that have gone."""
+
+    nodes: tuple[SeenNode, ...]
+    gone: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """All nodes by name, in that order, at `taken`. `version` grows with each change of any of them.
+
+    `gone` are nodes that are not there any more, with the version in which they went; what went before `first` is not told
+    any more. `notes` say what is not known of the cluster as a whole.
+    """
+
+    nodes: Mapping[str, SeenNode] = field(default_factory=dict)
+    version: int = 0
+    taken: float = 0.0
+    notes: tuple[str, ...] = ()
+    gone: Mapping[str, int] = field(default_factory=dict)
+    first: int = 0
+
+    def after(
+        self,
+        seen: Iterable[SeenNode],
+        taken: float,
+        *,
+        gone: Iterable[str] = (),
+        notes: tuple[str, ...] | None = None,
+    ) -> ClusterSnapshot:
+        """The next snapshot, of when these nodes were seen and those have gone; this one's version where all is as it was."""
+        version = self.version + 1
+        nodes, left = dict(self.nodes), dict(self.gone)
+        changed = notes is not None and notes != self.notes
+        for each in seen:
+            before = nodes.get(each.name)
+            same = before is not None and each.shows_the_same(before)
+            left.pop(each.name, None)
+            nodes[each.name] = replace(each, changed=before.changed if before is not None and same else version)
+            changed = changed or not same
+        for name in gone:
+            if nodes.pop(name, None) is not None:
+                left[name], changed = version, True
+        if len(nodes) != len(self.nodes) or nodes.keys() != self.nodes.keys():
+            nodes = dict(sorted(nodes.items()))
+        first = self.first
+        while len(left) > _GONE_KEPT:
+            oldest = min(left, key=left.__getitem__)
+            first = max(first, left.pop(oldest))
+        return ClusterSnapshot(
+            nodes, version if changed else self.version, taken, self.notes if notes is None else notes, left, first
+        )
+
+    def since(self, version: int) -> ClusterChange | None:
+        """What has changed after that version; None where nobody knows any more, or it is of another run."""
+        if not self.first <= version <= self.version:
+            return None
+        return ClusterChange(
+            tuple(each for each in self.nodes.values() if each.changed > version),
+            tuple(name for name, went in self.gone.items() if went > version),
+        )
