@@ -58,6 +58,17 @@ def test_terminate_ends_the_workload_and_lets_its_command_return_the_code(two_a1
     assert [each["state"] for each in two_a100.json("gpus")["gpus"][0]["slices"]] == ["idle"]
 
 
+def test_who_takes_a_share_back_is_told_as_the_cause_of_its_end(two_a100: TestMachine) -> None:
+    workload = two_a100.hold("--mig-profile", "1g.5gb")
+    (allocation,) = two_a100.json("ps")["allocations"]
+    two_a100.tranche("release", allocation["id"], "--terminate")
+    granted, begun, released = two_a100.json("events", "--last", "3")["events"]
+    assert [each["type"] for each in (granted, begun, released)] == ["Granted", "ReleaseBegun", "Released"]
+    assert begun["data"] == {"pids": [workload.pid], "actor": None}
+    assert {each["allocationId"] for each in (begun, released)} == {allocation["id"]}
+    assert (begun["cause"], released["cause"]) == (granted["position"], begun["position"])
+
+
 def test_a_workload_that_ignores_sigterm_is_killed_after_the_grace_time(two_a100: TestMachine) -> None:
     script = "trap '' TERM; while :; do sleep 0.05; done"
     workload = two_a100.hold("--mig-profile", "1g.5gb", script=script)

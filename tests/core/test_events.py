@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from tests.strategies import node_views, requests
+from tranche.core.actor import Actor
 from tranche.core.allocation import NodeView
 from tranche.core.events import (
     BootEnded,
@@ -24,6 +25,7 @@ from tranche.core.events import (
     PlanRecovered,
     PlanUndone,
     PolicyChanged,
+    ReleaseBegun,
     RequestCancelled,
     ServerEnded,
     ShareGranted,
@@ -40,6 +42,7 @@ from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 
+ACTOR = Actor("dashboard", "ada")
 STEP = StepDone("p", {"action": "ResetGpu", "gpu": "GPU-0"})
 
 
@@ -50,12 +53,17 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         ChangeBegun("p", "layout x"),
         STEP,
         ShareGranted("", "w", request, grants),
+        ChangeBegun("p", "layout x", ACTOR),
         RequestCancelled("w"),
+        RequestCancelled("w", ACTOR),
         ShareKept((7,)),
         ShareKept((7, 8), suspected=True),
         HeldTwice(PodKeeper("nvidia.com/gpu", "default", "a"), grants),
         HeldTwice(ProcessKeeper(7, 70, 1, "digest", ((8, 80), (9, 90)), suspected=True), grants),
+        ReleaseBegun((7, 8)),
+        ReleaseBegun((7,), ACTOR),
         ShareReleased("ended"),
+        ShareReleased("taken back", ACTOR),
         PlanUndone("p", "HardwareError", "GPU-0"),
         UndoIncomplete("p", "GpuBusy"),
         PlanRecovered("p", "layout x"),
@@ -93,6 +101,12 @@ def test_a_step_is_called_by_its_own_kind() -> None:
 def test_an_event_without_data_is_told_by_its_name(name: str, kind: EventKind) -> None:
     assert Event(1, 0.0, name, "", "", "").kind is kind
     assert event_data_from_dict("Sung", {"key": "d"}) is None
+
+
+def test_what_an_earlier_version_wrote_down_names_no_actor() -> None:
+    assert event_data_from_dict("ChangeBegun", {"planId": "p", "purpose": "x"}) == ChangeBegun("p", "x")
+    assert event_data_from_dict("Cancelled", {"waiterId": "w"}) == RequestCancelled("w")
+    assert event_data_from_dict("Released", {"why": "ended"}) == ShareReleased("ended")
 
 
 def test_what_was_written_down_as_a_fault_without_a_reason_was_a_recovery() -> None:

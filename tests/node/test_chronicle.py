@@ -8,8 +8,18 @@ import pytest
 
 from tests.node.machines import Node, change, create, enable
 from tests.node.processes import isolated
+from tranche.core.actor import Actor
 from tranche.core.errors import TrancheError
-from tranche.core.events import ChangeBegun, Event, EventKind, PlanUndone, ShareGranted, ShareReleased, StepDone
+from tranche.core.events import (
+    ChangeBegun,
+    Event,
+    EventKind,
+    PlanUndone,
+    RequestCancelled,
+    ShareGranted,
+    ShareReleased,
+    StepDone,
+)
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.node.held import Held
@@ -17,6 +27,7 @@ from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.steps import KINDS
 
+ADA = Actor("dashboard", "ada")
 SLICE = Request(MigSlice(parse_profile("1g.5gb")))
 
 
@@ -77,3 +88,22 @@ def test_a_share_is_told_with_request_grants_and_plan_and_causes_its_release(a10
         assert second.data.plan_id == "", "nothing had to be cut"
         (released,) = of_kind(host, EventKind.RELEASED)
         assert (released.data, released.cause) == (ShareReleased("ended"), first.position)
+
+
+@isolated
+def test_what_an_actor_does_names_him(a100: Node) -> None:
+    with a100.host() as host:
+        host.actor = ADA
+        change(host, *enable(host.view().node.gpus[0]), purpose="on")
+        (begun,) = of_kind(host, EventKind.CHANGE_BEGUN)
+        assert isinstance(begun.data, ChangeBegun)
+        assert (begun.data.actor, begun.message) == (ADA, "on (ada, by the dashboard)")
+        held = serve(host)
+        host.release(held.allocation.id, why="taken back")
+        (released,) = of_kind(host, EventKind.RELEASED)
+        assert released.data == ShareReleased("taken back", ADA)
+        ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
+        host.cancel(ticket.id)
+        (cancelled,) = of_kind(host, EventKind.CANCELLED)
+        assert cancelled.data == RequestCancelled(ticket.id, ADA)
+        host.leave(ticket)

@@ -14,6 +14,7 @@ from tranche.hardware.simulator_errors import simulator_errors
 from tranche.node.session import Places
 
 if TYPE_CHECKING:
+    from tranche.core.actor import Actor
     from tranche.hardware.nvml import NvmlDriver
     from tranche.node.host import Host
     from tranche_simulator.machine import SimulatedMachine
@@ -41,8 +42,10 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
 
 
 @contextmanager
-def open_host(settings: Settings, *, reading: bool = False, anywhere: bool = False) -> Iterator[Host]:
-    """That machine as its register knows it; errors of the driver and of the ledger as they are.
+def open_host(
+    settings: Settings, *, reading: bool = False, anywhere: bool = False, actor: Actor | None = None
+) -> Iterator[Host]:
+    """That machine as its register knows it; errors of the driver and of the ledger as they are. Events name the `actor`.
 
     A command that is only `reading` needs no right to write. Every other one is refused where the register is not, but for one
     that may work `anywhere`: of the agents of one node, the cluster says which may change it.
@@ -53,7 +56,12 @@ def open_host(settings: Settings, *, reading: bool = False, anywhere: bool = Fal
         places = register_places(settings, reading=reading, anywhere=anywhere)
         recovered = _say_recovered if reading else lambda purpose: None
         host = Host(
-            driver, places.state_dir, environment=child_environment(settings), reading=reading, recovered=recovered
+            driver,
+            places.state_dir,
+            environment=child_environment(settings),
+            reading=reading,
+            recovered=recovered,
+            actor=actor,
         )
         try:
             yield host

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from tranche.core.actor import Actor, actor_from_dict, actor_to_dict
 from tranche.core.allocation import Grant
 from tranche.core.keeper import Keeper
 from tranche.core.request import Request
@@ -34,6 +35,7 @@ class EventKind(StrEnum):
     CANCELLED = "Cancelled"
     KEPT = "Kept"
     HELD_TWICE = "HeldTwice"
+    RELEASE_BEGUN = "ReleaseBegun"
     RELEASED = "Released"
     UNDONE = "Undone"
     UNDO_INCOMPLETE = "UndoIncomplete"
@@ -52,11 +54,12 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeBegun:
-    """A declared change was decided, and its plan begins."""
+    """A declared change was decided, and its plan begins; `actor` is None where a command or an agent decided it."""
 
     kind: ClassVar = EventKind.CHANGE_BEGUN
     plan_id: str
     purpose: str
+    actor: Actor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class RequestCancelled:
 
     kind: ClassVar = EventKind.CANCELLED
     waiter_id: str
+    actor: Actor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,21 @@ class HeldTwice:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseBegun:
+    """Somebody takes a share back from what runs in it; `pids` are the processes that get SIGTERM, and SIGKILL in the end."""
+
+    kind: ClassVar = EventKind.RELEASE_BEGUN
+    pids: tuple[int, ...]
+    actor: Actor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ShareReleased:
-    """A share was given back."""
+    """A share was given back; `actor` is None where it ended by itself, or a command took it back."""
 
     kind: ClassVar = EventKind.RELEASED
     why: str
+    actor: Actor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +245,7 @@ EventData = (
     | RequestCancelled
     | ShareKept
     | HeldTwice
+    | ReleaseBegun
     | ShareReleased
     | PlanUndone
     | UndoIncomplete
@@ -280,21 +295,25 @@ def event_name(data: EventData) -> str:
 def event_data_to_dict(data: EventData) -> dict[str, Any]:
     """The data as JSON data."""
     match data:
-        case ChangeBegun(plan_id, purpose) | PlanRecovered(plan_id, purpose):
+        case ChangeBegun(plan_id, purpose, actor):
+            return {"planId": plan_id, "purpose": purpose, "actor": actor_to_dict(actor)}
+        case PlanRecovered(plan_id, purpose):
             return {"planId": plan_id, "purpose": purpose}
         case StepDone(plan_id, step):
             return {"planId": plan_id, "step": dict(step)}
         case ShareGranted(plan_id, waiter_id, request, grants):
             asked, given = request_to_dict(request), [grant_to_dict(grant) for grant in grants]
             return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given}
-        case RequestCancelled(waiter_id):
-            return {"waiterId": waiter_id}
+        case RequestCancelled(waiter_id, actor):
+            return {"waiterId": waiter_id, "actor": actor_to_dict(actor)}
         case ShareKept(pids, suspected):
             return {"pids": list(pids), "suspected": suspected}
         case HeldTwice(keeper, grants):
             return {"keeper": keeper_to_dict(keeper), "grants": [grant_to_dict(grant) for grant in grants]}
-        case ShareReleased(why):
-            return {"why": why}
+        case ReleaseBegun(pids, actor):
+            return {"pids": list(pids), "actor": actor_to_dict(actor)}
+        case ShareReleased(why, actor):
+            return {"why": why, "actor": actor_to_dict(actor)}
         case PlanUndone(plan_id, reason, failed_gpu):
             return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
         case UndoIncomplete(plan_id, reason):
@@ -319,18 +338,20 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
     """The data that event_data_to_dict wrote for an event of that name; None when it is of an unknown kind."""
     match name:
         case EventKind.CHANGE_BEGUN:
-            return ChangeBegun(data["planId"], data["purpose"])
+            return ChangeBegun(data["planId"], data["purpose"], actor_from_dict(data.get("actor")))
         case EventKind.GRANTED:
             grants = tuple(map(grant_from_dict, data["grants"]))
             return ShareGranted(data["planId"], data["waiterId"], request_from_dict(data["request"]), grants)
         case EventKind.CANCELLED:
-            return RequestCancelled(data["waiterId"])
+            return RequestCancelled(data["waiterId"], actor_from_dict(data.get("actor")))
         case EventKind.KEPT:
             return ShareKept(tuple(data["pids"]), data["suspected"])
         case EventKind.HELD_TWICE:
             return HeldTwice(keeper_from_dict(data["keeper"]), tuple(map(grant_from_dict, data["grants"])))
+        case EventKind.RELEASE_BEGUN:
+            return ReleaseBegun(tuple(data["pids"]), actor_from_dict(data.get("actor")))
         case EventKind.RELEASED:
-            return ShareReleased(data["why"])
+            return ShareReleased(data["why"], actor_from_dict(data.get("actor")))
         case EventKind.UNDONE:
             return PlanUndone(data["planId"], data["reason"], data["failedGpu"])
         case EventKind.UNDO_INCOMPLETE:

@@ -16,14 +16,14 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, Us
 from tranche.core.evidence import Life
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
-from tranche.node import register
+from tranche.node import chronicle, register
 from tranche.node.draining import Undrained, drain
 from tranche.node.host import Host
 from tranche.node.keeping import Remains, remains_of
 from tranche.node.leftovers import runs
 from tranche.node.locks import is_held
 from tranche.node.processes import ancestors_of, heeds_sigterm
-from tranche.node.session import sees_processes_of
+from tranche.node.session import Places, sees_processes_of
 
 _POLL_SECONDS = 0.02
 _OWNER_SECONDS = 5.0
@@ -43,11 +43,52 @@ class Ended:
     undrained: tuple[Undrained, ...] = ()
 
 
-def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) -> Ended:
+@dataclass(frozen=True, slots=True)
+class TakingBack:
+    """What it would take now to have a share back: `pids` have to end. `remains` is what is left of its command."""
+
+    allocation: Allocation
+    keeper: ProcessKeeper
+    pids: tuple[int, ...]
+    remains: Remains
+
+    def refuse_if_in_use(self) -> None:
+        """GpuBusy while somebody holds the share, or may hold it unseen."""
+        if self.pids or self.remains.life is not Life.GONE:
+            raise _busy(self.allocation, self.pids, self.remains)
+
+
+def taking_back(places: Places, allocation: Allocation) -> TakingBack:
+    """What it would take; GpuBusy where processes on this machine do not decide on it, or cannot be seen from here."""
+    keeper = allocation.keeper
+    if not isinstance(keeper, ProcessKeeper):
+        raise GpuBusy(
+            f"allocation {allocation.id} is held by {keeper}",
+            hint="end it there: the node's agent then takes the share back by itself",
+        )
+    if not sees_processes_of(keeper.namespace):
+        raise GpuBusy(
+            f"allocation {allocation.id} is held by processes of another PID namespace, which cannot be seen from here",
+            hint="run the command where they can be seen: on the machine itself, outside of any container",
+        )
+    remains = remains_of(places, allocation.id, keeper)
+    pids = _living(keeper) or [each.pid for each in remains.certain]
+    return TakingBack(allocation, keeper, tuple(pids), remains)
+
+
+def take_back(
+    host: Host,
+    allocation_id: str,
+    *,
+    terminate: bool,
+    grace: float,
+    confirm: Callable[[TakingBack], None] = lambda found: None,
+) -> Ended:
     """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
 
     Raises GpuBusy while somebody holds the share without `terminate`, or may hold it unseen; AllocationUnknown when there is none
-    of that id; PermissionDenied when the workload is another user's; UsageError when this process itself would be ended.
+    of that id; PermissionDenied when the workload is another user's; UsageError when this process itself would be ended; and
+    what `confirm` raises, which is told what it would take before anything is done.
     """
     with host.ledger.read() as db:
         allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
@@ -56,61 +97,60 @@ def take_back(host: Host, allocation_id: str, *, terminate: bool, grace: float) 
             f"there is no allocation and no waiting request {allocation_id}",
             hint="list them with: tranche ps",
         )
-    if not isinstance(allocation.keeper, ProcessKeeper):
-        raise GpuBusy(
-            f"allocation {allocation.id} is held by {allocation.keeper}",
-            hint="end it there: the node's agent then takes the share back by itself",
-        )
+    found = taking_back(host.places, allocation)
+    confirm(found)
+    if not terminate:
+        found.refuse_if_in_use()
+    pids, remains, keeper = list(found.pids), found.remains, found.keeper
     lock = host.places.allocation(allocation_id)
-    keeper = allocation.keeper
-    if not sees_processes_of(keeper.namespace):
-        raise GpuBusy(
-            f"allocation {allocation.id} is held by processes of another PID namespace, which cannot be seen from here",
-            hint="run the command where they can be seen: on the machine itself, outside of any container",
-        )
-    remains = remains_of(host.places, allocation_id, keeper)
-    pids = _living(host, allocation_id) or [each.pid for each in remains.certain]
-    if not terminate and (pids or remains.life is not Life.GONE):
-        raise _busy(allocation, pids, remains)
     _refuse_own_end(allocation, {*pids, *(each.pid for each in remains.certain)})
     ended: list[int] = []
     undrained: dict[str, Undrained] = {}
     last = 0
+    begun = False
 
-    def drained(doomed: set[int]) -> None:
+    def ending(doomed: set[int]) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            with host.ledger.write() as db:
+                chronicle.release_begun(db, host.holders.clock(), allocation_id, pids, host.actor)
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
     # What the workload started may outlive it, and keeps the share for as long as it lives; it may start more meanwhile.
     for _ in range(_ROUNDS):
         if not pids and not remains.locked:
             break
-        last = _end_all(pids, grace, drained) or last
+        last = _end_all(pids, grace, ending) or last
         ended += pids
         _await_owner(lock)
         remains = remains_of(host.places, allocation_id, keeper)
         # Its `tranche run` may know an orphan by descent, and has written it down.
-        pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living(host, allocation_id)]))
+        pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living_now(host, allocation_id)]))
         if not pids:
             break
     if remains.life is not Life.GONE:
         raise _busy(allocation, pids, remains)
     # `tranche run` may have given the share back itself, when it saw its workload end.
     with suppress(AllocationUnknown):
-        Queue(host).release(allocation_id, why="taken back with tranche release")
+        why = "taken back with tranche release" if host.actor is None else "taken back"
+        Queue(host).release(allocation_id, why=why)
     return Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
 
 
-def _living(host: Host, allocation_id: str) -> list[int]:
-    """The living processes that the register names for the allocation, when they are known to have come of it."""
+def _living_now(host: Host, allocation_id: str) -> list[int]:
+    """The living processes that the register names for the allocation now."""
     with host.ledger.read() as db:
         keepers = [each.keeper for each in register.allocations(db) if each.id == allocation_id]
-    return [
-        pid
-        for keeper in keepers
-        if isinstance(keeper, ProcessKeeper) and not keeper.suspected
-        for pid, started in ((keeper.pid, keeper.started), *keeper.others)
-        if runs(replace(keeper, pid=pid, started=started))
-    ]
+    return [pid for keeper in keepers if isinstance(keeper, ProcessKeeper) for pid in _living(keeper)]
+
+
+def _living(keeper: ProcessKeeper) -> list[int]:
+    """The living processes of a keeper, when they are known to have come of the share's command."""
+    if keeper.suspected:
+        return []
+    named = ((keeper.pid, keeper.started), *keeper.others)
+    return [pid for pid, started in named if runs(replace(keeper, pid=pid, started=started))]
 
 
 def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from tranche.core.actor import Actor
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
 from tranche.core.gpu_use import GpuUse
@@ -25,11 +27,11 @@ _KEPT = 10_000
 _COLUMNS = "position, time, kind, gpu_uuid, allocation_id, message, cause, data"
 
 
-def change_begun(db: sqlite3.Connection, time: float, plan_id: str, purpose: str) -> None:
+def change_begun(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, actor: Actor | None = None) -> None:
     """A declared change was decided."""
     from tranche.core.events import ChangeBegun
 
-    _write(db, time, ChangeBegun(plan_id, purpose), purpose)
+    _write(db, time, ChangeBegun(plan_id, purpose, actor), purpose + _told(actor))
 
 
 def step_done(
@@ -53,11 +55,12 @@ def granted(
     _write(db, time, data, f"{allocation.request}: {note}", allocation_id=allocation.id)
 
 
-def cancelled(db: sqlite3.Connection, time: float, waiter_id: str) -> None:
+def cancelled(db: sqlite3.Connection, time: float, waiter_id: str, actor: Actor | None = None) -> None:
     """A request was taken out of the queue."""
     from tranche.core.events import RequestCancelled
 
-    _write(db, time, RequestCancelled(waiter_id), f"the waiting request {waiter_id} was cancelled")
+    message = f"the waiting request {waiter_id} was cancelled{_told(actor)}"
+    _write(db, time, RequestCancelled(waiter_id, actor), message)
 
 
 def kept(db: sqlite3.Connection, time: float, allocation_id: str, keeper: ProcessKeeper) -> None:
@@ -82,11 +85,23 @@ def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, erro
     _write(db, time, HeldTwice(allocation.keeper, allocation.grants), message)
 
 
-def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str) -> None:
-    """A share was given back."""
+def release_begun(
+    db: sqlite3.Connection, time: float, allocation_id: str, pids: Collection[int], actor: Actor | None
+) -> None:
+    """Somebody takes a share back from processes that run in it."""
+    from tranche.core.events import ReleaseBegun
+
+    message = f"to be taken back: pid {', '.join(map(str, pids))} is to end{_told(actor)}"
+    data = ReleaseBegun(tuple(pids), actor)
+    _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+
+
+def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str, actor: Actor | None = None) -> None:
+    """A share was given back, because somebody began to take it back where somebody did."""
     from tranche.core.events import ShareReleased
 
-    _write(db, time, ShareReleased(why), why, _grant_of(db, allocation_id), allocation_id=allocation_id)
+    cause = _newest(db, ("Granted", "ReleaseBegun"), allocation_id)
+    _write(db, time, ShareReleased(why, actor), why + _told(actor), cause, allocation_id=allocation_id)
 
 
 def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation, *, changed: str | None) -> None:
@@ -257,7 +272,17 @@ def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
 
 def _grant_of(db: sqlite3.Connection, allocation_id: str) -> int | None:
     """The event with which that allocation was granted."""
+    return _newest(db, ("Granted",), allocation_id)
+
+
+def _newest(db: sqlite3.Connection, kinds: Sequence[str], allocation_id: str) -> int | None:
+    """The newest event of one of the kinds about that allocation."""
+    marks = ", ".join("?" * len(kinds))
     row = db.execute(
-        "SELECT max(position) FROM events WHERE kind = 'Granted' AND allocation_id = ?", (allocation_id,)
+        f"SELECT max(position) FROM events WHERE kind IN ({marks}) AND allocation_id = ?", (*kinds, allocation_id)
     ).fetchone()
     return None if row is None else row[0]
+
+
+def _told(actor: Actor | None) -> str:
+    return "" if actor is None else f" ({actor})"

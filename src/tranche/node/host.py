@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tranche.core.actor import Actor
 from tranche.core.allocation import Allocation, Grant, NodeView, Phase
 from tranche.core.devices import shared_memory
 from tranche.core.errors import (
@@ -92,12 +93,13 @@ class Host:
         environment: Mapping[str, str] = os.environ,
         reading: bool = False,
         recovered: Callable[[str], None] = lambda purpose: None,
+        actor: Actor | None = None,
     ) -> None:
         """Somebody who only reads needs no right and no room to write: `reading`. `environment` leads to the driver's programs.
 
-        `recovered` is told the purpose of each interrupted plan that this process undid.
+        `recovered` is told the purpose of each interrupted plan that this process undid. Events name the `actor`.
         """
-        self.driver = driver
+        self.driver, self.actor = driver, actor
         self.places = Places(state_dir)
         self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
         self._clock = clock
@@ -262,7 +264,7 @@ class Host:
                 refuse_held_by_any(db, view, plan, "")
                 for plan_id, part in parts.items():
                     journal.open_plan(db, plan_id, part, session=self._session[0], created=self._clock())
-                    chronicle.change_begun(db, self._clock(), plan_id, part.purpose)
+                    chronicle.change_begun(db, self._clock(), plan_id, part.purpose, self.actor)
             self._boundary()
         carry_out_apart(tuple(parts), lambda plan_id: self._carry_out(plan_id, "", progress, seconds))
         return plan
@@ -298,7 +300,7 @@ class Host:
         with self.ledger.write() as db:
             if not records.remove_waiter(db, waiter_id):
                 return False
-            chronicle.cancelled(db, self._clock(), waiter_id)
+            chronicle.cancelled(db, self._clock(), waiter_id, self.actor)
         self._boundary()
         return True
 
@@ -452,7 +454,7 @@ class Host:
                 raise AllocationUnknown(
                     f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
                 )
-            chronicle.released(db, self._clock(), allocation_id, why)
+            chronicle.released(db, self._clock(), allocation_id, why, self.actor)
         self._boundary()
         drop_state_file(self.places.allocation(allocation_id))
 
