@@ -110,7 +110,8 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         "feature-labels": (parts.feature_labels,),
         "dra": (driver, partial(parts.claim_slices, registered=registered), shares),
     }
-    return [part for name, found in built.items() if name not in values["without"] for part in found]
+    chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
+    return [*chosen, parts.view_news] if values["tell_view"] else chosen
 
 
 def _tier(values: dict[str, Any]) -> Tier | None:

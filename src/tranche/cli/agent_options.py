@@ -108,6 +108,11 @@ AGENT_OPTIONS = (
         metavar="TIME",
         help="How long the unit waits for a driver that is late. Default: 2m.",
     ),
+    click.Option(
+        ["--tell-view"],
+        is_flag=True,
+        help="Tell of the node's GPUs, slices and holders in a lease, for the page of the cluster; else nobody is told.",
+    ),
     click.Option(["--log-format"], type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
     click.Option(["--verbose", "-v"], is_flag=True, help="Log what is done in detail."),
 )

@@ -43,6 +43,7 @@ from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, M
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL
+from tranche.kubernetes.telling.told_view import TOLD_LABEL
 from tranche.node.session import Places
 
 __all__ = ["short", "t4"]  # fixtures
@@ -126,7 +127,7 @@ def test_the_agents_end_before_the_nodes_are_cleaned(tmp_path: Path) -> None:
             deletion, *of_leases = [seen for seen in server.requests if seen.method == "DELETE"]
             assert deletion.body["propagationPolicy"] == "Foreground"
             assert [(each.path, each.query["labelSelector"]) for each in of_leases] == [
-                (LEASES, label) for label in (TICKET_LABEL, PLACING_LABEL)
+                (LEASES, label) for label in (TICKET_LABEL, PLACING_LABEL, TOLD_LABEL)
             ]
             assert [path for path in server.objects if path.startswith(LEASES)] == [f"{LEASES}/others"]
             for name in ("one", "two"):

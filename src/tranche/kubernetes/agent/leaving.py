@@ -26,6 +26,7 @@ from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.gates.leases import CHOICES, GPUS, PLACING_LABEL, lease_name
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
+from tranche.kubernetes.telling.told_view import TOLD_LABEL, view_lease_name
 from tranche.node.host import Host
 
 _LOOK_SECONDS = 0.5
@@ -65,10 +66,10 @@ def leave(
             nodes -= others
             if others:
                 for name in sorted(nodes):
-                    for lease in (ticket_name(name), lease_name(GPUS, name), lease_name(CHOICES, name)):
+                    for lease in _leases_of(name):
                         await cluster.delete_lease(namespace, lease)
             else:
-                for label in (TICKET_LABEL, PLACING_LABEL):
+                for label in (TICKET_LABEL, PLACING_LABEL, TOLD_LABEL):
                     await cluster.delete_leases(namespace, label)
             for name in sorted(nodes):
                 await _clean(cluster, client, name, parts, say)
@@ -76,6 +77,10 @@ def leave(
             await connection.close()
 
     asyncio.run(run())
+
+
+def _leases_of(node: str) -> tuple[str, ...]:
+    return (ticket_name(node), lease_name(GPUS, node), lease_name(CHOICES, node), view_lease_name(node))
 
 
 async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patience: float, say: Say) -> set[str]:

@@ -1,4 +1,6 @@
-"""Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims and its slices, feature labels."""
+"""Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims and its slices, feature labels,
+news of the node.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import Me
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.telling.view_news import ViewNews
 from tranche.kubernetes.tier_watch import InTier
 
 
@@ -79,6 +82,14 @@ def mig_manager(
 def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:
     """The feature labels, under the device plugin's strategy."""
     return FeatureLabeler(services, config.strategy, config.sharing)
+
+
+def view_news(services: NodeServices, _: ConfigSource) -> ViewNews:
+    """What tells of the node, for a page of the cluster."""
+    inventory = services.inventory
+    return ViewNews(
+        services.leases, inventory.latest, services.node, lambda: inventory.ready().ready, clock=time.monotonic
+    )
 
 
 def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Path) -> ShareDriver:

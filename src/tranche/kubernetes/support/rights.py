@@ -14,6 +14,7 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _CLAIMS = "resource.k8s.io"
 _SLICE_VERBS = ("list", "watch", "create", "update", "delete")
 _LEASE_VERBS = ("get", "list", "watch", "create", "update", "delete")
+_LEASE_WRITER_VERBS = ("get", "create", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +51,24 @@ def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[Right, ..
         rights.append(Right("patch", "nodes", "status"))
         rights += _config_map(agent.namespace, agent.option("--layouts", "tranche-layouts"))
         if agent.option("--max-unavailable", ""):
-            rights += [
-                Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in _LEASE_VERBS
-            ]
+            rights += _leases(agent, *_LEASE_VERBS)
         if agent.option("--in-use", "wait") == "drain":
             rights.append(Right("create", "pods", "eviction"))
+    if "--tell-view" in agent.arguments:
+        rights += _leases(agent, *_LEASE_WRITER_VERBS)
     if CLAIM_DRIVER in parts:
         rights += [Right(verb, "resourceslices", group=_CLAIMS) for verb in _SLICE_VERBS]
         rights.append(Right("get", "resourceclaims", group=_CLAIMS))
         if _by_gates(agent, server_version):
-            rights += [
-                Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io")
-                for verb in ("get", "create", "update")
-            ]
+            rights += _leases(agent, *_LEASE_WRITER_VERBS)
             rights.append(Right("get", "pods"))
     if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):
         rights += _config_map(agent.namespace, name)
     return tuple(dict.fromkeys(rights))
+
+
+def _leases(agent: DaemonSetFacts, *verbs: str) -> list[Right]:
+    return [Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in verbs]
 
 
 def _by_gates(agent: DaemonSetFacts, server_version: str) -> bool:

@@ -1,0 +1,1 @@
+"""What an agent tells of its whole node, for people who look at all nodes at once."""

@@ -1,0 +1,148 @@
+"""The lease in which an agent tells of its node: the whole view, of which a page of the cluster makes the documents. Pure.
+
+It tells people; nobody decides by it. What a controller decides by is another lease (`tranche.kubernetes.gates.leases`),
+which has only what the node's mode offers.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.devices import devices
+from tranche.core.errors import TrancheError, UsageError
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.state import GpuProcess, GpuState
+from tranche.kubernetes.api.leases import Lease
+from tranche.planning.recording import view_from_dict, view_to_dict
+
+TOLD_LABEL = "tranche.dev/told"
+"""The label of these leases."""
+VIEW = "view"
+"""Its value."""
+RENEWED_SECONDS = 60.0
+"""So often a lease is written although nothing has changed: nobody else can tell a quiet node from one that is gone."""
+SILENT_SECONDS = 150
+"""Who has not renewed its lease for so long has been lost sight of: two renewals were missed. The lease itself says so."""
+
+MOST_BYTES = 192 * 1024
+"""Kubernetes takes 256 KiB of annotations of an object; the rest is left to others."""
+
+_NODE = "tranche.dev/node"
+_VIEW = "tranche.dev/view"
+_SHORT = "tranche.dev/short"
+_LONGEST_NAME = 200
+_LONGEST_VIEW = 16 * 1024**2
+
+_Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldView:
+    """What an agent tells of its node. `short` says that there was too much to tell, and that processes are left out."""
+
+    node: str
+    view: NodeView
+    short: bool = False
+
+
+def view_lease_name(node: str) -> str:
+    """The name of a node's lease."""
+    word = node if len(node) <= _LONGEST_NAME else hashlib.sha256(node.encode()).hexdigest()[:32]
+    return f"tranche-view-{word}"
+
+
+def told(view: NodeView, condemned: Collection[str] = ()) -> NodeView:
+    """The view without what is nobody else's business: commands of shares of the machine itself, keys of shares.
+
+    GPUs of which a change may take away `condemned` devices are being changed.
+    """
+    by_uuid = devices(view.node)
+    changing = {by_uuid[each].gpu_uuid for each in condemned if each in by_uuid}
+    return replace(view, allocations=tuple(map(_discreet, view.allocations)), changing=view.changing | changing)
+
+
+def steady(view: NodeView) -> NodeView:
+    """The view without amounts of memory in use, which change all the time: they are told when a lease is written anyway."""
+    return replace(view, node=replace(view.node, gpus=tuple(_without_amounts(gpu) for gpu in view.node)))
+
+
+def told_to_lease(node: str, view: NodeView, owner: tuple[str, str]) -> Lease:
+    """The lease in which it is told; `owner` is name and uid of the node object. UsageError when it is too much for a lease."""
+    packed, short = _packed(view), False
+    if len(packed) > MOST_BYTES:
+        bare = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
+        packed, short = _packed(bare), True
+    if len(packed) > MOST_BYTES:
+        raise UsageError(f"node {node} has more to tell than a lease holds: {len(packed):,} bytes of {MOST_BYTES:,}")
+    annotations = {_NODE: node, _VIEW: packed, **({_SHORT: "true"} if short else {})}
+    return Lease(
+        view_lease_name(node),
+        node,
+        seconds=SILENT_SECONDS,
+        labels={TOLD_LABEL: VIEW},
+        annotations=annotations,
+        owner_node=owner,
+    )
+
+
+def told_from_lease(lease: Lease) -> ToldView:
+    """What an agent told; UsageError when it cannot be read: nothing is known of the node then."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(lease.annotations[_VIEW], validate=True))) as file:
+            found = file.read(_LONGEST_VIEW + 1)
+        if len(found) > _LONGEST_VIEW:
+            raise ValueError("it is too long")
+        view = view_from_dict(json.loads(found.decode()))
+        return ToldView(lease.annotations[_NODE], view, lease.annotations.get(_SHORT) == "true")
+    except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
+        raise UsageError(f"lease {lease.name} does not say what the node has: {error}") from error
+
+
+def told_node(lease: Lease) -> str:
+    """The node that the lease is about, whether the rest of it can be read or not."""
+    return lease.annotations.get(_NODE) or lease.holder or lease.name.removeprefix("tranche-view-")
+
+
+def _packed(view: NodeView) -> str:
+    text = json.dumps(view_to_dict(view), separators=(",", ":"), sort_keys=True)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _discreet(allocation: Allocation) -> Allocation:
+    keeper = allocation.keeper
+    if isinstance(keeper, ProcessKeeper):
+        keeper = replace(keeper, key_digest="")
+    return replace(allocation, command="", keeper=keeper)
+
+
+def _without_amounts(gpu: GpuState) -> GpuState:
+    return replace(_with_processes(gpu, _without_memory), memory_free=0)
+
+
+def _with_processes(gpu: GpuState, shown: _Shown) -> GpuState:
+    instances = tuple(
+        replace(
+            each,
+            compute_instances=tuple(
+                replace(piece, processes=shown(piece.processes)) for piece in each.compute_instances
+            ),
+            stray_processes=shown(each.stray_processes),
+        )
+        for each in gpu.instances
+    )
+    return replace(gpu, processes=shown(gpu.processes), instances=instances)
+
+
+def _without_memory(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+    return tuple(replace(each, memory=None) for each in processes)
+
+
+def _first(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+    return tuple(sorted(processes, key=lambda each: each.pid)[:1])
