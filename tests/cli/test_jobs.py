@@ -144,6 +144,9 @@ def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None
     assert "no node of this cluster hands out shares" in tranche(api, *words, code=47).stderr
     api.change(lambda server: server.put("/api/v1/nodes/n1", {"status": {"capacity": {"tranche.dev/share": "250"}}}))
     (printed,) = yaml.safe_load_all(tranche(api, *words[:-5], "--dry-run", *ANYTHING).stdout)
+    # A cluster that could, and whose administrator has it do without: there are no device classes.
+    api.change(lambda server: server.refusals.clear())
+    assert [printed] == list(yaml.safe_load_all(tranche(api, *words[:-5], "--dry-run", *ANYTHING).stdout))
     tranche(api, *words)
     assert api.server.objects[f"{JOBS}/train"]["spec"] == printed["spec"]
     template = printed["spec"]["template"]
@@ -239,6 +242,53 @@ def test_whoever_may_not_read_nodes_is_told_and_sees_what_is_left(api: ServedApi
     done = tranche(api, "nodes")
     assert "your account may not read nodes" in done.stderr
     assert done.stdout.splitlines()[1].startswith("p4d")
+
+
+def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: ServedApi) -> None:
+    from tests.kubernetes.fleet.clusters import a100s, node
+    from tranche.core.allocation import NodeView
+    from tranche.core.state import NodeState
+    from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice, choices_to_lease, gpus_to_lease
+    from tranche.planning.allocate import Granted, decide
+
+    view = NodeView(NodeState(a100s(2)))
+    granted = decide(view, parse_request(mig_profile="2g.10gb"))
+    assert isinstance(granted, Granted)
+
+    def a_cluster(server: FakeApiServer) -> None:
+        server.put("/api/v1/nodes/p4d", node("p4d", mode="dynamic"))
+        server.put("/api/v1/nodes/p5", node("p5", mode="static"))
+        chosen = NodeChoices("p4d").with_choices([ShareChoice("team-a", "train-0", "u1", granted.grants)])
+        for lease in (gpus_to_lease(NodeGpus("p4d", view), ("p4d", "uid")), choices_to_lease(chosen)):
+            meta = {"labels": dict(lease.labels), "annotations": dict(lease.annotations)}
+            server.put(f"/apis/coordination.k8s.io/v1/leases/{lease.name}", {"metadata": meta})
+        put_job(server)
+        put_pod(server, "train-0")
+        pod = server.objects[f"{PODS}/train-0"]
+        pod["metadata"]["annotations"] = {"tranche.dev/mig-profile": "2g.10gb"}
+        pod["spec"]["containers"][0]["resources"] = {"limits": {"tranche.dev/share": "1"}}
+
+    no_such_kind = {("GET", "v1/resourceslices"): (404, {"message": "no such kind"})}
+    api.change(lambda server: server.refusals.update(no_such_kind))
+    assert "no agent tells of its GPUs" in tranche(api, "nodes", code=47).stderr
+    api.change(a_cluster)
+    lines = tranche(api, "nodes").stdout.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["p4d", "Ready", "dynamic", "2", "×", "NVIDIA", "A100-SXM4-40GB", "1", "40", "GiB", "-"],
+        ["p5", "Ready", "static", "nvidia.com/gpu:", "8", "0", "-", "-"],
+    ]
+    gpus = tranche(api, "gpus", "--cluster").stdout
+    assert "slice 2g.10gb" in gpus
+    assert "pod team-a/train-0" in gpus
+    (held,) = (
+        held
+        for gpu in json.loads(tranche(api, "gpus", "--cluster", "-o", "json").stdout)["gpus"]
+        for held in gpu["held"]
+    )
+    assert (held["claim"], held["pods"], held["profile"]) == (None, ["team-a/train-0"], "2g.10gb")
+    assert json.loads(tranche(api, "describe", "train", "-o", "json").stdout)["given"] == [held]
+    api.change(lambda server: server.refusals.update({("GET", "/leases"): (403, {"message": "no"})}))
+    assert "your account may not read what nodes have" in tranche(api, "gpus", "--cluster").stderr
 
 
 WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}

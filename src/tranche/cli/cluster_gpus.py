@@ -57,9 +57,9 @@ def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
 
 def _fleet(kubeconfig: str | None) -> Fleet:
     async def ask(api: ApiConnection, namespace: str) -> Fleet:
-        from tranche.kubernetes.fleet.reading import read_fleet
+        from tranche.kubernetes.gates.reading import read_any_fleet
 
-        return await read_fleet(api, namespace)
+        return await read_any_fleet(api, namespace)
 
     fleet = asked_as_person(kubeconfig, None, ask)
     for what in fleet.unread:

@@ -20,7 +20,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_pod
-from tranche.kubernetes.gates.explaining import GateFleet, explain_gated, read_gate_fleet
+from tranche.kubernetes.gates.explaining import explain_gated
 from tranche.kubernetes.gates.leases import (
     CHOICES,
     NodeChoices,
@@ -29,6 +29,7 @@ from tranche.kubernetes.gates.leases import (
     choices_to_lease,
     gpus_to_lease,
 )
+from tranche.kubernetes.gates.reading import GateFleet, read_gate_fleet
 from tranche.planning.across import ChosenMachine, decide_across
 from tranche.planning.allocate import Granted, decide
 

@@ -20,7 +20,8 @@ async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetE
 
     pod = await read_pod(api, namespace, name)
     if pod.by_gate is not None:
-        from tranche.kubernetes.gates.explaining import explain_gated, read_gate_fleet
+        from tranche.kubernetes.gates.explaining import explain_gated
+        from tranche.kubernetes.gates.reading import read_gate_fleet
 
         return explain_gated(pod, pod.by_gate, await read_gate_fleet(api, pod))
     return explain_pod(pod, await read_fleet(api, namespace))

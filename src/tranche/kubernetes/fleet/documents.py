@@ -40,7 +40,7 @@ def given_document(holding: HeldDevice) -> dict[str, object]:
         "isolation": device.isolation,
         "memoryBytes": device.memory if given.memory is None else given.memory,
         "computePercent": given.compute or None,
-        "claim": f"{holding.claim.namespace}/{holding.claim.name}",
+        "claim": f"{holding.claim.namespace}/{holding.claim.name}" if holding.claim.name else None,
         "pods": [f"{holding.claim.namespace}/{name}" for name in holding.claim.pods],
     }
 

@@ -51,7 +51,7 @@ class FleetClaim:
     """A resource claim. `requests` and `constraints` are as the API has them; `given` are devices of Tranche's driver.
 
     `asked` is the request that it was made from, as the options that make it; empty where it does not say. `pods` are the names
-    of those that it is reserved for.
+    of those that it is reserved for. One without a name stands for what a pod has without a claim.
     """
 
     namespace: str

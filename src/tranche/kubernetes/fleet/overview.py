@@ -89,13 +89,13 @@ def summaries(fleet: Fleet) -> tuple[FleetNodeSummary, ...]:
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in sorted(rooms))
     found = (_summary(node, rooms.get(node.name)) for node in nodes)
-    return tuple(each for each in found if each.gpus or each.node.resources)
+    return tuple(each for each in found if each.gpus or each.node.resources or not each.complete)
 
 
 def _summary(node: FleetNode, room: Room | None) -> FleetNodeSummary:
     if room is None:
         return FleetNodeSummary(node)
-    claims = len({(each.claim.namespace, each.claim.name) for each in room.holdings})
+    claims = len({(each.claim.namespace, each.claim.name, each.claim.uid) for each in room.holdings})
     return FleetNodeSummary(node, tuple(_gpus(room)), claims, room.pool.complete)
 
 

@@ -4,83 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from tranche.core.allocation import Grant, NodeView
-from tranche.core.errors import TrancheError, UsageError
+from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.core.wire import grant_from_dict
 from tranche.documents import describe
-from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.leases import decode_lease
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
-from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node
-from tranche.kubernetes.gates.chosen_view import with_choices
-from tranche.kubernetes.gates.leases import (
-    CHOICES,
-    GPUS,
-    PLACING_LABEL,
-    NodeGpus,
-    choices_from_lease,
-    gpus_from_lease,
-    node_of,
-)
+from tranche.kubernetes.fleet.objects import FleetPod
+from tranche.kubernetes.gates.reading import GateFleet
 from tranche.planning.explain import Explanation, explain
 
-_LEASES = "/apis/coordination.k8s.io/v1/leases"
 _NAMED = 3
 _GROUPS = 12
 _ADVICE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class GateFleet:
-    """What a person may read of nodes whose shares a controller chooses.
-
-    `views` count what was chosen as given; `said` is what agents say; `unknown` are nodes of which nothing can be read.
-    `last_word` is the controller's last event about the pod.
-    """
-
-    nodes: Mapping[str, FleetNode] = field(default_factory=dict)
-    said: Mapping[str, NodeGpus] = field(default_factory=dict)
-    views: Mapping[str, NodeView] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
-    last_word: str = ""
-
-
-async def read_gate_fleet(connection: ApiConnection, pod: FleetPod) -> GateFleet:
-    """With the rights of whoever asks."""
-    reader = ClusterReader(connection)
-    nodes = await reader.objects("nodes", "/api/v1/nodes") or ()
-    leases = [
-        decode_lease(raw) for raw in await reader.objects("what nodes have", _LEASES, labelSelector=PLACING_LABEL) or ()
-    ]
-    events = await reader.objects(
-        "events",
-        f"/api/v1/namespaces/{pod.namespace}/events",
-        fieldSelector=f"involvedObject.name={pod.name},reason=WaitsForShare",
-    )
-    said: dict[str, NodeGpus] = {}
-    chosen = {}
-    unknown: dict[str, str] = {}
-    for lease in leases:
-        try:
-            match lease.labels.get(PLACING_LABEL):
-                case str(kind) if kind == GPUS:
-                    said[node_of(lease)] = gpus_from_lease(lease)
-                case str(kind) if kind == CHOICES:
-                    chosen[node_of(lease)] = choices_from_lease(lease).choices.values()
-                case _:
-                    pass
-        except UsageError as error:
-            unknown[node_of(lease)] = error.message
-    views = {name: with_choices(each.view, chosen.get(name, ())) for name, each in said.items() if name not in unknown}
-    decoded = {each.name: each for each in map(decode_fleet_node, nodes)}
-    word = str((events or ({},))[-1].get("message") or "") if events else ""
-    return GateFleet(decoded, said, views, unknown, tuple(reader.unread), word)
 
 
 def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExplanation:

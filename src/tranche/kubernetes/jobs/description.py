@@ -15,7 +15,8 @@ from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
 from tranche.kubernetes.fleet.reading import read_fleet
 from tranche.kubernetes.fleet.room import HeldDevice
-from tranche.kubernetes.gates.explaining import chosen_text, explain_gated, read_gate_fleet
+from tranche.kubernetes.gates.explaining import chosen_text, explain_gated
+from tranche.kubernetes.gates.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.documents import job_document
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order
@@ -59,7 +60,7 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
             for each in gated
             if each.by_gate is not None and not each.node and each.phase == "Pending"
         )
-        return JobDescription(job, pods, {}, explained, warnings, chosen)
+        return JobDescription(job, pods, _of_pods(pods, found.fleet()), explained, warnings, chosen)
     fleet = await read_fleet(connection, namespace)
     explained = tuple(explain_pod(each, fleet) for each in known if not each.node and each.phase == "Pending")
     return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings)
@@ -83,6 +84,17 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
             owner = owners.get((each.claim.namespace, each.claim.name))
             if owner is not None:
                 found.setdefault(owner, []).append(each)
+    return found
+
+
+def _of_pods(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[HeldDevice]]:
+    """What was chosen for pods without a claim."""
+    names = {(pod.namespace, pod.name) for pod in pods}
+    found: dict[str, list[HeldDevice]] = {}
+    for room in fleet.rooms().values():
+        for each in room.holdings:
+            if not each.claim.name and (each.claim.namespace, each.claim.pods[0]) in names:
+                found.setdefault(each.claim.pods[0], []).append(each)
     return found
 
 

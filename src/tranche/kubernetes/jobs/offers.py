@@ -5,10 +5,11 @@ from __future__ import annotations
 from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, ProfileUnknown
 from tranche.core.request import MigSlice, Request
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.cards import SharedCards, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_RESOURCE, DeviceClassName
 from tranche.kubernetes.tier_watch import ask_tier
 
@@ -25,11 +26,16 @@ async def share_tier(api: ApiConnection) -> Tier:
     """
     tier = await ask_tier(api)
     reader = ClusterReader(api)
-    if tier is Tier.GATES and await reader.object("the device class", f"{_CLASSES}/{DeviceClassName.ANY}") is not None:
+    known = await reader.object("the device class", f"{_CLASSES}/{DeviceClassName.ANY}") is not None
+    if tier is Tier.GATES and known:
         return Tier.CLAIMS  # its administrator has switched on what its version alone does not bring
+    if tier in BY_CLAIMS and not known and not reader.unread:
+        nodes = await reader.objects("nodes", "/api/v1/nodes")
+        if any(_amount(each) not in ("", "0") for each in nodes or ()):
+            return Tier.GATES  # or has agents and controller do without claims
     if tier is Tier.GATES:
         nodes = await reader.objects("nodes", "/api/v1/nodes")
-        if nodes is None or any(SHARE_RESOURCE in ((each.get("status") or {}).get("capacity") or {}) for each in nodes):
+        if nodes is None or any(map(_amount, nodes)):
             return tier
         raise ClaimsUnavailable(
             "no node of this cluster hands out shares by demand",
@@ -42,6 +48,11 @@ async def share_tier(api: ApiConnection) -> Tier:
             hint="they need Kubernetes 1.27 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
         )
     return tier
+
+
+def _amount(node: Json) -> str:
+    """How many shares a node hands out to pods whose share is chosen, "" for a node that has never handed out any."""
+    return str(((node.get("status") or {}).get("capacity") or {}).get(SHARE_RESOURCE, ""))
 
 
 async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedCards, ...]:
