@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,7 +28,8 @@ class Seen:
 @dataclass
 class FakeApiServer:
     """Objects by path. Everything a test may turn: `failures` are answers to the next requests, whatever they ask; `refusals`
-    are answers to every request of that method to a path with that end. `pages` are texts by path, such as logs.
+    are answers to every request of that method to a path with that end. `pages` are texts by path, such as logs. `reviews` answer
+    what is posted to a path, of which nothing is stored.
     """
 
     objects: dict[str, Json] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class FakeApiServer:
     oldest_version: int = 0
     port: int = 0
     pages: dict[str, str] = field(default_factory=dict)
+    reviews: dict[str, Callable[[Json], Json]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._history: list[tuple[int, str, str, Json]] = []
@@ -166,6 +168,8 @@ class FakeApiServer:
                 return _status(409, "the UID in the precondition does not match the UID in record")
             self.delete(pod)
             return 201, {"kind": "Status", "status": "Success"}
+        if seen.method == "POST" and seen.path in self.reviews:
+            return 201, {**seen.body, "status": self.reviews[seen.path](seen.body)}
         if seen.method == "POST":
             path = f"{seen.path}/{seen.body['metadata']['name']}"
             if path in self.objects:

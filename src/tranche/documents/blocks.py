@@ -14,6 +14,9 @@ Document = Mapping[str, Any]
 _UNCUT = 8
 """The units of a GPU that has no grid."""
 
+IN_NAMESPACES = {"pod": "pod", "claim": "claim", "placed-pod": "pod"}
+"""The kinds of keepers that have a namespace of Kubernetes and a name in it, each with its word for people."""
+
 
 class Look(StrEnum):
     """How a block is drawn; the value is its name in the legend."""
@@ -192,7 +195,7 @@ def _process(each: Document) -> str:
 def short_holder(allocation: Document) -> str:
     """Whoever has an allocation: its id and command, or namespace and name of its pod or claim."""
     keeper = allocation.get("keeper", {})
-    if keeper.get("kind") in ("pod", "claim"):
+    if keeper.get("kind") in IN_NAMESPACES:
         return f"{keeper['namespace']}/{keeper['name']}" if keeper["name"] else "a pod that is being admitted"
     return f"{allocation['id']} {allocation.get('command', '')}".rstrip()
 
@@ -200,5 +203,5 @@ def short_holder(allocation: Document) -> str:
 def told_holder(allocation: Document) -> str:
     """The same in a sentence."""
     keeper = allocation.get("keeper", {})
-    named = keeper.get("kind") in ("pod", "claim") and keeper["name"]
-    return f"{keeper['kind']} {short_holder(allocation)}" if named else short_holder(allocation)
+    named = keeper.get("kind") in IN_NAMESPACES and keeper["name"]
+    return f"{IN_NAMESPACES[keeper['kind']]} {short_holder(allocation)}" if named else short_holder(allocation)

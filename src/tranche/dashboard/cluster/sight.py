@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tranche.documents.blocks import Document
+from tranche.documents.blocks import IN_NAMESPACES, Document
 
 HIDDEN = "another namespace"
 """What stands for a name that a viewer may not see."""
@@ -29,4 +29,4 @@ class ViewerSight:
 def namespace_of(allocation: Document) -> str:
     """The namespace of whoever holds an allocation; "" where it is no pod's and no claim's."""
     keeper = allocation.get("keeper", {})
-    return str(keeper.get("namespace") or "") if keeper.get("kind") in ("pod", "claim") else ""
+    return str(keeper.get("namespace") or "") if keeper.get("kind") in IN_NAMESPACES else ""

@@ -1,0 +1,132 @@
+"""Who may ask a cluster's page at all, by the headers of a request, and as whom. Pure; the application asks for each request.
+
+Browsers come with the cookie of a session, programs with a token, and where it was set up so a proxy that knows its users with
+their names. A request that could be two of these is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+
+from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal
+from tranche.dashboard.cluster.kube_viewer import KubeViewer
+
+_CHANGES_NOTHING = frozenset({"GET", "HEAD"})
+_OUR_OWN = frozenset({"none", "same-origin"})
+_SECRET_HEADER = "x-tranche-proxy-secret"
+_SYSTEM = "system:"
+_AUTHENTICATED = "system:authenticated"
+_LEAST_SECRET = 16
+PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyTrust:
+    """A proxy in front that has asked who its users are. `secret` is what it shows for itself, and nobody else can."""
+
+    secret: str = field(repr=False)
+    user_header: str = "x-remote-user"
+    group_header: str = "x-remote-group"
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """What a request shows of who asks: one of the three."""
+
+    token: str = field(default="", repr=False)
+    session: str = field(default="", repr=False)
+    viewer: KubeViewer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEntrance:
+    """`hosts` are the names by which browsers call the server, beside the loopback's, which `kubectl port-forward` uses."""
+
+    hosts: frozenset[str] = frozenset()
+    proxy: ProxyTrust | None = None
+
+    def strange(self, method: str, headers: Mapping[str, str]) -> DashboardRefusal | None:
+        """Why a request is not one of our own pages'; `headers` have lower-case names.
+
+        The scheme of the origin may be either: before us there may be an ingress that speaks TLS.
+        """
+        host = headers.get("host", "")
+        if not self._called(host):
+            return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
+        origin = headers.get("origin")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
+        foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
+        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        if foreign and not (opened and method in _CHANGES_NOTHING):
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
+        if origin is None and method not in _CHANGES_NOTHING:
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
+        return None
+
+    def presented(self, headers: Sequence[tuple[str, str]]) -> Presented | DashboardRefusal:
+        """As whom a request comes; `headers` have lower-case names, each as often as it was sent."""
+        named = [value for name, value in headers if name == "authorization"]
+        scheme, _, token = (named[0] if len(named) == 1 else "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        users = self._of_proxy(headers)
+        if isinstance(users, DashboardRefusal):
+            return users
+        if len(named) > 1 or (users is not None and bearer):
+            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the request says twice who asks")
+        if users is not None:
+            return Presented(viewer=users)
+        if named and not bearer:
+            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "send a token: Authorization: Bearer TOKEN")
+        if bearer:
+            return Presented(token=bearer)
+        return Presented(session=self._session(headers))
+
+    def _called(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        return name in LOOPBACK_NAMES or name.lower() in self.hosts
+
+    def _of_proxy(self, headers: Sequence[tuple[str, str]]) -> KubeViewer | DashboardRefusal | None:
+        """Whom the proxy names; None where no proxy is trusted, and what one would say counts for nothing."""
+        if self.proxy is None:
+            return None
+        shown = [value for name, value in headers if name == _SECRET_HEADER]
+        users = [value for name, value in headers if name == self.proxy.user_header]
+        groups = [value.strip() for name, value in headers if name == self.proxy.group_header]
+        if not (shown or users or groups):
+            return None
+        secret = self.proxy.secret
+        right = len(secret) >= _LEAST_SECRET and len(shown) == 1
+        if not right or not hmac.compare_digest(shown[0].encode("latin-1", "replace"), secret.encode()):
+            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the proxy is not the one that is trusted")
+        if len(users) != 1 or not users[0].strip():
+            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the proxy does not say who asks")
+        user = users[0].strip()
+        if user.startswith(_SYSTEM) or any(each.startswith(_SYSTEM) or not each for each in groups):
+            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a proxy vouches for nobody of Kubernetes' own")
+        return KubeViewer(user, (*dict.fromkeys(groups), _AUTHENTICATED))
+
+    @staticmethod
+    def _session(headers: Sequence[tuple[str, str]]) -> str:
+        given = "; ".join(value for name, value in headers if name == "cookie")
+        try:
+            cookies = SimpleCookie(given)
+        except CookieError:
+            return ""
+        found = cookies.get(SECURE_COOKIE) or cookies.get(PLAIN_COOKIE)
+        return "" if found is None else found.value
+
+
+def session_cookie(session: str, origin: str) -> str:
+    """The header that lets a browser in; where the page came over TLS, the cookie goes over nothing else.
+
+    `origin` is what the browser said of the page whose form was sent. With "" for the session it takes the cookie away.
+    """
+    secure = origin.startswith("https://")
+    name, more = (SECURE_COOKIE, "; Secure") if secure else (PLAIN_COOKIE, "")
+    ended = "" if session else "; Max-Age=0"
+    return f"{name}={session}; Path=/; HttpOnly; SameSite=Strict{more}{ended}"

@@ -1,0 +1,116 @@
+"""Asks the API server who somebody is and what he may do, and remembers its answers for half a minute.
+
+Whoever could not be asked about sees nothing. While the API server does not answer, an answer that it has given stands for five
+minutes more: nobody sees more than before, and a page that is open does not go blank at each restart of a control plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tranche.core.errors import KubernetesUnavailable
+from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, reviewed_viewer
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.kubernetes.api.connection import ApiConnection
+
+_TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+FRESH_SECONDS = 30.0
+"""For so long an answer is taken for true without asking again."""
+STANDING_SECONDS = 300.0
+"""For so long it stands when the API server cannot be asked."""
+_MOST_KEPT = 20_000
+_AT_ONCE = 16
+
+LIST_PODS = KubeRight("list", "pods")
+LIST_NODES = KubeRight("list", "nodes")
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    value: Any
+    at: float
+
+
+class KubeReviews:
+    """To be used on one event loop. `clock` is monotonic, in seconds."""
+
+    def __init__(self, connection: ApiConnection, *, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._answers: dict[Hashable, _Remembered] = {}
+        self._asking: dict[Hashable, asyncio.Future[Any]] = {}
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def who(self, token: str) -> KubeViewer | None:
+        """Whose token that is; None where it is nobody's. KubernetesUnavailable when nobody can say."""
+        if not token or not token.isascii() or any(each.isspace() for each in token):
+            return None
+        return await self._known(("who", hashlib.sha256(token.encode()).digest()), lambda: self._ask_who(token))
+
+    async def may(self, viewer: KubeViewer, right: KubeRight) -> bool:
+        """Whether he has that right. KubernetesUnavailable when nobody can say."""
+        who = (viewer.user, viewer.groups, viewer.uid, viewer.extra)
+        return await self._known(("may", who, right), lambda: self._ask_may(viewer, right))
+
+    async def sight(self, viewer: KubeViewer, namespaces: Iterable[str]) -> ViewerSight:
+        """Of those namespaces, the ones whose pods he may list: he sees names in them."""
+        if await self.may(viewer, LIST_PODS):
+            return ViewerSight(everywhere=True)
+        asked = sorted({each for each in namespaces if each})
+        rights = [KubeRight(LIST_PODS.verb, LIST_PODS.resource, each) for each in asked]
+        answers = await asyncio.gather(*(self.may(viewer, each) for each in rights))
+        return ViewerSight(frozenset(each for each, allowed in zip(asked, answers, strict=True) if allowed))
+
+    async def _known(self, key: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
+        known = self._answers.get(key)
+        if known is not None and self._clock() - known.at < FRESH_SECONDS:
+            found: Found = known.value
+            return found
+        # Many who wait for one answer ask once.
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = asyncio.ensure_future(self._asked(key, ask))
+            self._asking[key] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+        answer: Found = await asyncio.shield(asking)
+        return answer
+
+    async def _asked(self, key: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
+        try:
+            async with self._gate:
+                value = await ask()
+        except KubernetesUnavailable:
+            known = self._answers.get(key)
+            if known is None or self._clock() - known.at >= STANDING_SECONDS:
+                raise
+            stands: Found = known.value
+            return stands
+        self._answers[key] = _Remembered(value, self._clock())
+        if len(self._answers) > _MOST_KEPT:
+            self._forget()
+        return value
+
+    def _forget(self) -> None:
+        """What is too old to stand goes, and if that is not enough all."""
+        now = self._clock()
+        self._answers = {key: each for key, each in self._answers.items() if now - each.at < STANDING_SECONDS}
+        if len(self._answers) > _MOST_KEPT:
+            self._answers.clear()
+
+    async def _ask_who(self, token: str) -> KubeViewer | None:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        answer = await self._connection.ask("ask whose token that is", "POST", _TOKEN_REVIEWS, body)
+        return reviewed_viewer(answer.accepted(), token)
+
+    async def _ask_may(self, viewer: KubeViewer, right: KubeRight) -> bool:
+        answer = await self._connection.ask("ask what a viewer may do", "POST", _ACCESS_REVIEWS, viewer.question(right))
+        status = answer.accepted().get("status")
+        return isinstance(status, dict) and status.get("allowed") is True and not status.get("denied")

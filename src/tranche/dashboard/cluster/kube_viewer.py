@@ -1,0 +1,77 @@
+"""Who looks at the page of a cluster: somebody whom Kubernetes knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KubeRight:
+    """A verb on a kind of object, of its API `group`; in all namespaces with none, of all names with none."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+    group: str = ""
+
+    def __str__(self) -> str:
+        where = f" in {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class KubeViewer:
+    """A user as Kubernetes knows it. `token` is his own; "" where a proxy vouches for him. It is in no text of this."""
+
+    user: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    token: str = field(default="", repr=False)
+
+    def question(self, right: KubeRight) -> dict[str, Any]:
+        """Whether he has that right, as a SubjectAccessReview."""
+        wanted = {
+            "verb": right.verb,
+            "resource": right.resource,
+            "group": right.group,
+            "namespace": right.namespace,
+            "name": right.name,
+        }
+        return {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": self.user,
+                "groups": list(self.groups),
+                **({"uid": self.uid} if self.uid else {}),
+                **({"extra": {key: list(values) for key, values in self.extra}} if self.extra else {}),
+                "resourceAttributes": {key: value for key, value in wanted.items() if value},
+            },
+        }
+
+
+def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeViewer | None:
+    """Whom a TokenReview's answer names; None where it names nobody."""
+    status = review.get("status")
+    user = status.get("user") if isinstance(status, Mapping) and status.get("authenticated") is True else None
+    name = user.get("username") if isinstance(user, Mapping) else None
+    if not isinstance(user, Mapping) or not name:
+        return None
+    extra, groups = user.get("extra"), user.get("groups")
+    return KubeViewer(
+        str(name),
+        _texts(groups),
+        str(user.get("uid") or ""),
+        tuple(sorted((str(key), _texts(values)) for key, values in extra.items()))
+        if isinstance(extra, Mapping)
+        else (),
+        token,
+    )
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
