@@ -10,7 +10,18 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import acceptance, cluster, cluster_jobs, cold_start, cutting, dra_order, fleet, placement, sharing
+from bench import (
+    acceptance,
+    cluster,
+    cluster_jobs,
+    cold_start,
+    cutting,
+    dashboard,
+    dra_order,
+    fleet,
+    placement,
+    sharing,
+)
 from bench.report import Report
 
 BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
@@ -18,6 +29,7 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "placement": placement.run,
     "acceptance": acceptance.run,
     "cold_start": cold_start.run,
+    "dashboard": dashboard.run,
     "sharing": sharing.run,
     "cluster": cluster.run,
     "cluster_jobs": cluster_jobs.run,

@@ -182,7 +182,11 @@ async def _news(request: Request) -> Response:
 
 
 async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
+    return static_file(request.path_params["name"])
+
+
+def static_file(name: str) -> Response:
+    """A file that pages load."""
     if name == "picture.css":
         return Response(STYLE, media_type=_TYPES["css"])
     found = next((each for each in files("tranche.dashboard").joinpath("static").iterdir() if each.name == name), None)

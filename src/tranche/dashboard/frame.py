@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tranche.dashboard.parts import moment
@@ -15,24 +16,36 @@ VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/waste", 
 
 @dataclass(frozen=True, slots=True)
 class DashboardPage:
-    """A page: `live` is replaced when something changes; `above` and `below` it stays what a person may be typing in."""
+    """A page: `live` is replaced when something changes; `above` and `below` it stays what a person may be typing in.
+
+    With a `feed` single rows of it are replaced: that address tells of them.
+    """
 
     title: str
     live: Element
     above: Element | None = None
     below: Element | None = None
+    feed: str = ""
 
 
-def whole_page(page: DashboardPage, *, path: str, machine: str, version: str, taken: float) -> str:
+def whole_page(
+    page: DashboardPage,
+    *,
+    path: str,
+    machine: str,
+    version: str,
+    taken: float,
+    views: Sequence[tuple[str, str]] = VIEWS,
+) -> str:
     """The page as HTML; `version` names the snapshot that it shows, which is of the moment `taken`."""
     return "<!doctype html>\n" + str(
         element(
             "html",
-            _head(f"{page.title} – {machine}"),
+            _head(f"{page.title} – {machine}", *(("rows.js",) if page.feed else ()), "page.js"),
             element(
                 "body",
                 element("a", "Skip to the content", href="#main", class_="skip"),
-                element("header", _names(machine), _ways(path), _liveness(taken)),
+                element("header", _names(machine), _ways(path, views), _liveness(taken)),
                 element(
                     "main",
                     element("h1", page.title),
@@ -44,6 +57,7 @@ def whole_page(page: DashboardPage, *, path: str, machine: str, version: str, ta
                 ),
                 element("svg", PATTERNS, class_="patterns", aria_hidden="true", width=0, height=0),
                 data_version=version,
+                data_feed=page.feed or None,
             ),
             lang="en",
         )
@@ -73,7 +87,7 @@ def entered_page() -> str:
     return "<!doctype html>\n" + str(element("html", head, body, lang="en"))
 
 
-def _head(title: str) -> Element:
+def _head(title: str, *scripts: str) -> Element:
     return element(
         "head",
         element("meta", charset="utf-8"),
@@ -83,7 +97,7 @@ def _head(title: str) -> Element:
         _icon(),
         element("link", rel="stylesheet", href="/static/picture.css"),
         element("link", rel="stylesheet", href="/static/page.css"),
-        element("script", src="/static/page.js", defer=True),
+        [element("script", src=f"/static/{each}", defer=True) for each in scripts],
     )
 
 
@@ -95,10 +109,10 @@ def _names(machine: str) -> Element:
     return element("p", element("strong", "Tranche"), " ", element("span", machine), class_="names")
 
 
-def _ways(path: str) -> Element:
+def _ways(path: str, views: Sequence[tuple[str, str]]) -> Element:
     ways = [
         element("li", element("a", word, href=address, aria_current="page" if address == path else None))
-        for address, word in VIEWS
+        for address, word in views
     ]
     return element("nav", element("ul", ways), aria_label="Views")
 

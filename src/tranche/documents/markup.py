@@ -30,6 +30,17 @@ class Element:
         """The same with more attributes."""
         return Element(self.name, (*self.attributes, *_attributes(attributes)), self.children)
 
+    def kept(self) -> KeptElement:
+        """The same, written once and without its parts: for what is shown again and again as it is."""
+        return KeptElement(self.name, (), (), str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptElement(Element):
+    """An element that knows how it is written."""
+
+    text: str
+
 
 def element(name: str, /, *children: Child | Iterable[Child] | None, **attributes: Value) -> Element:
     """An element with those children, lists of them flattened, None left out.
@@ -65,6 +76,9 @@ def _flat(children: Iterable[Child | Iterable[Child] | None]) -> Iterator[Child]
 
 
 def _written(each: Element) -> Iterator[str]:
+    if isinstance(each, KeptElement):
+        yield each.text
+        return
     attributes = "".join(f' {key}="{escape(printable(value), _QUOTES)}"' for key, value in each.attributes)
     if each.name in _WITHOUT_CONTENT:
         yield f"<{each.name}{attributes}/>"

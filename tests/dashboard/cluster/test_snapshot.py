@@ -88,6 +88,8 @@ def test_notes_are_a_change() -> None:
 def test_a_namespace_is_of_pods_and_claims_alone() -> None:
     """The keeper of a command has a namespace as well: that of its pid."""
     pod = {"id": "a", "keeper": {"kind": "pod", "namespace": "team", "name": "train"}}
+    placed = {"id": "c", "keeper": {"kind": "placed-pod", "namespace": "team", "name": "gated", "uid": "u"}}
+    assert namespace_of(placed) == "team"
     process = {"id": "b", "keeper": {"kind": "process", "namespace": "4026531836", "pid": 7}}
     assert namespace_of(pod) == "team"
     assert namespace_of(process) == ""

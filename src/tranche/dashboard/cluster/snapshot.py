@@ -38,7 +38,7 @@ class SeenNode:
     """
 
     name: str
-    facts: NodeStanding = NodeStanding()
+    standing: NodeStanding = NodeStanding()
     overview: Document = field(default_factory=lambda: _NOTHING)
     seen: float | None = None
     trouble: str = ""
@@ -51,8 +51,8 @@ class SeenNode:
 
     def shows_the_same(self, other: SeenNode) -> bool:
         """Whether a page of the other one would look the same, but for when it was seen."""
-        mine = (self.name, self.facts, self.trouble, self.overview)
-        return mine == (other.name, other.facts, other.trouble, other.overview)
+        mine = (self.name, self.standing, self.trouble, self.overview)
+        return mine == (other.name, other.standing, other.trouble, other.overview)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@
   let trouble = "";
   let refused = false;
   let same = ""; // the live part as it was fetched last
+  let told = shown; // the version that the stream told last
+  let stale = false; // what is shown has to be fetched as a whole
+  const feed = () => document.body.dataset.feed; // where there is one, it brings single rows, and `rows.js` puts them in
   let fetching = false;
 
   const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
@@ -91,6 +94,7 @@
         if (made) replace(document.adoptNode(made));
         same = text;
         shown = goal;
+        stale = false;
       }
     } catch { /* the server is away; the stream says so, and begins anew */ } finally {
       fetching = false;
@@ -102,15 +106,18 @@
 
   function listen() {
     stream?.close();
-    const opened = new EventSource("/live");
+    const opened = new EventSource(feed() ? `${feed()}&since=${told}` : "/live");
     stream = opened;
+    document.dispatchEvent(new CustomEvent("tranche:listening", { detail: opened }));
     opened.addEventListener("seen", (event) => {
       const news = JSON.parse(event.data);
       heard = Date.now();
       offset = Date.parse(news.now) - heard;
       taken = Date.parse(news.taken);
       trouble = news.trouble;
-      wanted = news.version;
+      wanted = told = news.version;
+      stale ||= news.anew;
+      if (feed() && !stale) shown = wanted;
       liveness();
       renew();
     });
@@ -122,6 +129,12 @@
       if (!refused && stream === opened) setTimeout(listen, 2000);
     };
   }
+
+  document.addEventListener("tranche:replaced", () => moments(document));
+  document.addEventListener("tranche:chosen", (event) => {
+    told = shown = event.detail;
+    if (stream) listen();
+  });
 
   // A browser has few connections for one server: a page that nobody sees needs none.
   document.addEventListener("visibilitychange", () => {

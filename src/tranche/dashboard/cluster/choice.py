@@ -1,0 +1,43 @@
+"""Which nodes somebody looks for. Pure; names that he may not see are not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from urllib.parse import urlencode
+
+from tranche.dashboard.cluster.node_row import NodeRow
+from tranche.dashboard.cluster.sight import ViewerSight
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    """What an address asks for; "" is everything. `q` is a text that is said of the node or of a holder."""
+
+    q: str = ""
+    state: str = ""
+    model: str = ""
+    namespace: str = ""
+
+    @classmethod
+    def asked(cls, query: Mapping[str, str]) -> NodeChoice:
+        """What the address asks for."""
+        return cls(*(query.get(name, "").strip() for name in ("q", "state", "model", "namespace")))
+
+    @property
+    def query(self) -> str:
+        """The same in an address; "" for everything."""
+        return urlencode({name: value for name, value in asdict(self).items() if value}, errors="replace")
+
+    def takes(self, row: NodeRow, sight: ViewerSight) -> bool:
+        """Whether the node is one of those, as far as the viewer may know."""
+        if (self.state and self.state not in row.states) or (self.model and self.model not in row.models):
+            return False
+        if self.namespace and not any(each == self.namespace and sight.sees(each) for each, _ in row.holders):
+            return False
+        wanted = self.q.casefold()
+        return (
+            not wanted
+            or wanted in row.said
+            or any(wanted in f"{name} {namespace}" and sight.sees(namespace) for namespace, name in row.holders)
+        )

@@ -1,0 +1,226 @@
+"""A node as one row: what is on its GPUs as small bars, in numbers and in words. It names no holder: all see the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tranche.dashboard.cluster.sight import namespace_of
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.parts import moment
+from tranche.documents import describe
+from tranche.documents.blocks import BarBlock, GpuBlocks, Look, blocks_of, short_holder
+from tranche.documents.markup import Child, Element, KeptElement, element
+from tranche.documents.picture_style import CLASSES, pattern_of
+
+_IN_LINE = 8
+_STEP, _BAR, _HEIGHT, _LINE = 96, 88, 16, 20
+COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "State")
+"""The columns of a table of nodes."""
+
+NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
+_TROUBLING = frozenset({NOT_SEEN, NOT_READY, Look.MISSING, Look.LOST})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTally:
+    """How many of what there are; shares of one node or of many."""
+
+    nodes: int = 0
+    gpus: int = 0
+    slices: int = 0
+    held: int = 0
+    idle: int = 0
+    shares: int = 0
+    waiting: int = 0
+
+    @staticmethod
+    def total(of: Iterable[NodeTally]) -> NodeTally:
+        """All of them together."""
+        each = [(one.nodes, one.gpus, one.slices, one.held, one.idle, one.shares, one.waiting) for one in of]
+        return NodeTally(*map(sum, zip(*each, strict=True))) if each else NodeTally()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A row, and what it is found by. `changed` is the version in which the node became what it is.
+
+    `said` is all that is said of it but for names of holders, in lower case. `holders` are those: of each allocation the
+    namespace and the name, in lower case.
+    """
+
+    name: str
+    changed: int
+    shown: KeptElement
+    tally: NodeTally
+    said: str
+    models: frozenset[str]
+    states: frozenset[str]
+    holders: tuple[tuple[str, str], ...]
+
+
+class RowBook:
+    """The rows of a cluster's nodes; those of nodes that are as they were are not made again."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, NodeRow] = {}
+
+    def rows(self, snapshot: ClusterSnapshot) -> Sequence[NodeRow]:
+        """A row for each node, by name."""
+        if len(self._rows) > 2 * len(snapshot.nodes) + 100:
+            self._rows = {name: row for name, row in self._rows.items() if name in snapshot.nodes}
+        return [self.row(node) for node in snapshot.nodes.values()]
+
+    def row(self, node: SeenNode) -> NodeRow:
+        """The row of one node."""
+        found = self._rows.get(node.name)
+        if found is None or found.changed != node.changed:
+            found = self._rows[node.name] = node_row(node)
+        return found
+
+
+def node_row(node: SeenNode) -> NodeRow:
+    """The row of a node."""
+    gpus, allocations = node.overview["gpus"], node.overview["allocations"]
+    drawn = blocks_of(gpus, allocations)
+    slices = Counter(each["state"] for gpu in gpus for each in gpu["slices"])
+    tally = NodeTally(
+        1, len(gpus), slices.total(), slices["held"], slices["idle"], len(allocations), len(node.overview["waiters"])
+    )
+    models = Counter(gpu.model for gpu in drawn)
+    states = frozenset(_states(node, drawn))
+    told = ", ".join(f"{count} × {model}" for model, count in models.items()) or "no GPU is known"
+    state = "; ".join(_state_words(node, drawn))
+    labels = " ".join(f"{name}={value}" for name, value in node.standing.labels.items())
+    said = " ".join((node.name, told, node.standing.mode, labels, state, *sorted(states), *(gpu.uuid for gpu in drawn)))
+    return NodeRow(
+        name=node.name,
+        changed=node.changed,
+        shown=_shown(node, drawn, told, state).kept(),
+        tally=tally,
+        said=said.casefold(),
+        models=frozenset(models),
+        states=states,
+        holders=tuple((namespace_of(each), short_holder(each).casefold()) for each in allocations),
+    )
+
+
+def told_in_short(gpus: Sequence[GpuBlocks]) -> str:
+    """What is on the GPUs, for who does not see the bars; neighbours that are alike are said once."""
+    groups: list[tuple[int, int, str]] = []
+    for place, gpu in enumerate(gpus):
+        counts = Counter(str(each.look) for each in gpu.blocks)
+        said = ", ".join(f"{counts[look]} {look}" for look in Look if counts[look])
+        if groups and groups[-1][2] == said:
+            groups[-1] = (groups[-1][0], place, said)
+        else:
+            groups.append((place, place, said))
+    heads = (gpus[first].label if first == last else f"{gpus[first].label} to {last}" for first, last, _ in groups)
+    return "; ".join(f"{head}: {said}" for head, (_, _, said) in zip(heads, groups, strict=True)) or "no GPU is known"
+
+
+def _shown(node: SeenNode, drawn: Sequence[GpuBlocks], told: str, state: str) -> Element:
+    looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
+    cells: list[tuple[str, Child | Sequence[Child]]] = [
+        ("GPUs", _bars(drawn) if drawn else "not known"),
+        ("Held", str(looks[Look.HELD] + looks[Look.SHARED])),
+        ("Idle", str(looks[Look.IDLE])),
+        ("Free", _free(drawn)),
+        ("State", _last_seen(node, state)),
+    ]
+    return element(
+        "tr",
+        element(
+            "th",
+            element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),
+            element("span", told, class_="muted"),
+            scope="row",
+            role="rowheader",
+        ),
+        [element("td", shown, role="cell", data_label=column) for column, shown in cells],
+        role="row",
+        id=f"node-{node.name}",
+        data_changed=node.changed,
+    )
+
+
+def _last_seen(node: SeenNode, state: str) -> list[Child]:
+    if not node.trouble or node.seen is None:
+        return [state or "–"]
+    return [f"{state}: last seen ", moment(describe.timestamp(node.seen))]
+
+
+def _free(drawn: Sequence[GpuBlocks]) -> str:
+    total = sum(gpu.units for gpu in drawn)
+    free = sum(each.size for gpu in drawn for each in gpu.blocks if each.look is Look.FREE)
+    return f"{free / total:.0%}" if total else "–"
+
+
+def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
+    found = {str(each.look) for gpu in drawn for each in gpu.blocks} | set(_standing(node))
+    yield from found
+    if found & _TROUBLING:
+        yield TROUBLE
+
+
+def _standing(node: SeenNode) -> Iterator[str]:
+    if node.trouble or node.seen is None:
+        yield NOT_SEEN
+    if node.standing.ready is False:
+        yield NOT_READY
+    if node.standing.unschedulable:
+        yield CORDONED
+
+
+def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
+    standing = list(_standing(node))
+    yield from (word for word in standing if word != NOT_SEEN)
+    looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
+    yield from (
+        f"{looks[look]} {look}" for look in (Look.LOST, Look.MISSING, Look.IN_USE, Look.PREPARING) if looks[look]
+    )
+    if changing := sum(gpu.changing for gpu in drawn):
+        yield f"{changing} being changed"
+    if NOT_SEEN in standing:
+        yield node.trouble or "its agent has not been heard"
+
+
+def _bars(gpus: Sequence[GpuBlocks]) -> Element:
+    """The bars of all GPUs, eight in a line; blocks that look alike are one path, for there may be tens of thousands."""
+    paths: dict[tuple[Look, bool], list[str]] = {}
+    for place, gpu in enumerate(gpus):
+        for each in gpu.blocks:
+            paths.setdefault((each.look, each.foreign), []).append(_box(place, each, gpu.units))
+    height = _LINE * -(-len(gpus) // _IN_LINE)
+    return element(
+        "svg",
+        [each for (look, foreign), drawn in sorted(paths.items()) for each in _paths(look, foreign, "".join(drawn))],
+        role="img",
+        aria_label=told_in_short(gpus),
+        viewBox=f"0 0 {_IN_LINE * _STEP} {height}",
+        height=height,
+        preserveAspectRatio="none",
+        class_="bars",
+    )
+
+
+def _box(place: int, each: BarBlock, units: int) -> str:
+    left = place % _IN_LINE * _STEP + 4 + _BAR * each.start / units
+    width = _BAR * each.size / units
+    return f"M{left:.4g} {place // _IN_LINE * _LINE + 2}h{width:.3g}v{_HEIGHT}h-{width:.3g}z"
+
+
+def _paths(look: Look, foreign: bool, d: str) -> Iterator[Element]:
+    yield element("path", d=d, class_=f"{CLASSES[look]} tr-box{' tr-foreign' if foreign else ''}")
+    if (pattern := pattern_of(look)) != "none":
+        yield element("path", d=d, fill=pattern)
+
+
+def shown_looks(rows: Iterable[NodeRow]) -> Mapping[str, str]:
+    """The states that any of the rows is in, each with its word, in the order in which they are offered."""
+    present = frozenset[str]().union(*(row.states for row in rows))
+    words = {TROUBLE: "in trouble", NOT_SEEN: NOT_SEEN, NOT_READY: NOT_READY, CORDONED: CORDONED}
+    words |= {str(look): str(look) for look in Look}
+    return {state: word for state, word in words.items() if state in present}

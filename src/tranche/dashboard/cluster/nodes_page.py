@@ -1,0 +1,94 @@
+"""The first view of a cluster: a row for each node, those that somebody looks for, and how many of what there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tranche.dashboard.cluster.choice import NodeChoice
+from tranche.dashboard.cluster.node_row import COLUMNS, NodeRow, NodeTally, shown_looks
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import figures, notes
+from tranche.documents.bar import swatch
+from tranche.documents.blocks import Look
+from tranche.documents.markup import Element, element
+
+_KEY = (Look.HELD, Look.SHARED, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.FREE, Look.MISSING, Look.LOST)
+
+
+def nodes_page(rows: Sequence[NodeRow], said: Sequence[str], choice: NodeChoice, sight: ViewerSight) -> DashboardPage:
+    """The nodes that are chosen, of all; `said` is what is not known of the cluster as a whole."""
+    chosen = [each for each in rows if choice.takes(each, sight)]
+    live = element("div", notes(said), nodes_summary(rows, len(chosen), choice), _key(), _table(chosen))
+    return DashboardPage("Fleet", live, _form(rows, choice, sight), feed=feed_of(choice))
+
+
+def feed_of(choice: NodeChoice) -> str:
+    """The address that tells of the rows of these nodes."""
+    return f"/live?rows=1{'&' if choice.query else ''}{choice.query}"
+
+
+def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> Element:
+    """How many of what there are in the cluster, and how many nodes are chosen."""
+    total = NodeTally.total(each.tally for each in rows)
+    counted = {
+        "nodes": total.nodes,
+        "GPUs": total.gpus,
+        "slices": total.slices,
+        "slices held": total.held,
+        "slices idle": total.idle,
+        "shares": total.shares,
+        "waiting": total.waiting,
+    }
+    said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.query else None
+    return element(
+        "div",
+        figures((word, f"{count:,}") for word, count in counted.items()),
+        element("p", said) if said else None,
+        id="summary",
+    )
+
+
+def _key() -> Element:
+    """What the looks of the blocks mean: all of them, for the next change may bring any."""
+    entries = [
+        element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", str(look))
+        for look in _KEY
+    ]
+    return element("ul", entries, class_="key", aria_label="What the blocks mean")
+
+
+def _table(chosen: Sequence[NodeRow]) -> Element:
+    # Roles are named, for a table whose rows are laid out by themselves is none to some screen readers.
+    head = element("tr", [element("th", each, scope="col", role="columnheader") for each in COLUMNS], role="row")
+    return element(
+        "table",
+        element("caption", "Nodes; each bar is a GPU, with its slices in the order of their placement"),
+        element("thead", head, role="rowgroup"),
+        element("tbody", [each.shown for each in chosen], id="rows", role="rowgroup"),
+        role="table",
+        class_="nodes",
+    )
+
+
+def _form(rows: Sequence[NodeRow], choice: NodeChoice, sight: ViewerSight) -> Element:
+    models = {each: each for each in sorted(frozenset[str]().union(*(row.models for row in rows)))}
+    spaces = {each for row in rows for each, _ in row.holders if each and sight.sees(each)}
+    return element(
+        "form",
+        element("label", "Find", element("input", type="search", name="q", value=choice.q, id="q")),
+        _select("state", "State", "any", shown_looks(rows), choice.state),
+        _select("model", "Model", "every", models, choice.model),
+        _select("namespace", "Namespace", "every", {each: each for each in sorted(spaces)}, choice.namespace),
+        element("button", "Show"),
+        action="/",
+        method="get",
+        role="search",
+        class_="ask",
+    )
+
+
+def _select(name: str, word: str, none: str, offered: Mapping[str, str], chosen: str) -> Element:
+    every = {"": none, **offered} | ({chosen: offered.get(chosen, chosen)} if chosen else {})
+    options = [element("option", said, value=value, selected=value == chosen) for value, said in every.items()]
+    return element("label", word, element("select", options, name=name, id=name))

@@ -1,0 +1,92 @@
+"""The addresses of a cluster's page of nodes over HTTP; whoever asks has passed the gate before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tranche.dashboard.cluster.choice import NodeChoice
+from tranche.dashboard.cluster.feed import rows_message, seen_message
+from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.node_row import RowBook
+from tranche.dashboard.cluster.nodes_page import nodes_page
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_page
+
+_HTML = "text/html; charset=utf-8"
+
+SightOf = Callable[[Request], Awaitable[ViewerSight]]
+"""Whose names whoever asks may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCluster:
+    """What the dashboard is of: the cluster's name, what is known of it, who may see which names, and the views to lead to."""
+
+    name: str
+    live: LiveCluster
+    sight_of: SightOf
+    views: tuple[tuple[str, str], ...] = (("/", "Fleet"),)
+    book: RowBook = field(default_factory=RowBook)
+
+
+def node_routes(served: ServedCluster) -> list[Route]:
+    """The page of all nodes, and the stream of what changes."""
+
+    async def fleet(request: Request) -> Response:
+        sight = await served.sight_of(request)
+        return await _shown(served, request, lambda seen: _fleet(served, request, seen, sight))
+
+    async def news(request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        return StreamingResponse(
+            _lines(served, request, await served.sight_of(request)), media_type="text/event-stream"
+        )
+
+    return [Route("/", fleet), Route("/live", news)]
+
+
+def _fleet(served: ServedCluster, request: Request, seen: ClusterSnapshot, sight: ViewerSight) -> DashboardPage:
+    return nodes_page(served.book.rows(seen), seen.notes, NodeChoice.asked(request.query_params), sight)
+
+
+async def _shown(
+    served: ServedCluster, request: Request, make: Callable[[ClusterSnapshot], DashboardPage | None]
+) -> Response:
+    """The page of what was seen last, or the part of it that changes."""
+    seen = served.live.newest
+    if seen is None:
+        why = served.live.trouble or "no node has been heard yet"
+        return Response(plain_page("Nothing was seen of the cluster", why), HTTPStatus.SERVICE_UNAVAILABLE, None, _HTML)
+    version, path = served.live.version(seen), str(request.scope["path"])
+
+    def written() -> str | None:
+        page = make(seen)
+        if page is None:
+            return None
+        if request.headers.get("tranche-part") == "view":
+            return str(live_part(page))
+        return whole_page(page, path=path, machine=served.name, version=version, taken=seen.taken, views=served.views)
+
+    text = await run_in_threadpool(written)
+    if text is None:
+        said = plain_page("Not found", "There is nothing at this address, or not any more.")
+        return Response(said, HTTPStatus.NOT_FOUND, None, _HTML)
+    return Response(text, headers={"Tranche-Version": version}, media_type=_HTML)
+
+
+async def _lines(served: ServedCluster, request: Request, sight: ViewerSight) -> AsyncIterator[str]:
+    known = request.headers.get("last-event-id") or request.query_params.get("since", "")
+    choice, rows = NodeChoice.asked(request.query_params), "rows" in request.query_params
+    async for news in served.live.news(known):
+        changed = await run_in_threadpool(rows_message, news, served.book, choice, sight) if rows else ""
+        yield changed + seen_message(news, time.time())

@@ -1,0 +1,182 @@
+"""The page of nodes: its numbers are the documents', names are for those who may see them, what others wrote is text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from bench.simulated_cluster import SimulatedCluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dashboard.reading import figures, parsed, shape, text_of
+from tests.documents.test_markup import HOSTILE
+from tests.strategies import sharing_views
+from tranche.core.allocation import NodeView
+from tranche.dashboard.cluster.choice import NodeChoice
+from tranche.dashboard.cluster.feed import rows_message
+from tranche.dashboard.cluster.live import ClusterNews
+from tranche.dashboard.cluster.node_row import NodeTally, RowBook, node_row
+from tranche.dashboard.cluster.nodes_page import nodes_page
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
+from tranche.dashboard.frame import whole_page
+from tranche.documents.blocks import Look, blocks_of
+from tranche.documents.overview import overview_data
+
+ALL = ViewerSight(everywhere=True)
+EVERY = NodeChoice()
+VIEWS = st.lists(sharing_views(max_gpus=3), min_size=1, max_size=3)
+
+
+def snapshot_of(views: list[NodeView]) -> ClusterSnapshot:
+    return ClusterSnapshot().after(
+        [SeenNode(f"n{place}", overview=overview_data(view, (), ()), seen=1.0) for place, view in enumerate(views)], 1.0
+    )
+
+
+def tree_of(seen: ClusterSnapshot, choice: NodeChoice = EVERY, sight: ViewerSight = ALL) -> ElementTree.Element:
+    page = nodes_page(RowBook().rows(seen), seen.notes, choice, sight)
+    return parsed(whole_page(page, path="/", machine="here", version="a.1", taken=1.0))
+
+
+def rows_of(page: ElementTree.Element) -> list[ElementTree.Element]:
+    return [each for each in page.iter("tr") if each.get("id")]
+
+
+@given(VIEWS)
+def test_the_numbers_are_those_of_the_documents(views: list[NodeView]) -> None:
+    seen = snapshot_of(views)
+    gpus = [gpu for node in seen.nodes.values() for gpu in node.overview["gpus"]]
+    slices = Counter(each["state"] for gpu in gpus for each in gpu["slices"])
+    page = tree_of(seen)
+    assert figures(page) == {
+        "nodes": str(len(views)),
+        "GPUs": str(len(gpus)),
+        "slices": str(slices.total()),
+        "slices held": str(slices["held"]),
+        "slices idle": str(slices["idle"]),
+        "shares": str(sum(len(view.allocations) for view in views)),
+        "waiting": "0",
+    }
+    for row, node in zip(rows_of(page), seen.nodes.values(), strict=True):
+        blocks = [
+            block for gpu in blocks_of(node.overview["gpus"], node.overview["allocations"]) for block in gpu.blocks
+        ]
+        looks = Counter(each.look for each in blocks)
+        cells = {each.get("data-label"): text_of(each) for each in row.iter("td")}
+        assert cells["Held"] == str(looks[Look.HELD] + looks[Look.SHARED])
+        assert cells["Idle"] == str(looks[Look.IDLE])
+        drawn = [each.get("d", "") for each in row.iter("path") if each.get("class")]
+        assert sum(each.count("M") for each in drawn) == len(blocks), "each block is drawn once"
+
+
+def test_gpus_that_are_alike_are_told_once() -> None:
+    cluster = SimulatedCluster(1, idle=0.0)
+    (picture,) = (each for each in tree_of(cluster.snapshot(1.0)).iter("svg") if each.get("class") == "bars")
+    assert picture.get("aria-label") == "GPU 0 to 7: 7 held, 1 free"
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["", "node-0001", "vision/", "train-7", "idle"]), st.booleans())
+def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text: str, narrow: bool) -> None:
+    cluster, book = SimulatedCluster(4, seed), RowBook()
+    sight = ViewerSight(frozenset({"vision"})) if narrow else ALL
+    choice = NodeChoice(q=text)
+    seen = cluster.snapshot(1.0)
+    shown = {each.get("id"): ElementTree.tostring(each) for each in rows_of(tree_of(seen, choice, sight))}
+    for turn in range(4):
+        before, seen = (
+            seen,
+            seen.after(cluster.changes(9, 2.0 + turn), 2.0 + turn, gone=["node-0003"] if turn == 2 else []),
+        )
+        news = ClusterNews(f"r.{seen.version}", seen, "", seen.since(before.version))
+        told = json.loads(rows_message(news, book, choice, sight).partition("data: ")[2])
+        for name in told["gone"]:
+            shown.pop(f"node-{name}", None)
+        for each in parsed(f"<tbody>{told['rows']}</tbody>"):
+            shown[each.get("id")] = ElementTree.tostring(each)
+        page = tree_of(seen, choice, sight)
+        assert {each.get("id"): ElementTree.tostring(each) for each in rows_of(page)} == shown
+        (summary,) = (each for each in page.iter("div") if each.get("id") == "summary")
+        assert ElementTree.tostring(parsed(told["summary"])) == ElementTree.tostring(summary)
+
+
+def test_nothing_is_told_of_what_is_as_it_was() -> None:
+    seen = SimulatedCluster(2).snapshot(1.0)
+    unchanged = ClusterNews("r.1", seen, "", seen.since(seen.version))
+    assert rows_message(unchanged, RowBook(), NodeChoice(), ALL) == ""
+
+
+def test_names_of_other_namespaces_are_neither_shown_nor_found() -> None:
+    seen = SimulatedCluster(3).snapshot(1.0)
+    mine = ViewerSight(frozenset({"vision"}))
+    shown = text_of(tree_of(seen, sight=mine))
+    assert "vision" in shown
+    assert "train-" not in shown
+    for other in ("speech", "ranking", "search", "ads"):
+        assert other not in shown
+        assert rows_of(tree_of(seen, NodeChoice(q=f"{other}/"), mine)) == []
+        assert rows_of(tree_of(seen, NodeChoice(namespace=other), mine)) == []
+        assert len(rows_of(tree_of(seen, NodeChoice(q=f"{other}/")))) == 3
+    assert len(rows_of(tree_of(seen, NodeChoice(namespace="vision"), mine))) == 3
+
+
+def test_nodes_are_found_by_what_is_said_of_them() -> None:
+    one, two, three = (SimulatedCluster(3, idle=0.0).snapshot(1.0)).nodes.values()
+    two = replace(two, trouble="its agent does not answer", standing=NodeStanding(ready=False, unschedulable=True))
+    three = replace(three, standing=NodeStanding(ready=True, labels={"zone": "east-1"}))
+    seen = ClusterSnapshot().after([one, two, three, SeenNode("never")], 2.0)
+
+    def found(**asked: str) -> list[str]:
+        return [str(each.get("id")) for each in rows_of(tree_of(seen, NodeChoice(**asked)))]
+
+    assert found(q="EAST-1") == ["node-node-0002"]
+    assert found(state="cordoned") == ["node-node-0001"]
+    assert found(state="trouble") == ["node-never", "node-node-0001"]
+    assert found(q="does not answer") == ["node-node-0001"]
+    assert found(model="A100-SXM4-40GB", state="idle") == []
+    assert len(found(model="A100-SXM4-40GB")) == 3
+    (row,) = (each for each in rows_of(tree_of(seen)) if each.get("id") == "node-node-0001")
+    assert "not ready; cordoned; its agent does not answer: last seen" in text_of(row)
+    (never,) = (each for each in rows_of(tree_of(seen)) if each.get("id") == "node-never")
+    assert "its agent has not been heard" in text_of(never)
+    assert "1 of 4 nodes are such." in text_of(tree_of(seen, NodeChoice(state="cordoned")))
+
+
+def test_rows_are_made_again_only_where_something_has_changed() -> None:
+    cluster, book = SimulatedCluster(5), RowBook()
+    seen = cluster.snapshot(1.0)
+    before = book.rows(seen)
+    later = seen.after([*cluster.changes(1, 2.0), *seen.nodes.values()][:1], 2.0)
+    changed = {each.name for each in later.nodes.values() if each.changed == later.version}
+    assert {new.name for old, new in zip(before, book.rows(later), strict=True) if old is not new} == changed
+
+
+def test_no_rows_are_no_numbers() -> None:
+    assert NodeTally.total([]) == NodeTally()
+    assert figures(tree_of(ClusterSnapshot()))["nodes"] == "0"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_others_wrote_is_text(text: str) -> None:
+    def page(said: str) -> ElementTree.Element:
+        (plain,) = SimulatedCluster(1).snapshot(1.0).nodes.values()
+        gpus = [{**gpu, "name": said} for gpu in plain.overview["gpus"]]
+        holders = [
+            {**each, "keeper": {"kind": "pod", "namespace": said, "name": said}}
+            for each in plain.overview["allocations"]
+        ]
+        node = SeenNode(
+            said, NodeStanding(labels={said: said}), {**plain.overview, "gpus": gpus, "allocations": holders}, 1.0, said
+        )
+        return tree_of(ClusterSnapshot().after([node], 1.0, notes=(said,)), NodeChoice(q=said))
+
+    assert shape(page(text)) == shape(page("plain"))
+    row = node_row(SeenNode(text))
+    news = ClusterNews("r.1", ClusterSnapshot(), "", ClusterSnapshot().after([SeenNode(text)], 1.0).since(0))
+    message = rows_message(news, RowBook(), NodeChoice(), ALL)
+    assert message.count("\n") == 3, "a line of the stream ends where the message ends"
+    assert str(row.shown).startswith("<tr ")
