@@ -31,3 +31,9 @@ def dashboards(machine: TestMachine) -> Iterator[Dashboards]:
 def dashboard(dashboards: Dashboards) -> ServedDashboard:
     """One that serves."""
     return dashboards.start()
+
+
+@pytest.fixture
+def acting(dashboards: Dashboards) -> ServedDashboard:
+    """One that acts."""
+    return dashboards.start(0, "--act")

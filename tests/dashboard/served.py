@@ -37,14 +37,16 @@ class ServedDashboard:
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def ask(self, path: str, *, method: str = "GET", token: bool = True, **headers: str) -> Answered:
+    def ask(
+        self, path: str, *, method: str = "GET", token: bool = True, body: str | None = None, **headers: str
+    ) -> Answered:
         """The answer to one request; `token=False` leaves the token out. A header's `_` is `-`."""
         given = {"Host": self.host, **{name.replace("_", "-"): value for name, value in headers.items()}}
         if token:
             given["Authorization"] = f"Bearer {self.token}"
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
         try:
-            connection.request(method, path, headers=given)
+            connection.request(method, path, body, headers=given)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
             return Answered(answer.status, found, answer.read().decode())
@@ -83,9 +85,9 @@ class Dashboards:
     machine: TestMachine
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, port: int = 0) -> ServedDashboard:
+    def start(self, port: int = 0, *options: str) -> ServedDashboard:
         process = subprocess.Popen(
-            [*TRANCHE, "dashboard", "--port", str(port)],
+            [*TRANCHE, "dashboard", "--port", str(port), *options],
             env={**self.machine.environment, "XDG_STATE_HOME": str(self.machine.folder / "xdg")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

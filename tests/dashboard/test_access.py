@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tranche.core.errors import PermissionDenied
-from tranche.dashboard.access import HEADERS, Gate
+from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, Gate
 from tranche.dashboard.token_file import read_token, token_path
 
 GATE = Gate("a-token-that-nobody-guesses", 8899)
@@ -21,7 +21,7 @@ OURS = {"host": "127.0.0.1:8899"}
 
 
 def cookie(gate: Gate) -> str:
-    return gate.cookie().split(";")[0]
+    return gate.cookie("s").split(";")[0]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8899", "localhost:8899", "[::1]:8899", "localhost:9000", "127.0.0.1"])
@@ -87,6 +87,17 @@ def test_the_token_and_the_cookie_let_in_and_nothing_else() -> None:
     assert GATE.unknown({"authorization": f"Basic {GATE.token}"}) is not None
 
 
+def test_each_browser_has_a_session_of_its_own_that_it_cannot_choose() -> None:
+    def session(cookie: str) -> str:
+        return GATE.session_of({"cookie": cookie})
+
+    one, other = (GATE.cookie(name).split(";")[0] for name in ("one", "other"))
+    assert (session(one), session(other)) == ("one", "other")
+    assert session(one.replace("=one.", "=other.")) == ""
+    assert session(f"{GATE.cookie_name}=one") == session(f"{GATE.cookie_name}=one.") == ""
+    assert GATE.session_of({"authorization": f"Bearer {GATE.token}"}) == WITH_THE_TOKEN
+
+
 @given(st.dictionaries(st.sampled_from(["authorization", "cookie", "host", "origin"]), st.text()))
 def test_no_header_breaks_the_gate(headers: dict[str, str]) -> None:
     assert GATE.unknown(headers) is not None
@@ -94,8 +105,8 @@ def test_no_header_breaks_the_gate(headers: dict[str, str]) -> None:
 
 
 def test_the_cookie_is_for_this_server_alone_and_tells_no_token() -> None:
-    assert GATE.token not in GATE.cookie()
-    assert GATE.cookie().split("; ")[1:] == ["Path=/", "HttpOnly", "SameSite=Strict"]
+    assert GATE.token not in GATE.cookie("s")
+    assert GATE.cookie("s").split("; ")[1:] == ["Path=/", "HttpOnly", "SameSite=Strict"]
 
 
 def test_no_script_but_ours_and_no_frame_around_us() -> None:

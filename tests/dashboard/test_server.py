@@ -71,7 +71,7 @@ def test_another_sites_page_gets_nothing_even_with_the_token(
         assert dashboard.ask(address, **headers).status == status
 
 
-def test_a_form_changes_nothing(dashboard: ServedDashboard) -> None:
+def test_what_is_sent_to_a_page_changes_nothing(dashboard: ServedDashboard) -> None:
     for method in ("POST", "PUT", "DELETE"):
         assert dashboard.ask("/", method=method).status == 403
         assert dashboard.ask("/", method=method, Origin=f"http://{dashboard.host}").status == 405

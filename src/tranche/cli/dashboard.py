@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import pwd
+from functools import partial
 
 import click
 
@@ -10,6 +13,7 @@ from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import open_host, register_places
 from tranche.cli.settings import Settings, TrancheCommand
+from tranche.core.actor import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
 from tranche.node import chronicle
@@ -20,13 +24,15 @@ from tranche.node.ledger import open_to_read
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8899, show_default=True, help="The port on 127.0.0.1; 0: any."
 )
+@click.option("--act", is_flag=True, help="Let pages act: take a share back, cancel a request, apply a layout.")
 @click.pass_obj
-def command(settings: Settings, /, port: int) -> None:
+def command(settings: Settings, /, port: int, act: bool) -> None:
     """Serve a live page of this machine to your own browser, until Ctrl-C: GPUs, slices, shares, queue and events.
 
     It listens on 127.0.0.1 alone, and lets in who has the token in the address that it prints. The token is kept in a file
-    that nobody else may read, and stays the same. The page shows and changes nothing. From another machine, reach it
-    by a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
+    that nobody else may read, and stays the same. The page shows and changes nothing, but with --act, which lets whoever has
+    the token act with your rights; each plan is shown before. From another machine, reach it by a tunnel:
+    ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
         from tranche.dashboard.app import Served
@@ -37,8 +43,8 @@ def command(settings: Settings, /, port: int) -> None:
     from tranche.dashboard.token_file import read_token, token_path
 
     token = read_token(token_path())
-    with open_host(settings, reading=True):
-        pass  # a machine without a driver is an error of the command, not of a page
+    with open_host(settings, reading=not act):
+        pass  # a machine without a driver, or one that may not be changed, is an error of the command, not of a page
 
     def events(after: int) -> list[Document]:
         ledger = open_to_read(register_places(settings, reading=True))
@@ -52,4 +58,19 @@ def command(settings: Settings, /, port: int) -> None:
         say(f"tranche: open http://127.0.0.1:{gate.port}/enter?token={token}")
 
     machine = platform.node() if settings.simulate is None else f"simulated {settings.simulate}"
-    serve_dashboard(port, token, Served(machine, lambda: open_host(settings, reading=True), events), ready)
+    served = Served(
+        machine,
+        register_places(settings, reading=True),
+        lambda: open_host(settings, reading=True),
+        events,
+        partial(open_host, settings, actor=Actor("dashboard", _user())) if act else None,
+    )
+    serve_dashboard(port, token, served, ready)
+
+
+def _user() -> str:
+    """Whose rights this process has."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"

@@ -19,6 +19,9 @@ _CHANGES_NOTHING = frozenset({"GET", "HEAD"})
 _OUR_OWN = frozenset({"none", "same-origin"})
 """What browsers say of where a request comes from: typed in, or of a page of ours. Another port of this host is `same-site`."""
 
+WITH_THE_TOKEN = "token"
+"""The session of programs, which send the token and no cookie."""
+
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -54,14 +57,12 @@ class Gate:
         """Cookies are of a host, not of a port: another server's must not be taken for ours."""
         return f"tranche-{self.port}"
 
-    @property
-    def session(self) -> str:
-        """What the cookie holds: whoever has it is not given the token."""
-        return hmac.new(self.token.encode(), b"session", hashlib.sha256).hexdigest()
+    def cookie(self, session: str) -> str:
+        """The header that lets a browser in, with the name of its session. No script reads it, and no other site has it sent.
 
-    def cookie(self) -> str:
-        """The header that lets a browser in. No script reads it, and no other site's page has it sent."""
-        return f"{self.cookie_name}={self.session}; Path=/; HttpOnly; SameSite=Strict"
+        Whoever has the cookie is not given the token.
+        """
+        return f"{self.cookie_name}={session}.{self._seal(session)}; Path=/; HttpOnly; SameSite=Strict"
 
     def opens(self, token: str) -> bool:
         """Whether it is the token, in a time that does not tell how much of it is right."""
@@ -88,15 +89,23 @@ class Gate:
 
     def unknown(self, headers: Mapping[str, str]) -> DashboardRefusal | None:
         """Why whoever asks is not let in: neither the cookie nor the token came along."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.opens(token.strip()):
-            return None
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
-        except CookieError:
-            cookie = None
-        if cookie is not None and hmac.compare_digest(cookie.value.encode(), self.session.encode()):
+        if self.session_of(headers):
             return None
         return DashboardRefusal(
             HTTPStatus.UNAUTHORIZED, "open the address that 'tranche dashboard' printed: it has the token"
         )
+
+    def session_of(self, headers: Mapping[str, str]) -> str:
+        """The name of the session of whoever asks, one for all that have the token itself; "" when he is not let in."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.opens(token.strip()):
+            return WITH_THE_TOKEN
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
+        except CookieError:
+            cookie = None
+        session, _, seal = ("" if cookie is None else cookie.value).rpartition(".")
+        return session if hmac.compare_digest(seal.encode(), self._seal(session).encode()) else ""
+
+    def _seal(self, session: str) -> str:
+        return hmac.new(self.token.encode(), f"session {session}".encode(), hashlib.sha256).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,16 +12,19 @@ from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate
+from tranche.dashboard.acting.desk import ActingDesk
+from tranche.dashboard.acting.ways import with_ways
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
 from tranche.dashboard.live import LiveMachine
@@ -30,19 +34,27 @@ from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
 from tranche.documents.picture import draw_picture
 from tranche.documents.picture_style import STYLE
+from tranche.node.session import Places
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _OPEN = frozenset({"/enter"})
 _PART = "tranche-part"
+_LONGEST_FORM = 10_000  # bytes
+_MOST_FIELDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the dashboard is of: the machine's name, how to open it, and how to read its events."""
+    """What the dashboard is of: the machine's name and its files, how to open it, and how to read its events.
+
+    `open_to_act` opens it to change it; None where pages only show.
+    """
 
     machine: str
+    places: Places
     open_host: OpenHost
     read_events: ReadEvents
+    open_to_act: OpenHost | None = None
 
 
 def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
@@ -54,13 +66,15 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         Route("/api/events", _events),
         Route("/picture.svg", _picture),
         Route("/static/{name}", _static),
+        Route("/act/{kind}", _act, methods=["POST"]),
         Route("/{path:path}", _page),
     ]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.served, app.state.live = served, LiveMachine(served.open_host)
-        app.state.events = EventLog(served.read_events)
+        app.state.events, app.state.gate = EventLog(served.read_events), gate
+        app.state.desk = ActingDesk(served.places, served.open_to_act, app.state.live.touch)
         app.state.live.start()
         try:
             yield
@@ -113,33 +127,67 @@ def _enter(gate: Gate) -> Any:
         """Take the token out of the address, and give the browser a cookie for it."""
         if not gate.opens(request.query_params.get("token", "")):
             return _refusal(DashboardRefusal(HTTPStatus.UNAUTHORIZED, "that is not the token of this server"))
-        return _html(entered_page(), headers={"Set-Cookie": gate.cookie()})
+        return _html(entered_page(), headers={"Set-Cookie": gate.cookie(secrets.token_hex(16))})
 
     return enter
 
 
 async def _page(request: Request) -> Response:
+    live, desk = _live(request), _desk(request)
     part = request.headers.get(_PART) == "view"
-    # A page that is open was told what is the newest, and asks for that; one that is opened shows how it is now.
-    seen = (part and _live(request).newest) or await _live(request).fresh()
+    path: str = request.scope["path"]  # the address is made of the Host header as well, and not to be trusted
+    # A page that is open was told what is the newest, and asks for that; one that is opened shows how it is now. How far
+    # something is that was begun here, no driver knows.
+    seen = ((part or path.startswith("/actions/")) and live.newest) or await live.fresh()
     if seen is None:
-        why = _live(request).trouble or "the driver has not answered yet"
+        why = live.trouble or "the driver has not answered yet"
         return _html(plain_page("Nothing was seen of the machine", why), HTTPStatus.SERVICE_UNAVAILABLE)
     served: Served = request.app.state.served
-    path: str = request.scope["path"]  # the address is made of the Host header as well, and not to be trusted
+    version = live.version(seen)
+    query, session = request.query_params, _session(request)
     try:
         events = partial(request.app.state.events.up_to, seen.newest_event)
-        page = await run_in_threadpool(page_at, path, request.query_params, seen, events)
+        page = await run_in_threadpool(desk.page, path, query, seen, session, part=part)
+        page = page or await run_in_threadpool(page_at, path, query, seen, events)
     except TrancheError as error:
         return _html(plain_page("The register cannot be read", error.message), HTTPStatus.SERVICE_UNAVAILABLE)
     if page is None:
         return _html(
             plain_page("Not found", "There is nothing at this address, or not any more."), HTTPStatus.NOT_FOUND
         )
+    if isinstance(page, str):
+        return RedirectResponse(page, HTTPStatus.SEE_OTHER)
+    page = with_ways(page, path, query, seen) if desk.acts else page
     if part:
         return _html(str(live_part(page)))
-    version = _live(request).version(seen)
     return _html(whole_page(page, path=path, machine=served.machine, version=version, taken=seen.taken))
+
+
+async def _act(request: Request) -> Response:
+    """Do what a form asks for, when it counts; the answer leads to where one sees what came of it."""
+    desk, kind = _desk(request), str(request.path_params["kind"])
+    fields = await _form(request)
+    if (refused := desk.refusal(kind, fields, _session(request))) is not None:
+        return _refusal(refused)
+    seen = await _live(request).fresh()
+    if seen is None:
+        why = f"nothing was done: {_live(request).trouble or 'the driver does not answer'}"
+        return _refusal(DashboardRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why))
+    answer = await run_in_threadpool(desk.answer, kind, fields, seen)
+    return _refusal(answer) if isinstance(answer, DashboardRefusal) else RedirectResponse(answer, HTTPStatus.SEE_OTHER)
+
+
+async def _form(request: Request) -> Mapping[str, str]:
+    """The fields of a form; none where it is none, or longer than any of ours."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LONGEST_FORM:
+            return {}
+    try:
+        return dict(parse_qsl(body.decode(), max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        return {}
 
 
 async def _overview(request: Request) -> Response:
@@ -198,3 +246,13 @@ def static_file(name: str) -> Response:
 def _live(request: Request) -> LiveMachine:
     live: LiveMachine = request.app.state.live
     return live
+
+
+def _desk(request: Request) -> ActingDesk:
+    desk: ActingDesk = request.app.state.desk
+    return desk
+
+
+def _session(request: Request) -> str:
+    gate: Gate = request.app.state.gate
+    return gate.session_of(request.headers)

@@ -44,6 +44,7 @@ class LiveMachine:
         self._trouble = ""
         self._reported = asyncio.Event()
         self._ending = False
+        self._touched = 0
 
     def start(self) -> None:
         """Begin to look."""
@@ -79,9 +80,14 @@ class LiveMachine:
         """Why nothing was seen at the last look; "" when something was."""
         return self._trouble
 
+    def touch(self) -> None:
+        """Say that pages show something else, though the machine may be the same; from any thread."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._take_touch)
+
     def version(self, snapshot: MachineSnapshot) -> str:
-        """The name of a snapshot, also after another start of this server."""
-        return f"{self._run}.{snapshot.number}"
+        """The name of what pages show of a snapshot, also after another start of this server."""
+        return f"{self._run}.{snapshot.number}.{self._touched}"
 
     async def news(self) -> AsyncIterator[PageNews]:
         """Whatever is new at once, and every two seconds that nothing is, until the server ends."""
@@ -118,6 +124,10 @@ class LiveMachine:
     def _take(self, question: int, seen: MachineSnapshot | None, trouble: str) -> None:
         self._snapshot = seen or self._snapshot
         self._answered, self._trouble, self._patience = question, trouble, _PATIENCE_SECONDS
+        self._wake()
+
+    def _take_touch(self) -> None:
+        self._touched += 1
         self._wake()
 
     def _wake(self) -> None:

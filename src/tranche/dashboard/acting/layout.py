@@ -1,0 +1,75 @@
+"""Cutting the GPUs as a layout declares: what `tranche layout apply` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranche.core.allocation import NodeView
+from tranche.core.state import GpuState
+from tranche.dashboard.acting.deed import DeedLabel, DeedPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.layout_change import counted, decision_data, sum_up
+from tranche.node.change import Change
+from tranche.node.hook_runner import HookRunner
+from tranche.node.host import Host
+from tranche.node.patience import Patience
+from tranche.node.session import Places
+from tranche.planning.daemons import with_daemons
+from tranche.planning.generate import generate_layouts
+from tranche.planning.plan import plan_to_dict
+from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutDeed:
+    """The layout of that name, of those that are generated for the machine."""
+
+    layout: str
+
+    @property
+    def label(self) -> DeedLabel:
+        """Which one it is."""
+        return DeedLabel("layout", "layout", self.layout, f"Apply the layout {self.layout}", "Apply the layout")
+
+    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+        """What it takes."""
+        view = seen.view
+        decision = self._decided(view)
+        labels = {gpu.uuid: gpu.label for gpu in view.node}
+        steps = with_daemons(decision.plan, (), view).steps
+        kept = sum(len(change.cut.kept) for change in decision.changes)
+        facts = [f"It keeps {counted(kept, 'slice')}, with their UUIDs."] if kept else []
+        lost = [f"The driver cannot reach {each}, which stays as it is." for each in decision.lost]
+        refused = "; ".join(str(each) for each in decision.blockers)
+        return DeedPlan(
+            tuple((labels[step.gpu_uuid], str(step)) for step in steps),
+            (*facts, *decision.warnings, *lost),
+            _digest(decision, view),
+            f"tranche layout apply -c {self.layout}",
+            refused,
+        )
+
+    def do(self, host: Host, plan: str, tell: Tell) -> str:
+        """Do it by that plan."""
+
+        def decide(view: NodeView) -> LayoutDecision:
+            decision = self._decided(view)
+            decision.refuse_if_blocked()
+            refuse_another(plan, _digest(decision, view))
+            return decision
+
+        def progress(gpu: GpuState, step: Step) -> None:
+            tell(f"{gpu.label}: {step}")
+
+        decision = Change(host, HookRunner(), Patience(wait=False), progress=progress).to_layout(decide)
+        decision.refuse_if_lost()
+        return f"The GPUs are as declared: {sum_up(decision)}."
+
+    def _decided(self, view: NodeView) -> LayoutDecision:
+        return plan_layout(view, generate_layouts(view.node).select(self.layout))
+
+
+def _digest(decision: LayoutDecision, view: NodeView) -> str:
+    blockers = [str(each) for each in decision.blockers]
+    return digest_of([plan_to_dict(with_daemons(decision.plan, (), view)), decision_data(decision), blockers])

@@ -1,0 +1,97 @@
+"""A deed's plan with the form that does it, and how far it is."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from tranche.dashboard.acting.deed import DashboardDeed, DeedPlan
+from tranche.dashboard.acting.operations import Operation, OperationState
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, table
+from tranche.documents.markup import Child, Element, element
+
+_CHANGED = "The machine has changed: another plan comes out now, and this one is not carried out any more."
+_WORDS = {
+    OperationState.RUNNING: "It goes on.",
+    OperationState.DONE: "Done.",
+    OperationState.REFUSED: "Refused: nothing was changed.",
+    OperationState.FAILED: "It failed.",
+}
+
+
+def plan_address(deed: DashboardDeed, plan: str = "", *, moved: bool = False) -> str:
+    """Where the plan of a deed is shown: that of now, or the one of a digest. `moved` says that another one was confirmed."""
+    more = {**({"plan": plan} if plan else {}), **({"moved": "1"} if moved else {})}
+    return f"/act/{deed.label.kind}?{urlencode({**deed.label.fields, **more})}"
+
+
+def plan_page(deed: DashboardDeed, plan: DeedPlan, key: str, *, same: bool, moved: bool) -> DashboardPage:
+    """The plan, and with a key the form that carries it out; without one this server only shows.
+
+    The plan stays on the page as it was when somebody began to read it. `same` says whether it still comes out. `moved` says that
+    another one was confirmed.
+    """
+    again = element("a", "Show the plan of now", href=plan_address(deed))
+    fresh = element("p", "The plan is that of now.") if same else element("p", _CHANGED, " ", again, class_="note")
+    above = element("div", _moved() if moved else None, _planned(plan), _form(deed, plan, key))
+    return DashboardPage(deed.label.title, element("div", fresh), above)
+
+
+def trouble_page(deed: DashboardDeed, trouble: str, *, moved: bool) -> DashboardPage:
+    """Why there is no plan."""
+    return DashboardPage(deed.label.title, element("p", trouble, class_="note"), _moved() if moved else None)
+
+
+def operation_page(found: Operation) -> DashboardPage:
+    """How far it is."""
+    begun = element("ol", [element("li", each) for each in found.steps], id="steps") if found.steps else None
+    many = f"Begun: {len(found.steps)} of {found.expected} steps." if found.state is OperationState.RUNNING else None
+    live = element(
+        "div",
+        element("p", element("strong", _WORDS[found.state]), f" {found.said}", role="status", id="state"),
+        element("p", many) if many else None,
+        begun,
+        element("p", _onwards(found)),
+    )
+    return DashboardPage(found.title, live)
+
+
+def _moved() -> Element:
+    said = "Nothing was done: the machine has changed since you saw the plan. This is how it is now."
+    return element("p", said, class_="note")
+
+
+def _onwards(found: Operation) -> list[Child]:
+    ways: list[Child] = [element("a", "What happened", href="/events"), " ", element("a", "The fleet", href="/")]
+    if found.state in (OperationState.REFUSED, OperationState.FAILED):
+        ways += [" ", element("a", "Show the plan of now", href=found.again)]
+    return ways
+
+
+def _planned(plan: DeedPlan) -> Element:
+    refused = None
+    if plan.refused:
+        refused = element("p", element("strong", "Refused now"), f": {plan.refused}", class_="note")
+    return element(
+        "div",
+        refused,
+        table("What would be done", ("Where", "What"), plan.steps, "Nothing is to be done."),
+        [element("p", each) for each in plan.facts],
+    )
+
+
+def _form(deed: DashboardDeed, plan: DeedPlan, key: str) -> Element | None:
+    if not plan.possible:
+        return None
+    if not key:
+        how = element("p", "This dashboard only shows; ", code("tranche dashboard --act"), " serves one that acts.")
+        return element("div", how, element("p", "In a terminal: ", code(plan.command)))
+    hidden = {**deed.label.fields, "plan": plan.digest, "key": key}
+    return element(
+        "form",
+        [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
+        element("button", deed.label.verb, id="do"),
+        action=f"/act/{deed.label.kind}",
+        method="post",
+        aria_label=deed.label.title,
+    )
