@@ -138,6 +138,50 @@ def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_kil
     wait_for("everything is given back", all_idle, timeout=90, explain=lambda: _why(old_cluster))
 
 
+def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
+    old_cluster: Cluster, release: HelmRelease
+) -> None:
+    account = old_cluster.account_kubeconfig(AGENTS, release.objects, "p4d")
+
+    def refusal(*words: str, stdin: str = "") -> str:
+        command = [old_cluster.binaries["kubectl"], f"--kubeconfig={account}", "--dry-run=server", "-n", AGENTS, *words]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+        return done.stderr
+
+    def making(name: str, label: str = "", node: str = "") -> str:
+        meta: dict[str, Any] = {"name": name, "namespace": AGENTS}
+        meta |= {"labels": {"tranche.dev/placing": label}} if label else {}
+        meta |= {"annotations": {"tranche.dev/node": node}} if node else {}
+        made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": {}}
+        return refusal("create", "-f-", stdin=json.dumps(made))
+
+    def writing(name: str, patch: dict[str, Any]) -> str:
+        lease = json.loads(old_cluster.kubectl("get", "lease", name, "-n", AGENTS, "-o", "json"))
+        lease["metadata"] |= {key: {**lease["metadata"].get(key, {}), **each} for key, each in patch.items()}
+        return refusal("replace", "-f-", stdin=json.dumps(lease))
+
+    own, another, word = "tranche-gpus-p4d", "tranche-gpus-bare", "own node only"
+    assert "runs on node p4d" in making(another, "gpus", "bare")
+    assert "runs on node p4d" in making(another, "gpus", "p4d")
+    assert "may not write" in making("tranche-choices-bare", "choices", "bare")
+    assert "may not write" in making("tranche-placer")
+    assert "may not write" in making("anything", "gpus", "bare")
+    assert "may not write" in writing("tranche-choices-p4d", {"annotations": {"tranche.dev/choices": "{}"}})
+    assert "may not write" in refusal("delete", "lease", "tranche-choices-p4d")
+    assert word in writing(own, {"annotations": {"tranche.dev/node": "bare"}})
+    assert word in writing(own, {"labels": {"tranche.dev/placing": "choices"}})
+    assert word in making("tranche-layout.bare", "choices", "bare")
+    assert word in making("tranche-view-p4d", node="p4d")
+    assert "may not write" in making("tranche-view-bare", node="bare")
+    assert making("tranche-layout.bare", node="bare") == ""
+    assert making("tranche-rollout") == ""
+    assert writing(own, {"annotations": {"tranche.dev/generation": "1"}}) == ""
+    policy = old_cluster.api.get(
+        f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{release.objects}-own-leases"
+    )
+    assert not policy["status"]["typeChecking"], policy["status"]
+
+
 def p4d_run(node: Node, *words: str) -> str:
     command = node.command(words)
     return subprocess.run(command, env=node.environment(), capture_output=True, text=True, check=True).stdout

@@ -24,6 +24,7 @@ from tranche.cli import agent
 from tranche.cli.main import root as command_line
 from tranche.core.allocation import NodeView
 from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.state import NodeState
 from tranche.hardware.host_facts import HostFacts
 from tranche.kubernetes.agent.boot_unit import OPTION
 from tranche.kubernetes.api.client import KubeClient
@@ -39,6 +40,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
+from tranche.kubernetes.gates.leases import GPUS, NodeGpus, gpus_to_lease, lease_name
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
@@ -46,6 +48,9 @@ from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import MigState, Report
 from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.rollout.leadership import LEADER_LEASE
+from tranche.kubernetes.rollout.ticket import ticket_name
+from tranche.kubernetes.telling.told_view import told_to_lease, view_lease_name
 
 OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm", "client")
 CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
@@ -236,7 +241,7 @@ def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
 
 
 def policy_variable(name: str) -> str:
-    (policy,) = objects("ValidatingAdmissionPolicy")
+    (policy,) = [each for each in objects("ValidatingAdmissionPolicy") if each["metadata"]["name"].endswith("own-node")]
     (found,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == name]
     return str(found)
 
@@ -294,6 +299,32 @@ def test_every_annotation_that_the_agent_writes_is_one_that_the_policy_lets_it_w
     written = {ATTEMPT_ANNOTATION, CORDON_ANNOTATION, SINCE_ANNOTATION, CLAIM_PREFIX + str(uuid.uuid4())}
     assert {key for key in written if not allowed.fullmatch(key)} == set()
     assert not allowed.fullmatch("example.com/owner")
+
+
+def test_the_policy_knows_the_leases_that_agents_write_by_their_names_and_labels() -> None:
+    (policy,) = [
+        each for each in objects("ValidatingAdmissionPolicy") if each["metadata"]["name"].endswith("own-leases")
+    ]
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["operations"], rule["resources"]) == (["CREATE", "UPDATE", "DELETE"], ["leases"])
+    (own,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == "own"]
+    for named in (lease_name(GPUS, ""), view_lease_name("")):
+        assert f"'{named}' + variables.node" in own
+    (pattern,) = re.findall(r"name[.]matches\('(.+)'\)", own)
+    for length in (200, 201):
+        for named in (lease_name(GPUS, "n" * length), view_lease_name("n" * length)):
+            assert bool(re.search(pattern, named)) == (length > 200)
+    who, labels, about = (each["expression"] for each in policy["spec"]["validations"])
+    assert f"== '{LEADER_LEASE}'" in who
+    assert ticket_name("n").removesuffix("n") in who
+    view = NodeView(NodeState(()))
+    for lease in (gpus_to_lease(NodeGpus("n", view), ("n", "u")), told_to_lease("n", view, ("n", "u"))):
+        ((key, value),) = lease.labels.items()
+        assert f"labels[?'{key}'].orValue('') == (variables.own && variables.name.startsWith" in labels
+        assert f"('{lease.name.removesuffix('n')}') ? '{value}' : '')" in labels
+        (annotation,) = [key for key, value in lease.annotations.items() if value == "n"]
+        assert f"'{annotation}'" in about
 
 
 def test_the_agents_pod_has_no_more_than_it_needs() -> None:

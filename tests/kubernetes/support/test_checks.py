@@ -28,7 +28,8 @@ from tranche.node.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)
-POLICY = frozenset({"tranche-agent-own-node", "tranche-agent-own-slices"})
+STATIC_POLICY = frozenset({"tranche-agent-own-node", "tranche-agent-own-leases"})
+POLICY = STATIC_POLICY | {"tranche-agent-own-slices"}
 
 
 def node(name: str) -> SurveyedNode:
@@ -255,8 +256,12 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         "admissionPolicy",
     ),
     "no policy for slices": (
-        lambda facts: replace(facts, policies=frozenset({"tranche-agent-own-node"})), "policies", Status.WARN,
-        ": tranche-agent-own-slices", "admissionPolicy",
+        lambda facts: replace(facts, policies=STATIC_POLICY), "policies", Status.WARN, ": tranche-agent-own-slices",
+        "admissionPolicy",
+    ),
+    "no policy for leases": (
+        lambda facts: replace(facts, policies=POLICY - {"tranche-agent-own-leases"}), "policies", Status.WARN,
+        ": tranche-agent-own-leases", "admissionPolicy",
     ),
     "no binding": (
         lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "with a binding", "admissionPolicy",
@@ -295,7 +300,7 @@ def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
 
 def test_agents_without_claims_need_no_policy_for_slices() -> None:
     static = daemon_set(arguments=("--without=dra",))(HEALTHY)
-    assert wrong(replace(static, policies=frozenset({"tranche-agent-own-node"}))) == []
+    assert wrong(replace(static, policies=STATIC_POLICY)) == []
 
 
 def test_a_neighbour_is_no_conflict_where_the_agent_leaves_the_part_to_it_or_is_not_there() -> None:

@@ -56,7 +56,7 @@ def _policies(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             "Kubernetes 1.30 and newer has them",
         )
         return
-    names = {f"{agents.daemon_set.name}-own-node" for agents in facts.agents}
+    names = {f"{agents.daemon_set.name}-own-{what}" for agents in facts.agents for what in ("node", "leases")}
     by_claims = (agents.daemon_set for agents in facts.agents if CLAIM_DRIVER not in agents.daemon_set.left_out)
     names |= {f"{each.name}-own-slices" for each in by_claims}
     missing = sorted((names - facts.policies) | (names - facts.bindings))
