@@ -21,6 +21,7 @@ from tranche.core.request import Request
 from tranche.core.state import GpuProcess
 from tranche.node import chronicle, register
 from tranche.node.holders import Holders, takes
+from tranche.node.journal import PlanRecord
 from tranche.node.ledger import Ledger
 from tranche.planning import effect
 from tranche.planning.obstacle import Obstacle
@@ -98,13 +99,15 @@ class Claims:
             answers: list[ClaimPromise | TrancheError | None] = []
             steps: list[Step] = []
             with self._ledger.write() as db:
+                # Read once: what the plans of these orders take, `steps` says.
+                plans = self._holders.open_plans(db)
                 for order in orders:
                     if any(takes(step, grant) for step in steps for grant in order.grants):
                         answers.append(None)
                         continue
                     try:
                         decision = self._decide(view, order)
-                        promise = self._write_down(db, decision, view)
+                        promise = self._write_down(db, decision, view, plans)
                     except TrancheError as error:
                         answers.append(error)
                         continue
@@ -185,7 +188,9 @@ class Claims:
         )
         return _Decision(allocation, answer, superseded=known)
 
-    def _write_down(self, db: sqlite3.Connection, decision: _Decision, view: NodeView) -> ClaimPromise:
+    def _write_down(
+        self, db: sqlite3.Connection, decision: _Decision, view: NodeView, plans: Sequence[PlanRecord]
+    ) -> ClaimPromise:
         allocation, plan = decision.promised, decision.plan
         plan_id = "" if plan.empty else self._holders.new_id()
         db.execute("SAVEPOINT promising")
@@ -193,7 +198,7 @@ class Claims:
             if not decision.known:
                 memory = shared_memory(allocation.grants, view.node)
                 superseded = [each.id for each in decision.superseded]
-                self._holders.write_down(db, allocation, superseded, memory)
+                self._holders.write_down(db, allocation, superseded, memory, plans)
             if plan_id:
                 self._open_plan(db, plan_id, plan, view, allocation.id)
         except BaseException:

@@ -15,6 +15,7 @@ from tranche.core.errors import GpuBusy
 from tranche.core.keeper import Keeper, PodKeeper
 from tranche.core.request import Request
 from tranche.node import chronicle, journal, register
+from tranche.node.journal import PlanRecord
 from tranche.node.ledger import Ledger
 from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 from tranche.planning.undo import StepStatus
@@ -63,12 +64,17 @@ class Holders:
         allocation: Allocation,
         superseded: Collection[str],
         memory: Mapping[WholeGpu | Slice, int] | None,
+        plans: Sequence[PlanRecord] | None = None,
     ) -> None:
-        """The same within a transaction of the caller's."""
+        """The same within a transaction of the caller's, who may have read the `open_plans` in it before."""
         for allocation_id in superseded:
             register.remove_allocation(db, allocation_id)
-        _refuse_planned(db, self._kinds, allocation.grants)
+        _refuse_planned(self.open_plans(db) if plans is None else plans, allocation.grants)
         add_or_refuse(db, allocation, memory)
+
+    def open_plans(self, db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
+        """Every plan without an end."""
+        return journal.running_plans(db, self._kinds)
 
     def settle(
         self,
@@ -134,8 +140,8 @@ def _refuse_counted_twice(db: sqlite3.Connection, keeper: PodKeeper) -> None:
             raise GpuBusy(f"somebody else now holds {', '.join(sorted(twice))}", hint="see who: tranche ps")
 
 
-def _refuse_planned(db: sqlite3.Connection, kinds: Kinds, grants: Sequence[Grant]) -> None:
-    for plan in journal.running_plans(db, kinds):
+def _refuse_planned(plans: Sequence[PlanRecord], grants: Sequence[Grant]) -> None:
+    for plan in plans:
         steps = [record.step for record in plan.steps if record.status is not StepStatus.NEEDLESS]
         for grant in grants:
             if any(takes(step, grant) for step in steps):
