@@ -86,7 +86,7 @@ class _Server:
 
 @dataclass(slots=True)
 class _Watched:
-    """What was seen of a page: seconds from asking to a picture with all rows, milliseconds from each change to the row that shows it."""
+    """What was seen of a page: seconds until a picture with all rows, milliseconds from each change to its row."""
 
     first: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)

@@ -49,7 +49,7 @@ class ServedDashboard:
             connection.request(method, path, body, headers=given)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answered(answer.status, found, answer.read().decode())
+            return Answered(answer.status, found, answer.read().decode(errors="replace"))
         finally:
             connection.close()
 

@@ -29,6 +29,7 @@ from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
 from tranche.dashboard.live import LiveMachine
 from tranche.dashboard.pages import page_at
+from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.watch import OpenHost
 from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
@@ -65,6 +66,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         Route("/api/overview", _overview),
         Route("/api/events", _events),
         Route("/picture.svg", _picture),
+        Route("/picture.png", _picture_png),
         Route("/static/{name}", _static),
         Route("/act/{kind}", _act, methods=["POST"]),
         Route("/{path:path}", _page),
@@ -209,12 +211,36 @@ async def _picture(request: Request) -> Response:
     """The fleet as a file for tickets and reports, as `tranche gpus -o svg` draws it."""
     seen = await _live(request).fresh()
     if seen is None:
-        return _html(
-            plain_page("Nothing was seen of the machine", _live(request).trouble), HTTPStatus.SERVICE_UNAVAILABLE
-        )
-    caption = f"{request.app.state.served.machine}, {said_in_utc(seen.taken)}"
-    drawn = draw_picture(seen.overview["gpus"], seen.overview["allocations"], caption)
-    return Response(drawn, headers={"Content-Disposition": 'attachment; filename="gpus.svg"'}, media_type=_TYPES["svg"])
+        return _unseen(request)
+    drawn = draw_picture(seen.overview["gpus"], seen.overview["allocations"], _caption(request, seen))
+    return Response(drawn, headers=_saved_as("gpus.svg"), media_type=_TYPES["svg"])
+
+
+def _unseen(request: Request) -> Response:
+    return _html(plain_page("Nothing was seen of the machine", _live(request).trouble), HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _caption(request: Request, seen: MachineSnapshot) -> str:
+    return f"{request.app.state.served.machine}, {said_in_utc(seen.taken)}"
+
+
+def _saved_as(name: str) -> Mapping[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{name}"'}
+
+
+async def _picture_png(request: Request) -> Response:
+    """The same as `tranche gpus -o png` draws it."""
+    seen = await _live(request).fresh()
+    if seen is None:
+        return _unseen(request)
+    try:
+        from tranche.documents.picture_png import draw_png
+    except ModuleNotFoundError:
+        why = "The server has no Pillow: install Tranche with its extra 'picture', or take the picture as SVG."
+        return _html(plain_page("No PNG", why), HTTPStatus.NOT_IMPLEMENTED)
+    gpus, allocations = seen.overview["gpus"], seen.overview["allocations"]
+    drawn = await run_in_threadpool(draw_png, gpus, allocations, _caption(request, seen))
+    return Response(drawn, headers=_saved_as("gpus.png"), media_type="image/png")
 
 
 async def _news(request: Request) -> Response:

@@ -14,7 +14,8 @@ HEIGHT = 44
 
 _NARROW = frozenset("ijlrt.,:;'|!I()[]{} ")
 _LETTER, _NARROW_LETTER, _WIDE_LETTER = 7.6, 4.4, 13.0
-_PADDING = 6
+PADDING = 6
+"""Between the edge of a block and its text."""
 
 
 def bar(gpu: GpuBlocks, width: float) -> list[Element]:
@@ -37,7 +38,7 @@ def swatch(look: Look | str, x: float, y: float) -> Element:
 
 def _block(each: BarBlock, units: int, width: float) -> Element:
     start, size = 100 * each.start / units, 100 * each.size / units
-    room = width * each.size / units - 2 * _PADDING
+    room = width * each.size / units - 2 * PADDING
     inside = [
         element("title", each.told),
         # Half of a line is outside and clipped, so that neighbours do not share one.
@@ -47,9 +48,9 @@ def _block(each: BarBlock, units: int, width: float) -> Element:
     plate = element("rect", height=15, rx=2, class_=CLASSES[each.look])
     for text, kind, y in ((each.name, "tr-text tr-strong", 18), (each.who, "tr-text tr-small", 34)):
         if shown := fitted(text, room):
-            width = min(room, text_width(shown)) + _PADDING
-            inside.append(plate.with_attributes(x=_PADDING - 3, y=y - 12, width=width))
-            inside.append(element("text", shown, x=_PADDING, y=y, class_=kind))
+            width = min(room, text_width(shown)) + PADDING
+            inside.append(plate.with_attributes(x=PADDING - 3, y=y - 12, width=width))
+            inside.append(element("text", shown, x=PADDING, y=y, class_=kind))
     return element("svg", inside, x=f"{start:.6g}%", width=f"{size:.6g}%", height=HEIGHT)
 
 

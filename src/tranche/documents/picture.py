@@ -11,9 +11,10 @@ from tranche.documents.blocks import Document, GpuBlocks, Look, blocks_of
 from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import PATTERNS, STYLE
 
-_WIDTH, _MARGIN, _LABELS, _GAP = 880, 20, 178, 12
-_TITLE, _LEGEND = 58, 34
-_BAR = _WIDTH - 2 * _MARGIN - _LABELS
+WIDTH, MARGIN, LABELS, GAP = 880, 20, 178, 12
+TITLE, LEGEND = 58, 34
+BAR = WIDTH - 2 * MARGIN - LABELS
+"""Pixels: of the picture, around it, of the names at the left, between bars, above and below them, of a bar."""
 _NO_SLICES = frozenset({Look.FREE, Look.LOST})
 
 
@@ -24,7 +25,7 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
     that was.
     """
     found = blocks_of(gpus, allocations)
-    height = _TITLE + len(found) * (HEIGHT + _GAP) + _LEGEND
+    height = TITLE + len(found) * (HEIGHT + GAP) + LEGEND
     title = headline(found)
     svg = element(
         "svg",
@@ -32,13 +33,13 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
         element("desc", "\n".join(each.told for each in found) or "No GPU.", id="d"),
         element("style", STYLE),
         PATTERNS,
-        element("rect", class_="tr-card", x=0.5, y=0.5, width=_WIDTH - 1, height=height - 1, rx=10),
-        element("text", title, class_="tr-text tr-strong", x=_MARGIN, y=28),
-        element("text", fitted(caption, _WIDTH - 2 * _MARGIN), class_="tr-muted tr-small", x=_MARGIN, y=46),
-        [_row(gpu, _TITLE + place * (HEIGHT + _GAP)) for place, gpu in enumerate(found)],
+        element("rect", class_="tr-card", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=10),
+        element("text", title, class_="tr-text tr-strong", x=MARGIN, y=28),
+        element("text", fitted(caption, WIDTH - 2 * MARGIN), class_="tr-muted tr-small", x=MARGIN, y=46),
+        [_row(gpu, TITLE + place * (HEIGHT + GAP)) for place, gpu in enumerate(found)],
         _legend(found, height - 22),
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_WIDTH} {height}",
+        viewBox=f"0 0 {WIDTH} {height}",
         role="img",
         aria_labelledby="t d",
     )
@@ -58,19 +59,19 @@ def headline(gpus: Sequence[GpuBlocks]) -> str:
 
 
 def _row(gpu: GpuBlocks, y: float) -> Element:
-    room = _LABELS - 12
+    room = LABELS - 12
     head = f"{gpu.label}, {format_memory(gpu.memory)}" if gpu.memory else gpu.label
     return element(
         "g",
-        element("text", fitted(head, room), class_="tr-text tr-strong", x=_MARGIN, y=y + 18),
-        element("text", fitted(gpu.model, room), class_="tr-muted tr-small", x=_MARGIN, y=y + 34),
-        element("svg", bar(gpu, _BAR), x=_MARGIN + _LABELS, y=y, width=_BAR, height=HEIGHT),
+        element("text", fitted(head, room), class_="tr-text tr-strong", x=MARGIN, y=y + 18),
+        element("text", fitted(gpu.model, room), class_="tr-muted tr-small", x=MARGIN, y=y + 34),
+        element("svg", bar(gpu, BAR), x=MARGIN + LABELS, y=y, width=BAR, height=HEIGHT),
     )
 
 
 def _legend(gpus: Sequence[GpuBlocks], y: float) -> Iterator[Element]:
     """What the blocks of this picture mean; kinds that it has none of are left out."""
-    x = float(_MARGIN)
+    x = float(MARGIN)
     for look, word in legend(gpus):
         yield swatch(look, x, y - 11)
         yield element("text", word, class_="tr-muted tr-small", x=x + 28, y=y)
