@@ -30,11 +30,14 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""What every answer carries: no script but ours, no frame around us, no copy in a cache."""
+"""What every answer carries: no script but ours, no frame around us, no copy in a cache.
+
+With no referrer at all, browsers would send our own forms without their origin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
