@@ -117,7 +117,7 @@ def test_a_gpu_without_mig_serves_only_what_leaves_no_room_for_another_like_it(
 ) -> None:
     found = candidate(parse_request(**options), uncuttable_gpu())
     if served:
-        assert found == Candidate(None, True)
+        assert found == Candidate(None, True, named="gpus" in options)
     else:
         assert isinstance(found, Obstacle)
         assert found.reason == "SharingUnavailable"

@@ -244,12 +244,25 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """A GPU, or a slot of one, of which nothing is given away now; `why` is a clause for people.
+
+    `for_large` says that it is kept for requests that name a size as large as it, or a whole GPU.
+    """
+
+    place: Grant
+    why: str
+    for_large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """Everything a decision may look at: the hardware, what is promised, and which instances Tranche made.
 
     `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. `uses` is the
-    administrator's word on GPUs, by UUID. Invariants of a view: no two grants overlap but parts of one device, which have one
-    mechanism, and a whole GPU that is granted to one carries no other grant.
+    administrator's word on GPUs, by UUID. `withheld` are places of which nothing more is given away, whoever has something of
+    them. Invariants of a view: no two grants overlap but parts of one device, which have one mechanism, and a whole GPU that is
+    granted to one carries no other grant.
     """
 
     node: NodeState
@@ -257,6 +270,7 @@ class NodeView:
     owned: frozenset[InstanceKey] = frozenset()
     changing: frozenset[str] = frozenset()
     uses: Mapping[str, GpuUse] = field(default_factory=dict)
+    withheld: tuple[Withheld, ...] = ()
 
     def use_of(self, gpu_uuid: str) -> GpuUse:
         """The administrator's word on that GPU; AUTO when there is none."""

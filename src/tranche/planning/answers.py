@@ -90,7 +90,7 @@ def ranking_of(index: IndexedView, kind: GpuKind, answer: Candidate, terms: Term
     told_apart = len(index) > NAMED_AT_MOST
     return index.ranking(
         kind,
-        (name, answer.whole, answer.part, terms),
+        (name, answer.whole, answer.part, answer.named, terms),
         partial(_answer_in, candidate=answer, terms=terms, told_apart=told_apart),
     )
 

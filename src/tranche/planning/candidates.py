@@ -24,12 +24,14 @@ from tranche.planning.part_wish import PartWish, no_part_text, part_wish, smalle
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """How a GPU serves a request: by an instance of `profile`, as a whole (`whole`), by a `part` of a device that others have
-    parts of as well, or, when several are set, by either. What is for one alone is preferred.
+    parts of as well, or, when several are set, by either. What is for one alone is preferred. `named` says that the request names
+    this size, and no amount.
     """
 
     profile: GpuInstanceProfile | None
     whole: bool
     part: PartWish | None = None
+    named: bool = False
 
     @property
     def alone(self) -> bool:
@@ -52,7 +54,7 @@ def candidate(request: Request, gpu: GpuState, rules: GpuRules = NO_RULES) -> Ca
         return obstacle(gpu, Reason.GPU_MODEL_MISMATCH, f"is {gpu.name}, not {request.gpu_model}")
     match request.demand:
         case WholeGpus():
-            return _WHOLE
+            return replace(_WHOLE, named=True)
         case MigSlice():
             return _for_profile(request.demand, gpu, rules.use)
         case GpuMemory() | GpuShare():
@@ -170,7 +172,7 @@ def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuUse) -> Candidate | Ob
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
     if use in (GpuUse.SHARED, GpuUse.OFF):
         return obstacle(gpu, Reason.POLICY, f"is not cut for requests: its policy is sharing={use}")
-    return Candidate(profile, False)
+    return Candidate(profile, False, named=True)
 
 
 def _no_gpu(request: Request, gpus: list[GpuState]) -> TrancheError:

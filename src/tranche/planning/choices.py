@@ -7,25 +7,32 @@ from tranche.planning.obstacle import Obstacle
 from tranche.planning.options import Freedom, Option, slice_obstacle, ways_alone
 from tranche.planning.part_options import part_options
 from tranche.planning.tenancy import Tenancy
+from tranche.planning.withholding import permitted, withheld_from, withholding
 
 
 def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now, or what is in the way."""
     found = ways(tenancy, candidate, freedom)
-    if isinstance(found, Obstacle) or found or candidate.profile is None:
+    if found and not isinstance(found, Obstacle):
+        return found
+    if (here := withheld_from(tenancy, candidate)).withheld:
+        free = ways(tenancy._replace(withheld=()), candidate, freedom)
+        if free and not isinstance(free, Obstacle):
+            return withholding(here)
+    if isinstance(found, Obstacle) or candidate.profile is None:
         return found
     return slice_obstacle(tenancy, candidate.profile)
 
 
 def ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
     """As `options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
-    wish = candidate.part
+    here, wish = withheld_from(tenancy, candidate), candidate.part
     if wish is None:
-        return ways_alone(tenancy, candidate, freedom)
-    alone = ways_alone(tenancy, candidate, freedom) if candidate.alone else ()
+        return permitted(here, ways_alone(here, candidate, freedom))
+    alone = permitted(here, ways_alone(here, candidate, freedom)) if candidate.alone else ()
     if not isinstance(alone, Obstacle) and alone:
         return alone
-    parts = part_options(tenancy, wish, freedom)
+    parts = permitted(here, part_options(here, wish, freedom))
     # Of a GPU that is shared it matters why no more parts of it are given; of any other, why it has no room for one alone.
     return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts
 
@@ -34,5 +41,7 @@ def all_ways(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[
     """As `ways`, but what is for one holder alone and the parts as well."""
     if candidate.part is None or not candidate.alone:
         return ways(tenancy, candidate, freedom)
-    found = (ways_alone(tenancy, candidate, freedom), part_options(tenancy, candidate.part, freedom))
-    return tuple(option for each in found if not isinstance(each, Obstacle) for option in each)
+    here = withheld_from(tenancy, candidate)
+    found = (ways_alone(here, candidate, freedom), part_options(here, candidate.part, freedom))
+    every = tuple(option for each in found if not isinstance(each, Obstacle) for option in each)
+    return permitted(here, every)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from tranche.core.allocation import Allocation, Grant, NodeView
+from tranche.core.allocation import Allocation, Grant, NodeView, Withheld
 from tranche.core.errors import AllocationUnknown, GpuNotFound
 from tranche.core.gpu_use import GpuUse
 from tranche.core.request import Request
 from tranche.core.sharing import SharingMeans
-from tranche.core.state import GpuState, InstanceKey
+from tranche.core.state import GpuState, InstanceKey, NodeState
 from tranche.planning.candidates import Candidate, candidate, check_possible, gpus_needed
 from tranche.planning.effect import apply
 from tranche.planning.gpu_rules import GpuRules
@@ -48,11 +48,15 @@ class IndexedView:
         self._owned = set(view.owned)
         self._changing = set(view.changing)
         self._uses = dict(view.uses)
+        self._withheld: dict[str, tuple[Withheld, ...]] = {}
+        for each in view.withheld:
+            uuid = each.place.gpu_uuid
+            self._withheld[uuid] = (*self._withheld.get(uuid, ()), each)
         self._tenancies: list[Tenancy] = []
         self._situations: list[Situation] = []
         self._known: dict[tuple[object, ...], Situation] = {}
         for gpu, held in zip(self._gpus, self._held, strict=True):
-            here = tenancy_of(gpu, held, self._owned)
+            here = tenancy_of(gpu, held, self._owned, self._withheld.get(gpu.uuid, ()))
             self._tenancies.append(here)
             self._situations.append(self._situation(here, self._situations[-1].kind if self._situations else None))
         self._untouched = sum(each.untouched for each in self._situations)
@@ -73,7 +77,7 @@ class IndexedView:
         if self._view is None:
             node = replace(self._node, gpus=tuple(self._gpus))
             allocations = tuple(self._allocations.values())
-            self._view = NodeView(node, allocations, frozenset(self._owned), frozenset(self._changing), self._uses)
+            self._view = self._viewed(node, allocations, frozenset(self._owned), frozenset(self._changing))
         return self._view
 
     @property
@@ -132,7 +136,7 @@ class IndexedView:
         owned = {key for gpu in gpus for each in gpu.instances if (key := gpu.key(each)) in self._owned}
         changing = {gpu.uuid for gpu in gpus} & self._changing
         node = replace(self._node, gpus=gpus)
-        return NodeView(node, tuple(allocations.values()), frozenset(owned), frozenset(changing), self._uses)
+        return self._viewed(node, tuple(allocations.values()), frozenset(owned), frozenset(changing))
 
     def owns(self, key: InstanceKey) -> bool:
         """Whether Tranche made the instance in that slot."""
@@ -264,6 +268,16 @@ class IndexedView:
         self._changing.discard(gpu_uuid)
         self._touch(self._place(gpu_uuid))
 
+    def _viewed(
+        self,
+        node: NodeState,
+        allocations: tuple[Allocation, ...],
+        owned: frozenset[InstanceKey],
+        changing: frozenset[str],
+    ) -> NodeView:
+        withheld = tuple(each for gpu in node for each in self._withheld.get(gpu.uuid, ()))
+        return NodeView(node, allocations, owned, changing, self._uses, withheld)
+
     def _place(self, uuid: str) -> int:
         try:
             return self._places[uuid]
@@ -295,7 +309,8 @@ class IndexedView:
         if not self._stale:
             return
         for place in self._stale:
-            here = tenancy_of(self._gpus[place], self._held[place], self._owned)
+            gpu = self._gpus[place]
+            here = tenancy_of(gpu, self._held[place], self._owned, self._withheld.get(gpu.uuid, ()))
             before = self._situations[place]
             after = self._situation(here, before.kind)
             self._tenancies[place] = here

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     DRIVER_ERROR = "DriverError"
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"
     LAYOUT_CHANGING = "LayoutChanging"
+    WITHHELD = "Withheld"
     GPU_BUSY = "GpuBusy"
     FOREIGN_INSTANCES = "ForeignInstances"
     NO_ROOM = "NoRoom"

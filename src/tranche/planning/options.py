@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from tranche.core.allocation import Grant, Slice, WholeGpu
+from tranche.core.allocation import Grant, Slice, WholeGpu, overlap
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, fits, placements, profiles_exclude
 from tranche.core.profile import ProfileName
@@ -217,7 +217,11 @@ def slice_options(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedo
     reused = [
         reuse_option(tenancy, profile, instance, change)
         for instance in tenancy.idle
-        if instance.profile == profile.name and (change := reusable(instance)) is not None
+        if instance.profile == profile.name
+        and (change := reusable(instance)) is not None
+        and not any(
+            overlap(Slice(gpu.uuid, instance.profile, instance.placement), each.place) for each in tenancy.withheld
+        )
     ]
     if any(option.change is Effort.NONE for option in reused):
         return tuple(reused)

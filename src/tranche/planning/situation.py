@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from tranche.core.allocation import Grant
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.fences import fenced
 from tranche.core.gpu_use import GpuUse
@@ -83,7 +84,7 @@ class Situation:
 
 def situation_of(kind: GpuKind, here: Tenancy, changing: bool) -> Situation:
     """The situation of a GPU of that kind."""
-    untouched = here.untouched and not changing and gpu_blocked(here) is None
+    untouched = here.untouched and not changing and not here.withheld and gpu_blocked(here) is None
     return Situation(kind, changing, here, untouched, bool(here.whole))
 
 
@@ -93,6 +94,8 @@ def situation_key(kind: GpuKind, here: Tenancy, changing: bool) -> tuple[object,
     if changing:
         return (kind, "changing", undivided)
     shared = _shared(here) if here.shared else ()
+    if here.withheld:
+        shared = (*shared, frozenset((_spot(each.place), each.for_large) for each in here.withheld))
     blocked = gpu_blocked(here)
     if blocked is not None:
         return (kind, blocked.reason, undivided, *shared)
@@ -105,6 +108,11 @@ def situation_key(kind: GpuKind, here: Tenancy, changing: bool) -> tuple[object,
         frozenset(map(_idle, here.idle_foreign)),
         *shared,
     )
+
+
+def _spot(place: Grant) -> Occupant | None:
+    slot = place.slot
+    return None if slot is None else Occupant(slot.profile, slot.placement)
 
 
 def _idle(instance: GpuInstance) -> tuple[object, ...]:

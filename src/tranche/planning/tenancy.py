@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Withheld
 from tranche.core.grid import Occupant, profiles_exclude
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
@@ -43,7 +43,8 @@ class Tenancy(NamedTuple):
     `whole` are the allocations that hold the uncut GPU or parts of it; `promised` maps the slots that allocations hold, made or
     not, to those allocations. `shared` has the account of each device that is given away in parts, by its slot, or by None for
     the uncut GPU. Instances without an allocation are `in_use` (they have a process, or are about to go because
-    they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`.
+    they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`. Nothing is given away
+    of `withheld` places.
     """
 
     gpu: GpuState
@@ -53,6 +54,7 @@ class Tenancy(NamedTuple):
     idle_owned: tuple[GpuInstance, ...]
     idle_foreign: tuple[GpuInstance, ...]
     shared: Mapping[InstanceKey | None, Account]
+    withheld: tuple[Withheld, ...] = ()
 
     @property
     def idle(self) -> tuple[GpuInstance, ...]:
@@ -98,10 +100,16 @@ def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
         for grant in allocation.grants
         if grant.gpu_uuid == gpu.uuid
     ]
-    return tenancy_of(gpu, here, view.owned)
+    withheld = tuple(each for each in view.withheld if each.place.gpu_uuid == gpu.uuid)
+    return tenancy_of(gpu, here, view.owned, withheld)
 
 
-def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: Collection[InstanceKey]) -> Tenancy:
+def tenancy_of(
+    gpu: GpuState,
+    held: Iterable[tuple[Allocation, Grant]],
+    owned: Collection[InstanceKey],
+    withheld: tuple[Withheld, ...] = (),
+) -> Tenancy:
     """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
     whole: dict[str, Allocation] = {}
     promised: dict[InstanceKey, dict[str, Allocation]] = {}
@@ -134,7 +142,7 @@ def tenancy_of(gpu: GpuState, held: Iterable[tuple[Allocation, Grant]], owned: C
         else:
             foreign.append(instance)
     slots = {slot: tuple(holders.values()) for slot, holders in promised.items()}
-    return Tenancy(gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared)
+    return Tenancy(gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared, withheld)
 
 
 def occupant(instance: GpuInstance) -> Occupant:

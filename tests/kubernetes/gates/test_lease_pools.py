@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
 from tests.strategies import node_views
-from tranche.core.allocation import Allocation, NodeView, Phase, Slice
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, ProcessKeeper
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import devices_of
+from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
 from tranche.kubernetes.fleet.devices import decode_pools
@@ -26,8 +29,11 @@ from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.lease_pools import fleet_of
 from tranche.kubernetes.gates.leases import NodeGpus, ShareChoice
 from tranche.kubernetes.gates.offered import offered_view
+from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.planning.allocate import Granted, decide
 
+Faults = Mapping[WholeGpu | Slice, str]
+NO_FAULTS: Faults = {}
 MIXED = FleetNode("n", labels={"tranche.dev/mode": "mixed"})
 KINDS = (
     lambda number: ProcessKeeper(100 + number, 1),
@@ -41,19 +47,23 @@ def kept_by(view: NodeView, kind: int) -> NodeView:
     return replace(view, allocations=tuple(made))
 
 
-def by_leases(view: NodeView, *choices: ShareChoice, node: FleetNode = MIXED) -> FleetNodeSummary | None:
-    said = NodeGpus("n", offered_view(view, NodeMode.MIXED))
+def by_leases(
+    view: NodeView, *choices: ShareChoice, node: FleetNode = MIXED, faults: Faults = NO_FAULTS, keep: str = ""
+) -> FleetNodeSummary | None:
+    offered = offered_view(view, NodeMode.MIXED)
+    kept = withheld_places(offered, NodeMode.MIXED, faults, parse_kept(keep))
+    said = NodeGpus("n", replace(offered, withheld=kept))
     found = summaries(fleet_of({"n": node}, {"n": said}, {"n": {each.uid: each for each in choices}}))
     return next(iter(found), None)
 
 
-def by_slices(view: NodeView) -> FleetNodeSummary | None:
+def by_slices(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> FleetNodeSummary | None:
     """What is shown of the ResourceSlices of the same node; nobody holds anything by claims."""
     offered = offered_view(view, NodeMode.MIXED)
     devices = devices_of(offered.node)
-    contents = pool_contents(
-        "n", devices, offered, reasons_against(devices, offered, Circumstances(NodeMode.MIXED)), ()
-    )
+    reasons = reasons_against(devices, offered, Circumstances(NodeMode.MIXED, frozenset(faults)))
+    devices, reasons = set_apart(devices, kept_places(devices, offered, parse_kept(keep), reasons), reasons)
+    contents = pool_contents("n", devices, offered, reasons, ())
     pool = {"name": "n", "generation": 1, "resourceSliceCount": len(contents)}
     raw = [
         {
@@ -70,10 +80,14 @@ def by_slices(view: NodeView) -> FleetNodeSummary | None:
     return next(iter(summaries(Fleet((MIXED,), decode_pools(raw)))), None)
 
 
-@given(node_views(max_gpus=2))
-def test_gpus_look_as_nodes_would_publish_them_for_claims(view: NodeView) -> None:
+@given(node_views(max_gpus=2), st.data())
+def test_gpus_look_as_nodes_would_publish_them_for_claims(view: NodeView, data: st.DataObject) -> None:
     present = replace(view, node=replace(view.node, gpus=tuple(gpu for gpu in view.node if not gpu.lost)))
-    assert by_leases(kept_by(present, 0)) == by_slices(kept_by(present, 0))
+    sick = data.draw(st.lists(st.sampled_from(present.node.gpus), max_size=1)) if present.node.gpus else []
+    faults: Faults = {WholeGpu(gpu.uuid): "XID 79" for gpu in sick}
+    keep = data.draw(st.sampled_from(["", "whole=1", "2g.10gb, 3g.20gb=2"]))
+    alone = kept_by(present, 0)
+    assert by_leases(alone, faults=faults, keep=keep) == by_slices(alone, faults, keep)
 
 
 @given(node_views(max_gpus=2))

@@ -109,6 +109,7 @@ def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Pa
         files=files,
         configured=config.latest.first,
         clock=time.monotonic,
+        sick_bay=_sick_bay(services, config),
     )
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import NodeView, Part, Slice
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
-from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
+from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, AttributeName, TaintKey
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
 from tranche.kubernetes.dra.order import in_order
 from tranche.kubernetes.dra.taints import excludes
+from tranche.planning.withholding import size_rank
 
 _WHOLE = "whole"
 _MOST = 64
@@ -46,6 +47,14 @@ def parse_kept(text: str) -> tuple[KeptSize, ...]:
     return tuple(found.values())
 
 
+def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptSize, ...], str]:
+    """What an administrator has a node keep, by its annotations; nothing, and what is wrong, for words that are no sizes."""
+    try:
+        return parse_kept(annotations.get(KEEP_ANNOTATION, "")), ""
+    except UsageError as error:
+        return (), f"no room is kept by the annotation {KEEP_ANNOTATION}: {error.message}"
+
+
 def kept_places(
     devices: Sequence[NodeDevice],
     view: NodeView,
@@ -58,7 +67,7 @@ def kept_places(
     `reasons` speak against devices, by name. `before` names places that are kept now: they stay where others are no better.
     """
     found: list[NodeDevice] = []
-    for size in sorted(sizes, key=lambda each: _rank(each.profile), reverse=True):
+    for size in sorted(sizes, key=lambda each: size_rank(each.profile), reverse=True):
         kind = OfferKind.WHOLE if size.profile is None else OfferKind.SLICE
         group = [each for each in devices if each.kind is kind and each.profile == size.profile]
         places = {each.name: number for number, each in enumerate(in_order(group, view))}
@@ -110,9 +119,4 @@ def _held(place: NodeDevice, view: NodeView) -> int | None:
 
 
 def _size(device: NodeDevice) -> tuple[int, int]:
-    return _rank(device.profile)
-
-
-def _rank(profile: ProfileName | None) -> tuple[int, int]:
-    """By which sizes compare: whole GPUs are the largest, then memory decides, then compute."""
-    return (1 << 30, 0) if profile is None else (profile.memory_gb, profile.slices)
+    return size_rank(device.profile)

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing, suppress
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError, UsageError
+from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
-from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL, AttributeName
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
-from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, parse_kept, set_apart
+from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, kept_sizes, set_apart
 from tranche.kubernetes.dra.pool import Reasons, SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
@@ -159,10 +159,7 @@ class SlicePublisher:
 
     async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
         """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
-        try:
-            sizes, problem = parse_kept(node.annotations.get(KEEP_ANNOTATION, "")), ""
-        except UsageError as error:
-            sizes, problem = (), f"no room is kept by the annotation {KEEP_ANNOTATION}: {error.message}"
+        sizes, problem = kept_sizes(node.annotations)
         if problem and problem != self._unknown_size:
             await self._services.api.create_node_event(node, Severity.WARNING, "KeptRoomUnknown", problem)
         self._unknown_size = problem

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from tranche.core.allocation import Withheld
 from tranche.core.errors import TrancheError, UsageError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
+from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.dra.kept_room import KeptSize, kept_sizes
+from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.gates.leases import (
     GPUS,
     NodeGpus,
@@ -23,7 +26,9 @@ from tranche.kubernetes.gates.leases import (
     lease_name,
 )
 from tranche.kubernetes.gates.offered import offered_view
+from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.kubernetes.live import Live
+from tranche.kubernetes.observation.health import Ward
 from tranche.kubernetes.observation.inventory import Snapshot
 
 PAUSE_SECONDS = 1.0
@@ -38,6 +43,8 @@ class GpuNews:
     """A component: writes the lease when something has changed, at most once in `pause` seconds.
 
     `snapshots` are the node's, `node` is the node object as last seen, `refused` says why pods, by uid, cannot have their share.
+    `sick_bay` says what is faulty; None where nobody listens to the driver. `say` records an event of the node, by reason and
+    message.
     """
 
     name = "gpu-news"
@@ -49,6 +56,8 @@ class GpuNews:
         node: Live[KubeNode | None],
         refused: Live[Mapping[str, str]],
         *,
+        sick_bay: SickBay | None = None,
+        say: Callable[[KubeNode, str, str], Awaitable[None]] | None = None,
         pause: float = PAUSE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -56,6 +65,9 @@ class GpuNews:
         self._snapshots = snapshots
         self._node = node
         self._refused = refused
+        self._sick_bay = sick_bay
+        self._say_event = say
+        self._unknown_size = ""
         self._pause = pause
         self._sleep = sleep
         self._wake = asyncio.Event()
@@ -73,6 +85,9 @@ class GpuNews:
             group.create_task(self._listen(self._snapshots.changes()))
             group.create_task(self._listen(self._node.changes()))
             group.create_task(self._listen(self._refused.changes()))
+            if self._sick_bay is not None:
+                group.create_task(self._sick_bay.run())
+                group.create_task(self._listen(self._sick_bay.ward.changes()))
             group.create_task(self._keep())
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
@@ -105,9 +120,11 @@ class GpuNews:
         node = self._node.value
         if node is None or not node.uid:
             return
-        mode = mode_in_force(node.labels)
-        said = await asyncio.to_thread(_to_say, node.name, self._snapshots.value, mode, self._refusals())
         before, lease = self._written or await self._read(node.name)
+        known = () if before is None else before.view.withheld
+        said = await asyncio.to_thread(
+            _to_say, node, self._snapshots.value, self._ward(), await self._sizes(node), known, self._refusals()
+        )
         if before is not None and replace(said, generation=before.generation) == before:
             self._written = None if lease is None else (before, lease)
             return
@@ -130,10 +147,30 @@ class GpuNews:
         except UsageError:
             return None, lease
 
+    def _ward(self) -> Ward:
+        return Ward() if self._sick_bay is None else self._sick_bay.ward.value
+
+    async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
+        """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
+        sizes, problem = kept_sizes(node.annotations)
+        if problem and problem != self._unknown_size and self._say_event is not None:
+            await self._say_event(node, "KeptRoomUnknown", problem)
+        self._unknown_size = problem
+        return sizes
+
     def _refusals(self) -> Mapping[str, str]:
         return self._refused.value if self._refused.synced else {}
 
 
-def _to_say(node: str, snapshot: Snapshot, mode: NodeMode, refused: Mapping[str, str]) -> NodeGpus:
-    view = lasting(offered_view(snapshot.view, mode, snapshot.condemned))
-    return NodeGpus(node, view, refused=dict(refused))
+def _to_say(
+    node: KubeNode,
+    snapshot: Snapshot,
+    ward: Ward,
+    sizes: Sequence[KeptSize],
+    before: Collection[Withheld],
+    refused: Mapping[str, str],
+) -> NodeGpus:
+    mode = mode_in_force(node.labels)
+    view = offered_view(snapshot.view, mode, snapshot.condemned)
+    kept = withheld_places(view, mode, faulty(ward, view.node), sizes, before)
+    return NodeGpus(node.name, lasting(replace(view, withheld=kept)), refused=dict(refused))

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part
+from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.dra.kept_room import set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
 from tranche.kubernetes.fleet.devices import Pool, decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
 from tranche.kubernetes.gates.leases import NodeGpus, ShareChoice
+from tranche.kubernetes.gates.withheld import as_if_by_claims
 
 
 def fleet_of(
@@ -53,8 +55,13 @@ def _node(
     if not offered:
         return None, ()
     # What pods have is said by their shares, and not by a taint.
-    told = replace(said.view, allocations=tuple(map(_as_of_a_claim, said.view.allocations)))
-    reasons = reasons_against(offered, told, Circumstances(mode))
+    told = as_if_by_claims(said.view)
+    kept = {each.place for each in said.view.withheld if each.for_large}
+    places = [each.place for each in said.view.withheld if not each.for_large]
+    faulty = frozenset(each for each in places if isinstance(each, WholeGpu | Slice))
+    reasons = reasons_against(offered, told, Circumstances(mode, faulty))
+    kept_for = [each for each in offered if each.sharing is None and each.offered in kept]
+    offered, reasons = set_apart(offered, kept_for, reasons)
     contents = pool_contents(said.node, offered, replace(told, node=present), reasons, ())
     pool = {"name": said.node, "generation": 1, "resourceSliceCount": len(contents)}
     slices = (
@@ -107,10 +114,3 @@ def _given(node: str, grant: Grant, device: NodeDevice) -> ClaimedDevice:
 
 def _of_pod(namespace: str, name: str, uid: str, given: tuple[ClaimedDevice, ...]) -> FleetClaim:
     return FleetClaim(namespace, "", uid, allocated=True, given=given, pods=(name,))
-
-
-def _as_of_a_claim(allocation: Allocation) -> Allocation:
-    keeper = allocation.keeper
-    if isinstance(keeper, PlacedPodKeeper) or (isinstance(keeper, PodKeeper) and keeper.admitted):
-        return replace(allocation, keeper=ClaimKeeper(keeper.namespace, keeper.name, keeper.uid))
-    return allocation

@@ -14,7 +14,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.decoding import decode_pod
-from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.api.objects import KubeNode, PodRef, Severity
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
@@ -22,6 +22,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.server import ListedDevice
+from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.gates.gpu_news import GpuNews
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
 from tranche.kubernetes.gates.leases import CHOICES, ShareChoice, choices_from_lease, lease_name
@@ -61,6 +62,7 @@ class ShareDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
+        sick_bay: SickBay,
     ) -> None:
         self._services = services
         self._folders = folders
@@ -89,7 +91,9 @@ class ShareDriver:
             living=pods_with_processes,
             clock=clock,
         )
-        news = GpuNews(services.leases, inventory.latest, services.node, self._handover.refused)
+        news = GpuNews(
+            services.leases, inventory.latest, services.node, self._handover.refused, sick_bay=sick_bay, say=self._say
+        )
         self._news = InTier(news, services.tier, frozenset((Tier.GATES,)))
         self._over = asyncio.Event()
         self._endpoints: Endpoints | None = None
@@ -190,6 +194,9 @@ class ShareDriver:
             holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
         )
         holders.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
+
+    async def _say(self, node: KubeNode, reason: str, message: str) -> None:
+        await self._services.api.create_node_event(node, Severity.WARNING, reason, message)
 
     async def _chosen(self) -> Mapping[str, ShareChoice]:
         lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))

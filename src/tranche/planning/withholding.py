@@ -1,0 +1,57 @@
+"""Which places a GPU withholds from a request, and what of the ways to serve it is left then.
+
+A place that has reported an error is withheld from everybody. One that is kept for large requests is withheld from those that
+name an amount, or a smaller size.
+"""
+
+from __future__ import annotations
+
+from tranche.core.allocation import Grant, Withheld, overlap
+from tranche.core.grid import Occupant
+from tranche.core.profile import ProfileName
+from tranche.planning.candidates import Candidate
+from tranche.planning.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.options import Option
+from tranche.planning.tenancy import Tenancy
+
+
+def withheld_from(tenancy: Tenancy, candidate: Candidate) -> Tenancy:
+    """The tenancy with those places alone that are withheld from the candidate."""
+    if not tenancy.withheld:
+        return tenancy
+    return tenancy._replace(withheld=tuple(each for each in tenancy.withheld if _applies(each, candidate)))
+
+
+def permitted(tenancy: Tenancy, found: tuple[Option, ...] | Obstacle) -> tuple[Option, ...] | Obstacle:
+    """The options that touch nothing that is withheld."""
+    if not tenancy.withheld or isinstance(found, Obstacle):
+        return found
+    return tuple(each for each in found if not any(_across(each.grant, kept.place) for kept in tenancy.withheld))
+
+
+def withholding(tenancy: Tenancy) -> Obstacle:
+    """That the GPU could serve the request were nothing withheld."""
+    return obstacle(tenancy.gpu, Reason.WITHHELD, "; ".join(dict.fromkeys(each.why for each in tenancy.withheld)))
+
+
+def size_rank(profile: ProfileName | None) -> tuple[int, int]:
+    """By which sizes compare: whole GPUs (None) are the largest, then memory decides, then compute."""
+    return (1 << 30, 0) if profile is None else (profile.memory_gb, profile.slices)
+
+
+def _applies(withheld: Withheld, candidate: Candidate) -> bool:
+    if not withheld.for_large or not candidate.named:
+        return True
+    wanted = None if candidate.profile is None else candidate.profile.name
+    kept = withheld.place.slot
+    return size_rank(wanted) < size_rank(None if kept is None else kept.profile)
+
+
+def _across(grant: Grant, place: Grant) -> bool:
+    """Whether the grant cannot be had without the place."""
+    if overlap(grant, place):
+        return True
+    here, there = grant.slot, place.slot
+    if here is None or there is None:
+        return True
+    return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))

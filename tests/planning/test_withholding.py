@@ -1,0 +1,113 @@
+"""What is withheld is given to nobody whom it is withheld from, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.strategies import node_views, requests_for
+from tranche.core.allocation import NodeView, Part, Slice, WholeGpu, Withheld, overlap
+from tranche.core.errors import TrancheError
+from tranche.core.grid import placements
+from tranche.core.request import MigSlice, Request, WholeGpus
+from tranche.planning.allocate import Granted, Waiting, decide
+from tranche.planning.explain import explain
+from tranche.planning.indexed_view import IndexedView
+from tranche.planning.obstacle import Reason
+from tranche.planning.recording import view_from_dict, view_to_dict
+from tranche.planning.withholding import size_rank
+
+
+@st.composite
+def places(draw: st.DrawFn, view: NodeView) -> Slice | WholeGpu:
+    """A GPU of the view, or a place on it, whoever has something of it."""
+    gpu = draw(st.sampled_from(view.node.gpus))
+    profiles = [profile for profile in gpu.profiles if profile.starts]
+    if not profiles or draw(st.booleans()):
+        return WholeGpu(gpu.uuid)
+    profile = draw(st.sampled_from(profiles))
+    return Slice(gpu.uuid, profile.name, draw(st.sampled_from(placements(profile))))
+
+
+@st.composite
+def withholding(draw: st.DrawFn, *, for_large: bool) -> tuple[NodeView, NodeView, Request]:
+    """A machine, the same that withholds places, and a request."""
+    view = draw(node_views(max_gpus=2))
+    assume(view.node.gpus)
+    found = draw(st.lists(places(view), min_size=1, max_size=3))
+    return (
+        view,
+        replace(view, withheld=tuple(Withheld(each, "is kept", for_large) for each in found)),
+        draw(requests_for(view)),
+    )
+
+
+def decided(view: NodeView | IndexedView, request: Request) -> Granted | Waiting | str:
+    try:
+        return decide(view, request)
+    except TrancheError as error:
+        return error.reason
+
+
+@given(withholding(for_large=False))
+def test_nobody_is_given_what_is_withheld_from_everybody(drawn: tuple[NodeView, NodeView, Request]) -> None:
+    before, view, request = drawn
+    found = decided(view, request)
+    if isinstance(found, Granted):
+        assert not any(overlap(grant, each.place) for grant in found.grants for each in view.withheld)
+    # It is what is in the way for now: whether the machine could ever serve the request does not depend on it.
+    assert isinstance(found, str) == isinstance(decided(before, request), str)
+    free = decided(before, request)
+    if isinstance(free, Granted) and not any(overlap(g, each.place) for g in free.grants for each in view.withheld):
+        assert isinstance(found, Granted)
+    assert explain(view, request).fits == isinstance(found, Granted)
+
+
+@given(withholding(for_large=True))
+def test_what_is_kept_for_large_requests_goes_to_those_that_name_its_size(
+    drawn: tuple[NodeView, NodeView, Request],
+) -> None:
+    before, view, request = drawn
+    found = decided(view, request)
+    demand = request.demand
+    named = isinstance(demand, MigSlice | WholeGpus)
+    if isinstance(found, Granted):
+        for grant in found.grants:
+            for each in view.withheld:
+                if overlap(grant, each.place):
+                    assert named
+                    assert not isinstance(grant, Part)
+                    kept = each.place.slot
+                    wanted = grant.slot
+                    assert size_rank(None if wanted is None else wanted.profile) >= size_rank(
+                        None if kept is None else kept.profile
+                    )
+    if isinstance(demand, WholeGpus):
+        assert found == decided(before, request)
+
+
+@given(withholding(for_large=False))
+def test_a_view_that_withholds_is_the_same_with_an_index_and_as_json(drawn: tuple[NodeView, NodeView, Request]) -> None:
+    _, view, request = drawn
+    index = IndexedView(view)
+    assert decided(index, request) == decided(view, request)
+    assert set(index.view.withheld) == set(view.withheld)
+    assert view_from_dict(view_to_dict(view)) == view
+
+
+@given(node_views(max_gpus=1), st.data())
+def test_a_gpu_that_is_withheld_says_why(view: NodeView, data: st.DataObject) -> None:
+    assume(view.node.gpus)
+    request = data.draw(requests_for(view))
+    places = tuple(Withheld(WholeGpu(gpu.uuid), "has reported an error (XID 79)") for gpu in view.node)
+    assume(isinstance(decided(view, request), Granted))
+    found = decided(replace(view, withheld=places), request)
+    assert isinstance(found, Waiting)
+    assert {each.reason for each in found.obstacles} <= {Reason.WITHHELD, *_other_reasons(view, request)}
+    assert any("XID 79" in each.text for each in found.obstacles)
+
+
+def _other_reasons(view: NodeView, request: Request) -> set[Reason]:
+    return {each.obstacle.reason for each in explain(view, request).gpus if each.obstacle is not None}
