@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.dashboard.served import Dashboards
 from tests.layout.test_hooks import Recorder
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.node.test_mps_daemons import end
@@ -313,6 +314,11 @@ def test_nothing_is_promised_on_a_daemon_whose_limits_somebody_has_just_changed(
     control.ask("set_default_device_pinned_mem_limit 0 15G")
     assert "limits were changed by somebody" in t4.tranche("doctor").stdout
     assert t4.json("explain", "--gpu-memory", "3G")["status"] == "Waiting"
+    dashboards = Dashboards(t4)
+    try:
+        assert "<strong>Waiting</strong>" in dashboards.start().ask("/ask?kind=gpu_memory&amount=3G").text
+    finally:
+        dashboards.end()
     first.go_on()
     first.ended()
 

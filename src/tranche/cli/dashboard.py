@@ -11,13 +11,15 @@ import click
 
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
-from tranche.cli.runtime import open_host, register_places
+from tranche.cli.runtime import child_environment, open_host, register_places
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.actor import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
 from tranche.node import chronicle
+from tranche.node.daemon_words import view_as_said
 from tranche.node.ledger import open_to_read
+from tranche.node.mps_daemons import MpsDaemons
 
 
 @click.command(cls=TrancheCommand)
@@ -58,11 +60,13 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         say(f"tranche: open http://127.0.0.1:{gate.port}/enter?token={token}")
 
     machine = platform.node() if settings.simulate is None else f"simulated {settings.simulate}"
+    places = register_places(settings, reading=True)
     served = Served(
         machine,
-        register_places(settings, reading=True),
+        places,
         lambda: open_host(settings, reading=True),
         events,
+        partial(view_as_said, daemons=MpsDaemons(places, child_environment(settings))),
         partial(open_host, settings, actor=Actor("dashboard", _user())) if act else None,
     )
     serve_dashboard(port, token, served, ready)

@@ -28,7 +28,7 @@ from tranche.dashboard.acting.ways import with_ways
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
 from tranche.dashboard.live import LiveMachine
-from tranche.dashboard.pages import page_at
+from tranche.dashboard.pages import AsSaid, page_at
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.watch import OpenHost
 from tranche.documents.describe import said_in_utc
@@ -48,13 +48,14 @@ _MOST_FIELDS = 20
 class Served:
     """What the dashboard is of: the machine's name and its files, how to open it, and how to read its events.
 
-    `open_to_act` opens it to change it; None where pages only show.
+    `as_said` asks the MPS daemons of a view. `open_to_act` opens it to change it; None where pages only show.
     """
 
     machine: str
     places: Places
     open_host: OpenHost
     read_events: ReadEvents
+    as_said: AsSaid
     open_to_act: OpenHost | None = None
 
 
@@ -150,7 +151,7 @@ async def _page(request: Request) -> Response:
     try:
         events = partial(request.app.state.events.up_to, seen.newest_event)
         page = await run_in_threadpool(desk.page, path, query, seen, session, part=part)
-        page = page or await run_in_threadpool(page_at, path, query, seen, events)
+        page = page or await run_in_threadpool(page_at, path, query, seen, events, served.as_said)
     except TrancheError as error:
         return _html(plain_page("The register cannot be read", error.message), HTTPStatus.SERVICE_UNAVAILABLE)
     if page is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
 from tranche.core.request import parse_request
 from tranche.dashboard.snapshot import MachineSnapshot
@@ -15,8 +16,11 @@ from tranche.planning.queue import WaitingRequest
 _KINDS = frozenset({"gpu_memory", "gpu", "mig_profile", "gpus"})
 
 
-def answer(snapshot: MachineSnapshot, fields: Mapping[str, str]) -> Document:
-    """The Explanation document of the request that the form's fields make; UsageError where they make none."""
+def answer(snapshot: MachineSnapshot, view: NodeView, fields: Mapping[str, str]) -> Document:
+    """The Explanation document of the request that the form's fields make; UsageError where they make none.
+
+    `view` is the snapshot's, where MPS daemons are as they say now.
+    """
     kind = fields.get("kind", "")
     if kind not in _KINDS:
         raise UsageError("choose what to ask for", hint=f"one of {', '.join(sorted(_KINDS))}")
@@ -26,4 +30,4 @@ def answer(snapshot: MachineSnapshot, fields: Mapping[str, str]) -> Document:
         gpu_model=fields.get("gpu_model", ""),
     )
     waiters = [WaitingRequest(each.id, each.request) for each in snapshot.queue if each.id not in snapshot.away]
-    return explanation_document(explain(snapshot.view, request, waiters), len(waiters))
+    return explanation_document(explain(view, request, waiters), len(waiters))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.asking import answer
 from tranche.dashboard.events_page import MOST, events_page, share_page
@@ -23,7 +24,13 @@ Events = Callable[[], Sequence[Document]]
 """Gives the events, all that the register keeps, oldest first."""
 
 
-def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: Events) -> DashboardPage | None:
+AsSaid = Callable[[NodeView], NodeView]
+"""The view where MPS daemons are as they say now: they are asked, which may take two seconds."""
+
+
+def page_at(
+    path: str, query: Mapping[str, str], seen: MachineSnapshot, events: Events, as_said: AsSaid = lambda view: view
+) -> DashboardPage | None:
     """The page of that path, of what was seen; None where there is none."""
     match path.strip("/").split("/"):
         case [""]:
@@ -37,7 +44,7 @@ def page_at(path: str, query: Mapping[str, str], seen: MachineSnapshot, events: 
         case ["queue"]:
             return queue_page(seen.overview, seen.notes, seen.taken)
         case ["ask"]:
-            return _asked(query, seen)
+            return _asked(query, seen, as_said(seen.view))
         case ["events"]:
             return events_page(events()[-MOST:], seen.overview["gpus"])
         case ["waste"]:
@@ -65,9 +72,9 @@ def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:
     return layouts_page(names, chosen, preview, "", seen.overview)
 
 
-def _asked(fields: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:
+def _asked(fields: Mapping[str, str], seen: MachineSnapshot, view: NodeView) -> DashboardPage:
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in seen.overview["gpus"]}
     try:
-        return ask_page(fields, answer(seen, fields), "", labels)
+        return ask_page(fields, answer(seen, view, fields), "", labels)
     except UsageError as error:
         return ask_page(fields, None, f"{error.message}. {error.hint}".strip(), labels)

@@ -39,7 +39,7 @@ class LayoutDeed:
         labels = {gpu.uuid: gpu.label for gpu in view.node}
         steps = with_daemons(decision.plan, (), view).steps
         kept = sum(len(change.cut.kept) for change in decision.changes)
-        facts = [f"It keeps {counted(kept, 'slice')}, with their UUIDs."] if kept else []
+        facts = [f"Kept as they are, with their UUIDs: {counted(kept, 'slice')}."] if kept else []
         lost = [f"The driver cannot reach {each}, which stays as it is." for each in decision.lost]
         refused = "; ".join(str(each) for each in decision.blockers)
         return DeedPlan(
