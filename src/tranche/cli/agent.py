@@ -77,6 +77,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.live import Live
     from tranche.kubernetes.mig_manager.drain import InUsePolicy
     from tranche.kubernetes.mig_manager.manager import MigSettings
+    from tranche.kubernetes.observation.ways import Ways
     from tranche.kubernetes.rollout.budget import parse_budget
 
     by_claims = "dra" not in values["without"]
@@ -96,6 +97,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         daemon_set=values["daemon_set"],
     )
     registered: Live[bool] = Live()
+    ways = Ways() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
     shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"])
     driver = partial(
         parts.claim_driver,
@@ -105,10 +107,10 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         registered=registered,
     )
     built: dict[str, tuple[Part, ...]] = {
-        "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], heeds_mode=by_claims),),
+        "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], ways=ways),),
         "mig-manager": (manager,),
         "feature-labels": (parts.feature_labels,),
-        "dra": (driver, partial(parts.claim_slices, registered=registered), shares),
+        "dra": (driver, partial(parts.claim_slices, registered=registered, ways=ways), shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
     return [*chosen, parts.view_news] if values["tell_view"] else chosen

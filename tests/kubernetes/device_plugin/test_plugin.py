@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,12 +32,13 @@ from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
-from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, DevicePlugin, Machine
+from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin, Machine
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.observation.ways import Ways
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
 from tranche.node.host import Host
@@ -81,7 +82,14 @@ class Api:
 class Rig:
     """Everything around the plugin; `skip` moves its clock."""
 
-    def __init__(self, node: Node, host: Host, *, heeds_mode: bool = False, **settings: object) -> None:
+    def __init__(
+        self,
+        node: Node,
+        host: Host,
+        ways: Ways | None,
+        to_claims: Callable[[], Collection[str] | None],
+        **settings: object,
+    ) -> None:
         self.node, self.host = node, host
         self.api = Api()
         self.kubelet = KubeletStandIn(node.folder / "plugins")
@@ -111,7 +119,8 @@ class Rig:
             Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             cdi_folder=self.cdi_folder,
-            heeds_mode=heeds_mode,
+            ways=ways,
+            to_claims=to_claims,
         )
 
     def clock(self) -> float:
@@ -148,11 +157,12 @@ def run(
     *boards: str,
     marks_to_come: bool = False,
     driver: str = "",
-    heeds_mode: bool = False,
+    ways: Ways | None = None,
+    to_claims: Callable[[], Collection[str] | None] = tuple,
     **settings: object,
 ) -> None:
     async def main(host: Host, node: Node) -> None:
-        rig = Rig(node, host, heeds_mode=heeds_mode, **settings)
+        rig = Rig(node, host, ways, to_claims, **settings)
         if marks_to_come:
             rig.inventory.expect_marks()
         await rig.kubelet.start()
@@ -227,7 +237,46 @@ def test_in_another_mode_only_what_pods_have_is_offered_on_and_nothing_is_given(
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
         await rig.kubelet.allocate(SLICE, other)
 
-    run(tmp_path, scenario, heeds_mode=True)
+    run(tmp_path, scenario, ways=Ways())
+
+
+def test_a_gpu_that_claims_are_shown_is_not_listed_before_that_is_over(tmp_path: Path) -> None:
+    ways = Ways()
+
+    async def scenario(rig: Rig) -> None:
+        first, second = (gpu.uuid for gpu in rig.host.view().node)
+        await until(lambda: ways.plugin.synced, "the plugin looked")
+        await rig.counts({GPU: (0, 0)})
+        ways.claims.publish(frozenset({first}))
+        await rig.counts({GPU: (1, 1)})
+        assert {each.gpu_uuid for each in ways.plugin.value.grants} == {second}
+        ways.claims.publish(frozenset())
+        await rig.counts({GPU: (2, 2)})
+
+    run(tmp_path, scenario, ways=ways, to_claims=lambda: ways.claims.value if ways.claims.synced else None)
+
+
+def test_a_node_whose_resource_slices_cannot_be_read_offers_its_gpus_after_a_while(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (0, 0)})
+        rig.skip(UNKNOWN_SECONDS)
+        await rig.counts({GPU: (2, 2)})
+
+    run(tmp_path, scenario, ways=Ways(), to_claims=lambda: None)
+
+
+def test_what_was_listed_counts_as_listed_until_kubelet_and_node_show_that_it_is_not(tmp_path: Path) -> None:
+    ways = Ways()
+
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "dynamic"}, allocatable={GPU: "2"}))
+        await rig.counts({GPU: (0, 0)})
+        assert len(ways.plugin.value.grants) == 2
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "dynamic"}, allocatable={GPU: "0"}))
+        await until(lambda: not ways.plugin.value.grants, "the other way is free")
+
+    run(tmp_path, scenario, ways=ways)
 
 
 def test_without_a_driver_for_claims_the_mode_means_nothing(tmp_path: Path) -> None:

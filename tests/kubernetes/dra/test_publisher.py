@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.kubernetes.mig_manager.mig_node import NODE, ManagedNode, on_node
 from tests.kubernetes.waiting import until
+from tranche.core.allocation import WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
@@ -28,6 +29,7 @@ from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
+from tranche.kubernetes.observation.ways import PluginOffer, Ways
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
 
@@ -77,7 +79,9 @@ class PublishingNode:
 
 
 @asynccontextmanager
-async def publishing(node: ManagedNode, registered: Live[bool] | None = None) -> AsyncIterator[PublishingNode]:
+async def publishing(
+    node: ManagedNode, registered: Live[bool] | None = None, ways: Ways | None = None
+) -> AsyncIterator[PublishingNode]:
     connection = ApiConnection(ApiServer(node.server.url))
     client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
     publisher = SlicePublisher(
@@ -93,6 +97,7 @@ async def publishing(node: ManagedNode, registered: Live[bool] | None = None) ->
         ),
         pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
         registered=registered,
+        ways=ways,
         pause=0.001,
         sleep=lambda _: asyncio.sleep(0.001),
     )
@@ -330,5 +335,48 @@ def test_the_node_is_labelled_with_what_fits_while_claims_are_offered_anything(t
             await until(lambda: free.items() <= node.labels.items())
             published.set_mode("static")
             await until(lambda: not free.keys() & node.labels.keys())
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_whole(tmp_path: Path) -> None:
+    ways = Ways()
+
+    async def test(node: ManagedNode) -> None:
+        first, second = (gpu.uuid for gpu in node.host.driver.observe())
+        async with publishing(node, ways=ways) as published:
+            published.set_mode("dynamic")
+            await until(lambda: ways.claims.synced)
+            assert not published.writes()
+            ways.plugin.publish(PluginOffer(frozenset({WholeGpu(second)}), {"nvidia.com/gpu": 1}))
+            await until(lambda: len(published.slices) > 0 and published.whole)
+            assert {name.split("-")[1] for name in published.devices} == {"0"}
+            assert ways.claims.value == {first}
+            await until(lambda: "claims are not shown all GPUs yet" in published.publisher.ready().why)
+            before = published.writes()
+            ways.plugin.publish(PluginOffer())
+            await until(lambda: "gpu-1" in published.devices and published.publisher.ready().ready)
+            assert not published.taints("gpu-1")
+            # Neither GPU was shown in part, nor as taken, on the way.
+            assert len(published.writes()) == len(before) + len(published.slices)
+            published.set_mode("static")
+            await until(lambda: not published.slices and not ways.claims.value)
+
+    on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_nothing_new_is_shown_while_the_node_counts_what_nobody_knows(tmp_path: Path) -> None:
+    """An agent that has just started does not know what the one before had listed."""
+    ways = Ways()
+    ways.plugin.publish(PluginOffer())
+
+    async def test(node: ManagedNode) -> None:
+        node.server.put(NODE, {**node.server.objects[NODE], "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+        async with publishing(node, ways=ways) as published:
+            published.set_mode("dynamic")
+            await until(lambda: "nvidia.com/gpu" in published.publisher.ready().why)
+            assert not published.writes()
+            node.server.put(NODE, {**node.server.objects[NODE], "status": {"allocatable": {"nvidia.com/gpu": "0"}}})
+            await published.settled()
 
     on_node(tmp_path, test, "A100-40GB")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tranche.core.allocation import NodeView
@@ -31,6 +31,7 @@ from tranche.kubernetes.gates.share_driver import ShareDriver
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.health import XidPolicy, xid_policy
+from tranche.kubernetes.observation.ways import Ways
 from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import Me
 from tranche.kubernetes.rollout.rollout import Rollout
@@ -40,9 +41,18 @@ from tranche.kubernetes.tier_watch import InTier
 
 
 def device_plugin(
-    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, heeds_mode: bool = False
+    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, ways: Ways | None = None
 ) -> DevicePlugin:
-    """The device plugin for the machine that is meant: one with a driver, or a simulated one."""
+    """The device plugin for the machine that is meant: one with a driver, or a simulated one.
+
+    With `ways` it heeds the node's mode.
+    """
+
+    def to_claims() -> Collection[str] | None:
+        if services.tier.synced and services.tier.value not in BY_CLAIMS:
+            return ()
+        return ways.claims.value if ways is not None and ways.claims.synced else None
+
     return DevicePlugin(
         config,
         services.inventory,
@@ -53,7 +63,8 @@ def device_plugin(
         Announcer(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,
         cdi_folder=cdi_folder,
-        heeds_mode=heeds_mode,
+        ways=ways,
+        to_claims=to_claims,
     )
 
 
@@ -141,8 +152,10 @@ def claim_driver(
     return InTier(driver, services.tier, BY_CLAIMS)
 
 
-def claim_slices(services: NodeServices, config: ConfigSource, *, registered: Live[bool]) -> InTier:
-    """What shows claims the devices of this node, once the driver is registered."""
+def claim_slices(
+    services: NodeServices, config: ConfigSource, *, registered: Live[bool], ways: Ways | None = None
+) -> InTier:
+    """What shows claims the devices of this node, once the driver is registered; with `ways` those that no kubelet counts."""
 
     def roots(view: NodeView) -> Mapping[str, str]:
         return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
@@ -153,6 +166,7 @@ def claim_slices(services: NodeServices, config: ConfigSource, *, registered: Li
         sick_bay=_sick_bay(services, config),
         pcie_roots=roots,
         registered=registered,
+        ways=ways,
     )
     return InTier(publisher, services.tier, BY_CLAIMS)
 

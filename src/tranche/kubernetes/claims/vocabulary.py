@@ -114,7 +114,8 @@ class TaintKey(StrEnum):
 
     LOST: the driver has lost the GPU. FAULTY: it reported an error that programs do not survive. FOREIGN: an instance that
     Tranche did not make is in the way. HELD: somebody has it, or something of it, who has no claim. MODE: the node's mode, or
-    the administrator's word on the GPU, does not offer it. RESERVED: it is kept free for larger requests.
+    the administrator's word on the GPU, does not offer it, or it may still be counted as the device plugin's. RESERVED: it is
+    kept free for larger requests.
     """
 
     LOST = "tranche.dev/lost"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.device_plugin.counted import KubeletHeard
 from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
 from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, ListedDevice, Starter
@@ -78,6 +79,12 @@ class Endpoints:
     def listened_to(self) -> bool:
         """Whether a kubelet listens."""
         return any(place.endpoint.watched for place in self._places.values())
+
+    @property
+    def heard(self) -> KubeletHeard:
+        """What the kubelet may have read last."""
+        ids = {resource: place.endpoint.heard for resource, place in self._places.items()}
+        return KubeletHeard(self._kubelet, ids)
 
     def another_serves(self, resource: str) -> bool:
         """Whether another living plugin serves the resource, on a socket that is named after it."""

@@ -27,6 +27,7 @@ from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spe
 from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
+from tranche.kubernetes.device_plugin.counted import Counted, Listable, listed
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, why_prohibited, with_mps
 from tranche.kubernetes.device_plugin.offers import given_as, offered
@@ -39,6 +40,7 @@ from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.replicas import held_with, replicated
 from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, advertise
+from tranche.kubernetes.observation.ways import Ways
 from tranche.planning.daemons import unlimited_on
 
 CDI_FOLDER = Path("/var/run/cdi")
@@ -46,6 +48,8 @@ _TICK_SECONDS = 0.5
 _NEWS_SECONDS = 1.0
 _FIRST_MARKS_SECONDS = 10.0
 BLIND_SECONDS = 30.0
+UNKNOWN_SECONDS = 40.0
+"""A kubelet removes the ResourceSlices of a driver that has been gone for 30."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,10 +90,12 @@ class DevicePlugin:
         *,
         clock: Callable[[], float],
         cdi_folder: Path = CDI_FOLDER,
-        heeds_mode: bool = False,
+        ways: Ways | None = None,
+        to_claims: Callable[[], Collection[str] | None] = tuple,
     ) -> None:
-        """`node` is the node object as last seen; `clock` is monotonic, in seconds. With `heeds_mode` nothing is offered beside
-        what pods have already on a node whose mode is another than static.
+        """`node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways` nothing is offered beside what
+        pods have already on a node whose mode is another than static, nor of GPUs of which claims are shown something free: by
+        UUID what `to_claims` says, None while nobody knows.
         """
         self._config = config
         self._inventory = inventory
@@ -100,7 +106,10 @@ class DevicePlugin:
         self._announcer = announcer
         self._clock = clock
         self._cdi_folder = cdi_folder
-        self._heeds_mode = heeds_mode
+        self._ways = ways
+        self._to_claims = to_claims
+        self._counted = Counted()
+        self._unknown_since: float | None = None
         self._wake = asyncio.Event()
         self._ward = Ward()
         self._remembered: dict[str, GpuState] = {}
@@ -108,7 +117,8 @@ class DevicePlugin:
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
         self._blind_since: float | None = None
         self._blind = ""
-        self._basis: tuple[Snapshot, PluginConfig, Ward, str, NodeMode] | None = None
+        self._basis: tuple[Snapshot, PluginConfig, Ward, str] | None = None
+        self._listable: Mapping[str, Sequence[Listable]] = {}
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
         self._news: Mapping[str, Announcement] = {}
         self._abandoned = Abandoned()
@@ -140,6 +150,8 @@ class DevicePlugin:
                 group.create_task(self._wake_with(self._inventory.latest))
                 group.create_task(self._wake_with(self._config.latest))
                 group.create_task(self._wake_with(self._node))
+                if self._ways is not None:
+                    group.create_task(self._wake_with(self._ways.claims))
                 group.create_task(self._note_errors())
                 group.create_task(self._keep_settled(self._endpoints))
         finally:
@@ -164,15 +176,43 @@ class DevicePlugin:
             self._wake.clear()
             await self._discharge()
             snapshot, config = self._inventory.latest.value, self._config.latest.value
-            basis = (snapshot, config, self._ward, self._blindness(endpoints), self._mode)
+            basis = (snapshot, config, self._ward, self._blindness(endpoints))
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
-                self._wanted = await self._decide(snapshot, config)
+                self._listable = await self._decide(snapshot, config)
                 self._basis = basis
+            # From here on nobody else has a turn before each server has its list.
+            found = listed(self._listable, static=self._mode is NodeMode.STATIC, to_claims=self._shown_to_claims())
+            self._wanted = {resource: [each.device for each in members] for resource, members in found.items()}
+            self._say(found, endpoints)
             await endpoints.settle({**dict.fromkeys(self._to_be_emptied(endpoints), ()), **self._wanted})
+            self._say(found, endpoints)
             self._failure = ""
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._wake.wait()
+
+    def _say(self, found: Mapping[str, Sequence[Listable]], endpoints: Endpoints) -> None:
+        """Tell the other way what may be counted as listed."""
+        node = self._node.value if self._node.synced else None
+        devices = {resource: {each.device.id: each.grant for each in members} for resource, members in found.items()}
+        allocatable = None if node is None else node.allocatable
+        self._counted = self._counted.look(devices, endpoints.heard, allocatable, self._clock())
+        if self._ways is not None:
+            self._ways.plugin.publish(self._counted.offer)
+
+    def _shown_to_claims(self) -> Collection[str] | None:
+        """The GPUs of which claims are shown something free; None while that is not known, but not for long: a node of layouts
+        does without what claims need, and what pods have is kept apart by the register.
+        """
+        if self._ways is None:
+            return ()
+        known = self._to_claims()
+        if known is not None:
+            self._unknown_since = None
+            return known
+        now = self._clock()
+        since = self._unknown_since = now if self._unknown_since is None else self._unknown_since
+        return None if now - since < UNKNOWN_SECONDS else ()
 
     def _to_be_emptied(self, endpoints: Endpoints) -> Collection[str]:
         """The abandoned resources: served with no device until the node shows that it has none."""
@@ -206,8 +246,8 @@ class DevicePlugin:
             self._blind = f"the GPUs cannot be read: {inventory.why}"
         return self._blind
 
-    async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[ListedDevice]]:
-        """What the kubelet is to be told; what it may then ask about is prepared before that."""
+    async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[Listable]]:
+        """What the kubelet may be told; what it may then ask about is prepared before that."""
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
         files = self._machine.files(config)
@@ -221,12 +261,17 @@ class DevicePlugin:
         }
         self._news = self._announcements(advertised, lost)
         numa_nodes = {gpu.uuid: files.numa_node(gpu) for gpu in node}
+        allocations = snapshot.view.allocations
+
+        def listable(device: PluginDevice, resource: str) -> Listable:
+            told = ListedDevice(device.id, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
+            return Listable(told, device.grant, given_as(device, resource, allocations))
+
         return {
             resource.name: [
-                ListedDevice(device.id, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
-                for device in offered(resource.devices, resource.name, snapshot.view.allocations)
+                listable(device, resource.name)
+                for device in offered(resource.devices, resource.name, allocations)
                 if device.uuid not in snapshot.condemned
-                and (self._mode is NodeMode.STATIC or given_as(device, resource.name, snapshot.view.allocations))
             ]
             for resource in advertised.resources
         }
@@ -365,7 +410,7 @@ class DevicePlugin:
     @property
     def _mode(self) -> NodeMode:
         """How the node's GPUs are given away."""
-        if not self._heeds_mode:
+        if self._ways is None:
             return NodeMode.STATIC
         node = self._node.value if self._node.synced else None
         return mode_in_force(None if node is None else node.labels)

@@ -62,6 +62,7 @@ class Endpoint:
         self._server: Any = None
         self._delivered: tuple[ListedDevice, ...] | None = None
         self._sent: tuple[ListedDevice, ...] = ()  # outlives the connection, as the kubelet's knowledge does
+        self._heard: frozenset[str] = frozenset()
         self._watchers = 0
 
     @property
@@ -88,6 +89,11 @@ class Endpoint:
     def remembered(self) -> bool:
         """Whether the kubelet may count devices of it, listening or not."""
         return bool(self._sent)
+
+    @property
+    def heard(self) -> frozenset[str]:
+        """The ids that a kubelet may have read last: of the newest list, and of the one before until that has gone out."""
+        return self._heard
 
     def forgotten(self) -> None:
         """Take note that the kubelet is another, which knows nothing of it."""
@@ -160,10 +166,15 @@ class Endpoint:
         try:
             async for devices in self._devices.changes():
                 self._sent = devices or self._sent
+                ids = frozenset(each.id for each in devices)
+                self._heard |= ids
                 yield pb.ListAndWatchResponse(devices=[_device(each) for each in devices])
                 self._delivered = self._sent = devices
+                self._heard = ids
         finally:
             self._watchers -= 1
+            if not self.watched:  # a kubelet takes the devices of a plugin that is gone for sick
+                self._heard = frozenset()
 
     async def _prefer(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()

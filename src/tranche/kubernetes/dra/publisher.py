@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from typing import NamedTuple
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
@@ -13,17 +14,19 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
-from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
 from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, kept_sizes, set_apart
+from tranche.kubernetes.dra.one_way import Opening, OtherWay, Shown, counted_otherwise, open_gpus, to_claims
 from tranche.kubernetes.dra.pool import Reasons, SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import Ward
+from tranche.kubernetes.observation.ways import PluginOffer, Ways
 from tranche.kubernetes.services import NodeServices
 
 PAUSE_SECONDS = 1.0
@@ -40,7 +43,8 @@ class SlicePublisher:
 
     What changes within `pause` seconds after a look is looked at together. `pcie_roots` gives the PCIe root of each GPU by UUID,
     and blocks. Labels of the node are written every `labels_seconds` at most. With `registered`, nothing is written before the
-    kubelet has the driver for the first time: it asks for a pod that it cannot prepare again only after more than a minute.
+    kubelet has the driver for the first time: it asks for a pod that it cannot prepare again only after more than a minute. With
+    `ways` nothing is shown as free that the device plugin may still be taken to give away.
     """
 
     name = "dra-slices"
@@ -53,6 +57,7 @@ class SlicePublisher:
         sick_bay: SickBay,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: Live[bool] | None = None,
+        ways: Ways | None = None,
         pause: float = PAUSE_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -62,6 +67,11 @@ class SlicePublisher:
         self._pcie_roots = pcie_roots
         self._sick_bay = sick_bay
         self._registered = registered
+        self._ways = Ways() if ways is None else ways
+        if ways is None:
+            self._ways.plugin.publish(PluginOffer())
+        self._opening = Opening()
+        self._waiting = ""
         self._pause = pause
         self._labels_seconds = labels_seconds
         self._labels: Live[Mapping[str, str | None]] = Live()
@@ -79,7 +89,8 @@ class SlicePublisher:
         """Ready when the pool showed the truth at the last look; where claims get nothing, also while it cannot be read."""
         node = self._services.node.value if self._services.node.synced else None
         idle = not self._known.synced and node is not None and not mode_in_force(node.labels).by_claims
-        return Readiness(idle or not self._trouble, "" if idle else self._trouble)
+        trouble = "" if idle else self._trouble or self._waiting
+        return Readiness(not trouble, trouble)
 
     async def run(self) -> None:
         """Keep the slices until cancelled. They stay then: the kubelet removes them when no agent comes back."""
@@ -88,6 +99,7 @@ class SlicePublisher:
             group.create_task(self._listen(self._services.node.changes()))
             group.create_task(self._listen(self._services.inventory.latest.changes()))
             group.create_task(self._listen(self._known.changes()))
+            group.create_task(self._listen(self._ways.plugin.changes()))
             group.create_task(self._sick_bay.run())
             group.create_task(self._listen(self._sick_bay.ward.changes()))
             group.create_task(self._keep())
@@ -98,6 +110,12 @@ class SlicePublisher:
             async for slices in snapshots:
                 self._generation = max([self._generation, *(each.generation for each in slices)])
                 self._known.publish(slices)
+                self._say(self._opening)
+
+    def _say(self, opening: Opening) -> None:
+        """Tell the other way what claims may be taken to be shown."""
+        self._opening = opening
+        self._ways.claims.publish(to_claims(_shown(self._known.value), opening))
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
         async for _ in news:
@@ -107,6 +125,7 @@ class SlicePublisher:
         await self._services.node.first()
         await self._services.inventory.latest.first()
         await self._known.first()
+        await self._ways.plugin.first()
         if self._registered is not None:
             await _true(self._registered)
         pause = _FIRST_PAUSE_SECONDS
@@ -132,20 +151,32 @@ class SlicePublisher:
         if node is None or not node.uid:
             return False
         await self._say_unknown(node)
-        view, known, mode = self._services.inventory.latest.value.view, self._known.value, mode_in_force(node.labels)
-        basis = (node.name, node.uid, mode, await self._sizes(node), view, known, self._sick_bay.ward.value)
-        if basis == self._basis:
+        sizes, view = await self._sizes(node), self._services.inventory.latest.value.view
+        if self._now(node, sizes, view) == self._basis:
             return False
         devices = await self._devices(view)
+        # From here on nobody else has a turn before the device plugin is told what may be shown.
+        basis = self._now(self._services.node.value or node, sizes, view)
+        opened = basis.open_gpus
+        self._say(self._opening.begin(basis.mode, opened))
+        self._waiting = basis.waiting
         # Half a thousand devices are compared with what is shown: too long for the event loop.
         writes, labels = await asyncio.to_thread(_decide, basis, devices, self._generation)
         self._labels.publish(labels)
-        if writes.count:
-            await self._write(writes)
-            _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
-        else:
+        if not writes.count:
             self._basis = basis
-        return True
+        elif not await self._write(writes):
+            return True
+        self._say(self._opening.end(basis.mode, opened))
+        if writes.count:
+            _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
+        return bool(writes.count) or not basis.waiting
+
+    def _now(self, node: KubeNode, sizes: tuple[KeptSize, ...], view: NodeView) -> _Basis:
+        offer = self._ways.plugin.value
+        other = OtherWay(offer.grants, offer.strangers(node.allocatable))
+        mode, known, ward = mode_in_force(node.labels), self._known.value, self._sick_bay.ward.value
+        return _Basis(node.name, node.uid, mode, sizes, view, known, ward, other)
 
     async def _say_unknown(self, node: KubeNode) -> None:
         """Once for each word that is no mode: the administrator meant something by it."""
@@ -188,8 +219,11 @@ class SlicePublisher:
             self._roots = (gpus, await asyncio.to_thread(self._pcie_roots, view))
         return await asyncio.to_thread(devices_of, view.node, self._roots[1])
 
-    async def _write(self, writes: SliceWrites) -> None:
-        """Whoever writes at the same time wins: what then is not as it shall be is seen, and written at the next look."""
+    async def _write(self, writes: SliceWrites) -> bool:
+        """Whether all was written, and the watch has shown it.
+
+        Whoever writes at the same time wins: what then is not as it shall be is seen, and written at the next look.
+        """
         self._generation = max(self._generation, writes.generation)
         written: list[NodeSlice] = []
         try:
@@ -201,9 +235,10 @@ class SlicePublisher:
             for each in writes.remove:
                 await self._slices.delete(each)
         finally:
-            await self._echo(written)
+            shown = await self._echo(written)
+        return shown and len(written) == len(writes.create) + len(writes.replace)
 
-    async def _echo(self, written: list[NodeSlice]) -> None:
+    async def _echo(self, written: list[NodeSlice]) -> bool:
         """Wait until the watch shows what was written, so that it is not written twice; but somebody may have deleted it."""
 
         def seen() -> bool:
@@ -214,7 +249,8 @@ class SlicePublisher:
             async with asyncio.timeout(_ECHO_SECONDS):
                 async for _ in self._known.changes():
                     if seen():
-                        return
+                        return True
+        return False
 
 
 async def _true(live: Live[bool]) -> None:
@@ -223,18 +259,50 @@ async def _true(live: Live[bool]) -> None:
             return
 
 
-_Basis = tuple[str, str, NodeMode, tuple[KeptSize, ...], NodeView, tuple[NodeSlice, ...], Ward]
-"""The node by name and uid, its mode, what it keeps, what it is and has, what it shows, and which GPUs are sick."""
+class _Basis(NamedTuple):
+    """The node by name and uid, its mode, what it keeps, what it is and has, what it shows, which GPUs are sick, and what the
+    device plugin may be taken to give away.
+    """
+
+    name: str
+    uid: str
+    mode: NodeMode
+    sizes: tuple[KeptSize, ...]
+    view: NodeView
+    known: tuple[NodeSlice, ...]
+    ward: Ward
+    other: OtherWay
+
+    @property
+    def open_gpus(self) -> frozenset[str]:
+        """The GPUs whose devices are to be shown, by UUID."""
+        return open_gpus(self.mode, self.view, self.other, _shown(self.known), _held_by_claims(self.view))
+
+    @property
+    def waiting(self) -> str:
+        """Why claims are not shown everything yet; "" when they are."""
+        if not self.mode.by_claims or (
+            self.open_gpus >= {gpu.uuid for gpu in self.view.node} and not self.other.strangers
+        ):
+            return ""
+        names = ", ".join(sorted(self.other.strangers)) or "GPUs"
+        return (
+            f"claims are not shown all GPUs yet: the node's status still counts {names} that a device plugin gave away"
+        )
 
 
 def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
 ) -> tuple[SliceWrites, Mapping[str, str | None]]:
     """What is to be written, and the labels of the node."""
-    name, uid, mode, sizes, view, known, ward = basis
-    held = _held_by_claims(view)
-    offered = tuple(each for each in devices if mode.by_claims or each.gpu_uuid in held)
+    name, uid, mode, sizes, view, known, ward, other = basis
+    opened = basis.open_gpus
+    offered = tuple(each for each in devices if each.gpu_uuid in opened)
     against: Reasons = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node))))
+    counted = counted_otherwise(offered, other, _shown(known))
+    against = {
+        name: tuple(sorted({*why, *((TaintKey.MODE,) if name in counted else ())})) for name, why in against.items()
+    }
     shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
     if sizes and mode.by_claims:
         kept = {
@@ -248,6 +316,10 @@ def _decide(
     contents = pool_contents(name, offered, view, against, shown)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     return slice_writes(contents, known, Owner(name, uid), generation), labels
+
+
+def _shown(known: Sequence[NodeSlice]) -> Shown:
+    return Shown.of(device for each in known for device in each.devices)
 
 
 def _held_by_claims(view: NodeView) -> frozenset[str]:
