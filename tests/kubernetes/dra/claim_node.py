@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.kubernetes.dra.kubelet import DraKubelet
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, managed_node
+from tests.kubernetes.waiting import until
 from tests.mps_leftovers import end_daemons_below
 from tranche.core.allocation import Allocation
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
@@ -84,8 +85,10 @@ class ClaimNodeStandIn:
         return sorted(path.name for path in self.cdi.iterdir()) if self.cdi.is_dir() else []
 
     @asynccontextmanager
-    async def driver(self, instance: str = "pod-1", *, care_seconds: float = 0.01) -> AsyncIterator[ClaimDriver]:
-        """A driver for the length of the block, registered."""
+    async def driver(
+        self, instance: str = "pod-1", *, care_seconds: float = 0.01, wait: bool = True
+    ) -> AsyncIterator[ClaimDriver]:
+        """A driver for the length of the block, registered, and ready unless it is not waited for."""
 
         async def configured() -> None:
             return None
@@ -112,6 +115,8 @@ class ClaimNodeStandIn:
         task = asyncio.create_task(driver.run())
         try:
             await self.kubelet.register()
+            if wait:
+                await until(lambda: driver.ready().ready)
             yield driver
         finally:
             ended_before = task.done()

@@ -25,6 +25,7 @@ class DraKubelet:
     version: str = "v1"
     info: Any = None
     claims: dict[str, dra_pb2.Claim] = field(default_factory=dict)
+    asked: int = 0
 
     @property
     def sockets(self) -> list[Path]:
@@ -74,6 +75,7 @@ class DraKubelet:
 
     async def _ask(self, method: str, request: Any, answer: Any) -> Any:
         async with grpc.aio.insecure_channel(f"unix:{self.info.endpoint}", _OWN_POOL) as channel:
+            self.asked += 1
             path = f"k8s.io.kubelet.pkg.apis.dra.{self.version}.DRAPlugin/{method}"
             return await _call(channel, path, type(request), answer)(request, timeout=PATIENCE_SECONDS)
 

@@ -81,6 +81,26 @@ def test_the_node_is_looked_at_again_after_a_claim() -> None:
     on_claim_node(test, "A100-40GB")
 
 
+@isolated
+def test_a_kubelet_that_asks_before_the_node_was_looked_at_has_its_answer_afterwards() -> None:
+    """A kubelet that does not find the driver may ask again only after more than a minute."""
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        inventory = Inventory(node.node.services.pods.look, clock=asyncio.get_running_loop().time, period=3600)
+        node.node.services = replace(node.node.services, inventory=inventory)
+        claim, other = node.allocate("a", "gpu-0-1g-5gb-0"), node.allocate("b", "gpu-0-1g-5gb-1")
+        async with node.driver(wait=False) as driver:
+            assert "claims wait" in driver.ready().why
+            asked = asyncio.gather(node.prepare(claim), node.unprepare(other))
+            await until(lambda: node.kubelet.asked == 2)
+            assert not asked.done()
+            await inventory.refresh()
+            assert (await asked)[0] == [""]
+            assert driver.ready().ready
+
+    on_claim_node(test, "A100-40GB")
+
+
 def test_a_backlog_is_over_when_nothing_comes_and_nothing_is_under_way() -> None:
     changed, busy, slept = asyncio.Event(), [True, True, False], 0
 

@@ -67,6 +67,7 @@ class ClaimDriver:
         self._configured = configured
         self._care_seconds = care_seconds
         self._failure = "the driver does not serve yet"
+        self._serves = False
         host, share_files = services.host, ShareFiles(cdi_folder)
         node = ClaimNode(
             pool=services.node_name,
@@ -90,21 +91,26 @@ class ClaimDriver:
         why = self._failure or self._registration.refusal
         if not why and not (self._registration.registered.synced and self._registration.registered.value):
             why = "the kubelet has not found the driver yet"
+        if not why and not self._serves:
+            why = "claims wait until the node was looked at"
         return Readiness(not why, why)
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await self._configured()
-        await self._inventory.latest.first()
         try:
             async with asyncio.TaskGroup() as group:
+                # At once: who asks waits. A kubelet that finds no driver may ask again only after more than a minute.
+                group.create_task(self._keep_serving())
+                await self._configured()
+                await self._inventory.latest.first()
                 group.create_task(self._preparer.backlog.run())
                 # Before a pod is served: what a crash has left is another's until it is known to be nobody's.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST_CARE_SECONDS):
                         await self._look_after()
+                self._preparer.open()
+                self._serves = True
                 group.create_task(self._keep_fresh())
-                group.create_task(self._keep_serving())
                 group.create_task(self._sick_bay.run())
                 group.create_task(self._keep_health(self._inventory.latest.changes()))
                 group.create_task(self._keep_health(self._sick_bay.ward.changes()))

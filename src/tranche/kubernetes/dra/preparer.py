@@ -61,7 +61,8 @@ class ClaimNode:
 class Preparer:
     """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
 
-    `changed` is called whenever a claim has come to have something, or has nothing any more.
+    `changed` is called whenever a claim has come to have something, or has nothing any more. Nobody is served before `open`: who
+    asks waits.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Preparer:
         self._read = read
         self._share_files = share_files
         self._changed = changed
+        self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
 
@@ -84,24 +86,32 @@ class Preparer:
         """The claims, by uid, that something is done about now."""
         return frozenset({*self._preparing, *self._giving_back})
 
+    def open(self) -> None:
+        """Serve from now on, also those who have asked already."""
+        self._opened.set()
+
     async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
         """The claim's devices, once each is there for it and a container runtime can find it.
 
         WaitTimeout after 40 seconds; the work goes on, and who asks again has what it comes to. The errors of what is in the way
         otherwise: nothing has been changed for the claim then.
         """
-        if (before := self._giving_back.get(ref.uid)) is not None:
-            await asyncio.wait({before})
-        task = self._preparing.get(ref.uid)
-        if task is None:
-            task = self._begin(self._preparing, ref.uid, self._prepare(ref))
-        done, _ = await asyncio.wait({task}, timeout=BUDGET_SECONDS)
-        if not done:
-            raise WaitTimeout(f"{ref} is still being prepared after {BUDGET_SECONDS:.0f} s", hint="it goes on")
+        try:
+            async with asyncio.timeout(BUDGET_SECONDS):
+                await self._opened.wait()
+                if (before := self._giving_back.get(ref.uid)) is not None:
+                    await asyncio.wait({before})
+                task = self._preparing.get(ref.uid)
+                if task is None:
+                    task = self._begin(self._preparing, ref.uid, self._prepare(ref))
+                await asyncio.wait({task})
+        except TimeoutError as error:
+            raise WaitTimeout(f"{ref} is not prepared after {BUDGET_SECONDS:.0f} s", hint="it goes on") from error
         return task.result()
 
     async def unprepare(self, ref: ClaimRef) -> None:
         """Take back what the claim has. Its container runtime file goes last, so that a crash before it is found again."""
+        await self._opened.wait()
         if (before := self._preparing.get(ref.uid)) is not None:
             await asyncio.wait({before})
         task = self._giving_back.get(ref.uid)
