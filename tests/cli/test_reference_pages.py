@@ -11,8 +11,12 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_part
+from tests.documents.test_picture import every_kind
 from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
 from tranche.core.errors import all_errors
+from tranche.dashboard.pages import waste_of
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.overview import overview_data
 from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
 from tranche.kubernetes.fleet.documents import gpu_document, node_document
 from tranche.kubernetes.fleet.explanation import explain_pod
@@ -138,7 +142,11 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     (summary, *_) = summaries(has_its_slice()[1])
     assert described["ClusterNode"] == node_document(summary).keys()
     assert described["ClusterGpu"] == gpu_document(summary.gpus[0]).keys()
+    view = every_kind()
+    seen = MachineSnapshot(1, 1.0, view, (), frozenset(), overview_data(view, (), ()), 0)
+    assert described["Waste"] == waste_of(seen, []).keys()
     unprinted |= {
+        "Waste",
         "PodExplanation",
         "NodeGroup",
         "GivenDevice",

@@ -40,6 +40,7 @@ from tranche.core.events import (
 )
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request
+from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.core.sharing import Sharing
 
 ACTOR = Actor("dashboard", "ada")
@@ -53,6 +54,7 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         ChangeBegun("p", "layout x"),
         STEP,
         ShareGranted("", "w", request, grants),
+        ShareGranted("", "w", request, grants, ShareOwner(OwnerKind.USER, "ada")),
         ChangeBegun("p", "layout x", ACTOR),
         RequestCancelled("w"),
         RequestCancelled("w", ACTOR),

@@ -157,9 +157,11 @@ def test_a_change_is_told_as_it_happens_and_the_fresh_part_has_it(
         machine.hold("--mig-profile", "1g.5gb")
         changed = next(each for each in news if each["version"] != first["version"])
         assert changed["taken"] > first["taken"]
-    part = dashboard.ask("/", Tranche_Part="view").text
-    assert parsed(part).get("id") == "view"
-    assert figures(parsed(part))["slices held"] == "1"
+        part = parsed(dashboard.ask("/", Tranche_Part="view").text)
+        while figures(part)["slices held"] != "1":  # what was told first may be a step of the way there
+            next(news)
+            part = parsed(dashboard.ask("/", Tranche_Part="view").text)
+    assert part.get("id") == "view"
 
 
 def test_a_machine_that_does_not_change_has_one_version_and_says_that_it_lives(dashboard: ServedDashboard) -> None:

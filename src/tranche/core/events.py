@@ -15,6 +15,7 @@ from tranche.core.actor import Actor, actor_from_dict, actor_to_dict
 from tranche.core.allocation import Grant
 from tranche.core.keeper import Keeper
 from tranche.core.request import Request
+from tranche.core.share_owner import ShareOwner, owner_from_dict, owner_to_dict
 from tranche.core.sharing import Sharing
 from tranche.core.wire import (
     grant_from_dict,
@@ -73,13 +74,17 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class ShareGranted:
-    """A request got its share. `waiter_id` was its place in the queue, `plan_id` is empty when nothing had to be cut."""
+    """A request got its share. `waiter_id` was its place in the queue, `plan_id` is empty when nothing had to be cut.
+
+    `owner` is None where nobody knows whose it is, and of events of earlier versions.
+    """
 
     kind: ClassVar = EventKind.GRANTED
     plan_id: str
     waiter_id: str
     request: Request
     grants: tuple[Grant, ...]
+    owner: ShareOwner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +306,10 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"planId": plan_id, "purpose": purpose}
         case StepDone(plan_id, step):
             return {"planId": plan_id, "step": dict(step)}
-        case ShareGranted(plan_id, waiter_id, request, grants):
+        case ShareGranted(plan_id, waiter_id, request, grants, owner):
             asked, given = request_to_dict(request), [grant_to_dict(grant) for grant in grants]
-            return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given}
+            of = owner_to_dict(owner)
+            return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given, "owner": of}
         case RequestCancelled(waiter_id, actor):
             return {"waiterId": waiter_id, "actor": actor_to_dict(actor)}
         case ShareKept(pids, suspected):
@@ -341,7 +347,8 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return ChangeBegun(data["planId"], data["purpose"], actor_from_dict(data.get("actor")))
         case EventKind.GRANTED:
             grants = tuple(map(grant_from_dict, data["grants"]))
-            return ShareGranted(data["planId"], data["waiterId"], request_from_dict(data["request"]), grants)
+            request, owner = request_from_dict(data["request"]), owner_from_dict(data.get("owner"))
+            return ShareGranted(data["planId"], data["waiterId"], request, grants, owner)
         case EventKind.CANCELLED:
             return RequestCancelled(data["waiterId"], actor_from_dict(data.get("actor")))
         case EventKind.KEPT:

@@ -28,7 +28,7 @@ from tranche.dashboard.acting.ways import with_ways
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
 from tranche.dashboard.live import LiveMachine
-from tranche.dashboard.pages import AsSaid, page_at
+from tranche.dashboard.pages import AsSaid, page_at, waste_of
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.watch import OpenHost
 from tranche.documents.describe import said_in_utc
@@ -66,6 +66,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         Route("/live", _news),
         Route("/api/overview", _overview),
         Route("/api/events", _events),
+        Route("/api/waste", _waste),
         Route("/picture.svg", _picture),
         Route("/picture.png", _picture_png),
         Route("/static/{name}", _static),
@@ -206,6 +207,18 @@ async def _events(request: Request) -> Response:
     seen = await _live(request).fresh()
     found = await run_in_threadpool(request.app.state.events.up_to, 0 if seen is None else seen.newest_event)
     return JSONResponse(document("EventList", events=found))
+
+
+async def _waste(request: Request) -> Response:
+    """What the view of waste shows."""
+    seen = await _live(request).fresh()
+    if seen is None:
+        return JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def found() -> Mapping[str, Any]:
+        return waste_of(seen, request.app.state.events.up_to(seen.newest_event))
+
+    return JSONResponse(document("Waste", **await run_in_threadpool(found)))
 
 
 async def _picture(request: Request) -> Response:

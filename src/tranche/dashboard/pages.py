@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
@@ -19,6 +20,9 @@ from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.waste_page import waste_page
 from tranche.documents.blocks import Document
 from tranche.documents.waste import use_over_time, waste_data
+from tranche.documents.waste_by_owner import waste_by_owner
+
+_DAY_HOURS = 24
 
 Events = Callable[[], Sequence[Document]]
 """Gives the events, all that the register keeps, oldest first."""
@@ -48,18 +52,21 @@ def page_at(
         case ["events"]:
             return events_page(events()[-MOST:], seen.overview["gpus"])
         case ["waste"]:
-            return _wasted(seen, events())
+            return waste_page(waste_of(seen, events()), seen.overview, seen.notes, seen.taken)
         case ["layouts"]:
             return _previewed(query.get("layout", ""), seen)
         case _:
             return None
 
 
-def _wasted(seen: MachineSnapshot, events: Sequence[Document]) -> DashboardPage:
-    gpus, allocations, hours = seen.overview["gpus"], seen.overview["allocations"], 24
-    waste = waste_data(seen.view.node, gpus, seen.readings, allocations)
-    use = use_over_time(gpus, events, allocations, seen.taken - hours * 3600, seen.taken)
-    return waste_page(waste, use, seen.overview, seen.notes, seen.taken, hours)
+def waste_of(seen: MachineSnapshot, events: Sequence[Document]) -> Mapping[str, Any]:
+    """The fields of a Waste document: what is wasted now, and who held what and the use of each GPU over the last day."""
+    gpus, allocations = seen.overview["gpus"], seen.overview["allocations"]
+    now = waste_data(seen.view.node, gpus, seen.readings, allocations)
+    since = seen.taken - _DAY_HOURS * 3600
+    use = use_over_time(gpus, events, allocations, since, seen.taken)
+    owners = waste_by_owner(gpus, events, allocations, now, since, seen.taken)
+    return {**now, "hours": _DAY_HOURS, "gpus": use, "owners": owners}
 
 
 def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:

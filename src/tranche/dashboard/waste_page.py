@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tranche.core.quantity import GIB
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, memory, notes, share_link, span_since, table
 from tranche.documents.blocks import Document, told_holder
 from tranche.documents.markup import Child, element
 
 
-def waste_page(
-    waste: Document, use: Sequence[Document], overview: Document, said: Sequence[str], now: float, hours: int
-) -> DashboardPage:
-    """Waste now, and the use of each GPU over so many hours."""
+def waste_page(waste: Document, overview: Document, said: Sequence[str], now: float) -> DashboardPage:
+    """A Waste document: waste now, and who held what and the use of each GPU over some hours."""
     known = {each["id"]: each for each in overview["allocations"]}
     unused = [(*_held_by(each, known), span_since(_oldest(each, known), now)) for each in waste["unused"]]
     too_large = [
@@ -39,7 +38,7 @@ def waste_page(
             f"{each['idle']:.0%}",
             f"{1 - each['held'] - each['idle']:.0%}",
         )
-        for each in use
+        for each in waste["gpus"]
     ]
     live = element(
         "div",
@@ -58,7 +57,13 @@ def waste_page(
             "No slice is larger than what is in it, as far as it can be measured.",
         ),
         table("Cut, and held by nobody", ("What", "Memory", "Made by"), idle, "Every slice is held or in use."),
-        element("h2", f"The last {hours} hours"),
+        element("h2", f"The last {waste['hours']} hours"),
+        table(
+            "By user and namespace, who held most first",
+            ("Whose", "Shares", "Held", "Unused now", "More than needed now"),
+            [_owned(each) for each in waste["owners"]],
+            "Nobody held anything.",
+        ),
         table(
             "Shares of each GPU's grid and of the time",
             ("GPU", "Held, at least in part", "Cut by Tranche, held by nobody", "Neither"),
@@ -76,6 +81,13 @@ def waste_page(
 
 
 _WORDS = (("held and unused", "unused"), ("held and larger than needed", "tooLarge"), ("cut and idle", "idle"))
+
+
+def _owned(each: Document) -> Sequence[Child | None]:
+    owner = each["owner"]
+    whose = "not known" if owner is None else f"{owner['kind']} {owner['name']}"
+    hours = f"{each['heldByteSeconds'] / GIB / 3600:,.1f} GiB·h"
+    return whose, str(each["shares"]), hours, memory(each["unusedBytes"]), memory(each["spareBytes"])
 
 
 def _sum(found: Sequence[Document]) -> int:

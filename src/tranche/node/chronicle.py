@@ -50,8 +50,9 @@ def granted(
 ) -> None:
     """A request got its share; `note` says how."""
     from tranche.core.events import ShareGranted
+    from tranche.node.ownership import owner_of
 
-    data = ShareGranted(plan_id, waiter_id, allocation.request, allocation.grants)
+    data = ShareGranted(plan_id, waiter_id, allocation.request, allocation.grants, owner_of(allocation.keeper))
     _write(db, time, data, f"{allocation.request}: {note}", allocation_id=allocation.id)
 
 
