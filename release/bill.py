@@ -25,7 +25,7 @@ def write_bill(target: Path, tools: Path, tranche: Path, simulator: Path) -> Non
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
         python = environment / "bin" / "python"
         pip = (tools / "python", "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet", "install")
-        _run(*pip, "--constraint", pins, simulator, f"{tranche}[kubernetes]")
+        _run(*pip, "--constraint", pins, simulator, f"{tranche}[kubernetes,dashboard]")
         listing = (tools / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON", "-o", target)
         _run(*listing, "--pyproject", ROOT / "pyproject.toml", python)
 

@@ -25,6 +25,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "attach": ("tranche.cli.jobs.attach", "A terminal for a running job of a cluster"),
     "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
     "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
+    "cluster-dashboard": ("tranche.cli.cluster_dashboard", "A Kubernetes cluster as a live page for its people"),
     "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
     "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
     "dashboard": ("tranche.cli.dashboard", "The machine as a live page in your browser"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
-from tranche.core.request import parse_request
+from tranche.core.request import Request, parse_request
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.blocks import Document
 from tranche.documents.explanation import explanation_document
@@ -16,18 +16,23 @@ from tranche.planning.queue import WaitingRequest
 _KINDS = frozenset({"gpu_memory", "gpu", "mig_profile", "gpus"})
 
 
+def asked_request(fields: Mapping[str, str]) -> Request:
+    """The request that the form's fields make; UsageError where they make none."""
+    kind = fields.get("kind", "")
+    if kind not in _KINDS:
+        raise UsageError("choose what to ask for", hint=f"one of {', '.join(sorted(_KINDS))}")
+    return parse_request(
+        **{kind: fields.get("amount", "")},
+        isolation=fields.get("isolation") or "soft",
+        gpu_model=fields.get("gpu_model", ""),
+    )
+
+
 def answer(snapshot: MachineSnapshot, view: NodeView, fields: Mapping[str, str]) -> Document:
     """The Explanation document of the request that the form's fields make; UsageError where they make none.
 
     `view` is the snapshot's, where MPS daemons are as they say now.
     """
-    kind = fields.get("kind", "")
-    if kind not in _KINDS:
-        raise UsageError("choose what to ask for", hint=f"one of {', '.join(sorted(_KINDS))}")
-    request = parse_request(
-        **{kind: fields.get("amount", "")},
-        isolation=fields.get("isolation") or "soft",
-        gpu_model=fields.get("gpu_model", ""),
-    )
+    request = asked_request(fields)
     waiters = [WaitingRequest(each.id, each.request) for each in snapshot.queue if each.id not in snapshot.away]
     return explanation_document(explain(view, request, waiters), len(waiters))

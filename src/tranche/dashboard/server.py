@@ -19,7 +19,7 @@ _LAST_SECONDS = 2
 
 def serve_dashboard(port: int, token: str, served: Served, ready: Callable[[Gate], None]) -> None:
     """Answer on that port, or with 0 on any; `ready` is called when connections are taken."""
-    with _listening(port) as listener:
+    with listening(_LOOPBACK, port) as listener:
         gate = Gate(token, listener.getsockname()[1])
         config = uvicorn.Config(
             dashboard_app(gate, served),
@@ -36,11 +36,12 @@ def serve_dashboard(port: int, token: str, served: Served, ready: Callable[[Gate
         uvicorn.Server(config).run([listener])
 
 
-def _listening(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections there; UsageError when it cannot be had."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((_LOOPBACK, port))
+        listener.bind((host, port))
         listener.listen(128)
     except OSError as error:
         listener.close()

@@ -45,8 +45,9 @@ def granted(objects: list[KubeObject], account: str) -> set[Right]:
         {"rollout": {"maxUnavailable": None}},
         {"dra": {"enabled": True}},
         {"dra": {"enabled": True, "tier": "gates"}, "controller": {"enabled": True}},
+        {"dashboard": {"enabled": True}, "rollout": {"maxUnavailable": None}},
     ],
-    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget", "claims", "gates"],
+    ids=["default", "drain", "no manager", "plugin only", "configuration", "no budget", "claims", "gates", "dashboard"],
 )
 def test_what_an_agent_needs_is_what_the_chart_grants(values: dict[str, Any]) -> None:
     objects = render(values)

@@ -149,6 +149,9 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- if and .Values.dra.enabled (ne .Values.dra.tier "auto") }}
 - --tier={{ .Values.dra.tier }}
 {{- end }}
+{{- if .Values.dashboard.enabled }}
+- --tell-view
+{{- end }}
 {{- if ne (int .Values.healthPort) 9440 }}
 - --health-port={{ .Values.healthPort }}
 {{- end }}
@@ -265,6 +268,24 @@ app.kubernetes.io/name: {{ include "tranche.controller" . }}
 
 {{- define "tranche.controllerLabels" -}}
 {{ include "tranche.controllerSelector" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* The name of the objects of the cluster's page. */}}
+{{- define "tranche.dashboard" -}}
+{{- printf "%s-dashboard" (include "tranche.fullname" . | trunc 53 | trimSuffix "-") -}}
+{{- end }}
+
+{{/* The labels of its pod that never change. */}}
+{{- define "tranche.dashboardSelector" -}}
+app.kubernetes.io/name: {{ include "tranche.dashboard" . }}
+{{- end }}
+
+{{- define "tranche.dashboardLabels" -}}
+{{ include "tranche.dashboardSelector" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}

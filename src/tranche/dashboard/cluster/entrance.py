@@ -20,7 +20,8 @@ _OUR_OWN = frozenset({"none", "same-origin"})
 _SECRET_HEADER = "x-tranche-proxy-secret"
 _SYSTEM = "system:"
 _AUTHENTICATED = "system:authenticated"
-_LEAST_SECRET = 16
+LEAST_SECRET = 16
+"""Characters without which a secret can be guessed, and opens nothing."""
 PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
 
 
@@ -100,7 +101,7 @@ class ClusterEntrance:
         if not (shown or users or groups):
             return None
         secret = self.proxy.secret
-        right = len(secret) >= _LEAST_SECRET and len(shown) == 1
+        right = len(secret) >= LEAST_SECRET and len(shown) == 1
         if not right or not hmac.compare_digest(shown[0].encode("latin-1", "replace"), secret.encode()):
             return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the proxy is not the one that is trusted")
         if len(users) != 1 or not users[0].strip():

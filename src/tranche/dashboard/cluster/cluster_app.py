@@ -1,0 +1,219 @@
+"""A cluster's page over HTTP. Whoever asks passes the gate first, and is led to the cluster as he may see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tranche.core.errors import TrancheError
+from tranche.dashboard.access import HEADERS, DashboardRefusal
+from tranche.dashboard.app import static_file
+from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.entering_page import login_page
+from tranche.dashboard.cluster.entrance import ClusterEntrance, session_cookie
+from tranche.dashboard.cluster.fleet_reader import FleetReader
+from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
+from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.sessions import Sessions
+from tranche.dashboard.cluster.source import ClusterSeen
+from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
+from tranche.dashboard.frame import entered_page, plain_page
+
+_HTML = "text/html; charset=utf-8"
+_STREAM = "/live"
+_LONGEST_FORM = 64 * 1024
+_KEPT_SECONDS = 600.0
+_MOST_VIEWPOINTS = 200
+_ENCODED_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Somebody who was let in, and the cluster as he sees it."""
+
+    viewer: KubeViewer
+    viewpoint: Viewpoint
+    app: ASGIApp
+
+
+@dataclass(slots=True)
+class _Kept:
+    viewpoint: Viewpoint
+    app: ASGIApp
+    used: float
+
+
+class ClusterApp:
+    """The application. `take` is told what is newest; `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        entrance: ClusterEntrance,
+        reviews: KubeReviews,
+        sessions: Sessions,
+        fleets: FleetReader,
+        *,
+        clock: Callable[[], float],
+        recheck: float = FRESH_SECONDS,
+    ) -> None:
+        self._name = name
+        self._entrance = entrance
+        self._reviews = reviews
+        self._sessions = sessions
+        self._fleets = fleets
+        self._clock = clock
+        self._recheck = recheck
+        self._seen: ClusterSeen | None = None
+        self._kept: dict[ViewerRights, _Kept] = {}
+
+    def take(self, seen: ClusterSeen) -> None:
+        """This is the newest that is known of the cluster."""
+        self._seen = seen
+        now = self._clock()
+        for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
+            self._kept.pop(rights).viewpoint.live.end()
+        for kept in self._kept.values():
+            kept.viewpoint.take(seen)
+
+    def end(self) -> None:
+        """End every stream."""
+        for kept in self._kept.values():
+            kept.viewpoint.live.end()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], *_ENCODED_HEADERS]
+            await send(message)
+
+        answer = await self._answer(scope, receive)
+        if isinstance(answer, Response):
+            await answer(scope, receive, send_with_headers)
+            return
+        scope["viewer"], scope["rights"] = answer.viewer, answer.viewpoint.rights
+        if scope["path"] != _STREAM:
+            await answer.app(scope, receive, send_with_headers)
+            return
+        cut_off = await self._while_admitted(answer, scope, receive, send_with_headers)
+        if started and cut_off:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response | Admitted:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if (refused := self._entrance.strange(scope["method"], headers)) is not None:
+            return _refusal(refused)
+        path: str = scope["path"]
+        if path.startswith("/static/"):
+            return static_file(path.removeprefix("/static/"))
+        if path == "/login":
+            return await self._login(Request(scope, receive), headers.get("origin", ""))
+        if path == "/leave" and scope["method"] == "POST":
+            return self._left(scope, headers.get("origin", ""))
+        return await self._admit(scope)
+
+    async def _admit(self, scope: Scope) -> Response | Admitted:
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        presented = self._entrance.presented(pairs)
+        if isinstance(presented, DashboardRefusal):
+            return _refusal(presented)
+        try:
+            viewer = presented.viewer
+            if viewer is None:
+                viewer = await self._reviews.who(presented.token or self._sessions.token(presented.session))
+            if viewer is None:
+                return _html(login_page(), HTTPStatus.UNAUTHORIZED)
+            if self._seen is None:
+                why = "Its nodes were not read yet: the API server has not answered."
+                return _html(plain_page("Nothing was seen of the cluster", why), HTTPStatus.SERVICE_UNAVAILABLE)
+            sight = await self._reviews.sight(viewer, self._seen.namespaces)
+            rights = ViewerRights(sight, await self._reviews.may(viewer, LIST_NODES))
+        except TrancheError as error:
+            # Whoever cannot be asked about is shown nothing; what went wrong is not his to know.
+            said = (
+                f"Nobody can say who you are or what you may see ({error.reason}). Nothing is shown until somebody can."
+            )
+            return _html(plain_page("Kubernetes does not answer", said), HTTPStatus.SERVICE_UNAVAILABLE)
+        kept = self._viewpoint(rights)
+        return Admitted(viewer, kept.viewpoint, kept.app)
+
+    def _viewpoint(self, rights: ViewerRights) -> _Kept:
+        found = self._kept.get(rights)
+        if found is None:
+            while len(self._kept) >= _MOST_VIEWPOINTS:
+                oldest = min(self._kept, key=lambda each: self._kept[each].used)
+                self._kept.pop(oldest).viewpoint.live.end()
+            viewpoint = Viewpoint(rights)
+            if self._seen is not None:
+                viewpoint.take(self._seen)
+            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets))
+            found = self._kept[rights] = _Kept(viewpoint, Starlette(routes=routes), 0.0)
+        found.used = self._clock()
+        return found
+
+    async def _while_admitted(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Tell what is new while whoever listens may see the same as when he came, and whether that ended it."""
+        work = asyncio.ensure_future(admitted.app(scope, receive, send))
+        try:
+            while True:
+                done, _ = await asyncio.wait({work}, timeout=self._recheck)
+                if done:
+                    work.result()
+                    return False
+                again = await self._admit(scope)
+                if isinstance(again, Response) or again.viewpoint is not admitted.viewpoint:
+                    return True
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _login(self, request: Request, origin: str) -> Response:
+        if request.method != "POST":
+            return _html(login_page())
+        content = bytearray()
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > _LONGEST_FORM:
+                return _html(login_page("That is no token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        token = parse_qs(content.decode("latin-1")).get("token", [""])[0].strip()
+        try:
+            viewer = await self._reviews.who(token)
+        except TrancheError:
+            return _html(
+                login_page("Kubernetes does not answer, so nobody can say who you are. Try again in a moment."),
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
+        if viewer is None:
+            return _html(login_page("Kubernetes does not know this token, or it has ended."), HTTPStatus.UNAUTHORIZED)
+        cookie = session_cookie(self._sessions.begin(token), origin)
+        return _html(entered_page(), headers={"Set-Cookie": cookie})
+
+    def _left(self, scope: Scope, origin: str) -> Response:
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        presented = self._entrance.presented(pairs)
+        if not isinstance(presented, DashboardRefusal):
+            self._sessions.end(presented.session)
+        return _html(login_page("You have left."), headers={"Set-Cookie": session_cookie("", origin)})
+
+
+def _refusal(refused: DashboardRefusal) -> Response:
+    return _html(plain_page("Refused", refused.message), refused.status)
+
+
+def _html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
+    return Response(text, status, headers, _HTML)

@@ -1,0 +1,193 @@
+"""The addresses of a cluster as some viewers see it; beside them are those of its nodes (`routes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tranche.core.errors import TrancheError, UsageError
+from tranche.dashboard.asking import asked_request
+from tranche.dashboard.cluster.entering_page import you_page
+from tranche.dashboard.cluster.fleet_reader import FleetReader
+from tranche.dashboard.cluster.kube_event import event_data
+from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
+from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
+from tranche.dashboard.cluster.routes import ServedCluster, node_routes
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.viewpoint import Viewpoint
+from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
+from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_page
+from tranche.dashboard.history_view import hours_asked
+from tranche.documents.describe import timestamp
+from tranche.documents.envelope import document
+from tranche.kubernetes.fleet.fleet import Fleet
+
+VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/you", "You"))
+"""The views that every page leads to."""
+MOST_EXPLAINED = 50
+"""Pods of the queue whose waiting is explained: the rest came later, and would take as long again."""
+_HTML = "text/html; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPages:
+    """What the pages are made of: the cluster's name, what is seen of it, and how to read what claims have."""
+
+    name: str
+    viewpoint: Viewpoint
+    fleets: FleetReader
+
+
+def cluster_routes(pages: ClusterPages) -> list[Route]:
+    """All addresses for viewers with those rights."""
+    viewpoint = pages.viewpoint
+
+    async def sight_of(_: Request) -> ViewerSight:
+        return viewpoint.rights.sight
+
+    async def node(request: Request) -> Response:
+        found = viewpoint.snapshot.nodes.get(request.path_params["name"])
+        return await _shown(pages, request, lambda: _node_page(pages, found))
+
+    async def gpu(request: Request) -> Response:
+        uuid, hours = request.path_params["uuid"], hours_asked(request.query_params.get("hours", ""))
+        return await _shown(pages, request, lambda: _gpu_page(pages, uuid, hours))
+
+    async def share(request: Request) -> Response:
+        return await _shown(pages, request, lambda: _share_page(pages, request.path_params["id"]))
+
+    async def queue(request: Request) -> Response:
+        try:
+            fleet = await pages.fleets.fleet()
+        except TrancheError as error:
+            return _unavailable(f"What claims have cannot be read ({error.reason}), so nobody can say why pods wait.")
+        return await _shown(pages, request, lambda: _queue_page(pages, fleet))
+
+    async def ask(request: Request) -> Response:
+        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params)))
+
+    async def events(request: Request) -> Response:
+        everywhere, notes = viewpoint.rights.sight.everywhere, viewpoint.snapshot.notes
+        return await _shown(pages, request, lambda: cluster_events_page(viewpoint.events, notes, everywhere))
+
+    async def you(request: Request) -> Response:
+        viewer = request.scope["viewer"]
+        return await _shown(pages, request, lambda: you_page(viewer, viewpoint.rights, viewpoint.snapshot.notes))
+
+    async def api_nodes(_: Request) -> Response:
+        nodes = viewpoint.snapshot.nodes.values()
+        return await _json(lambda: document("ClusterNodeList", nodes=[node_data(each) for each in nodes]))
+
+    async def api_node(request: Request) -> Response:
+        found = viewpoint.snapshot.nodes.get(request.path_params["name"])
+        if found is None:
+            return JSONResponse({}, HTTPStatus.NOT_FOUND)
+        return await _json(lambda: document("ClusterNode", **node_data(found)))
+
+    async def api_events(_: Request) -> Response:
+        return await _json(lambda: document("ClusterEventList", events=[event_data(each) for each in viewpoint.events]))
+
+    return [
+        *node_routes(ServedCluster(pages.name, viewpoint.live, sight_of, VIEWS)),
+        Route("/nodes/{name}", node),
+        Route("/gpus/{uuid}", gpu),
+        Route("/shares/{id}", share),
+        Route("/queue", queue),
+        Route("/ask", ask),
+        Route("/events", events),
+        Route("/you", you),
+        Route("/api/nodes", api_nodes),
+        Route("/api/nodes/{name}", api_node),
+        Route("/api/events", api_events),
+        Route("/{path:path}", _nothing),
+    ]
+
+
+def node_data(node: SeenNode) -> dict[str, Any]:
+    """A node as JSON data: what `tranche top -o json` prints on it, of when that is, and what Kubernetes says of it."""
+    return {
+        "name": node.name,
+        "seen": None if node.seen is None else timestamp(node.seen),
+        "trouble": node.trouble or None,
+        "ready": node.standing.ready,
+        "unschedulable": node.standing.unschedulable,
+        "mode": node.standing.mode or None,
+        "overview": None if node.seen is None else document("Overview", **node.overview),
+    }
+
+
+def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | None:
+    seen = pages.viewpoint.snapshot
+    return None if node is None else node_page(node, seen.notes, seen.taken)
+
+
+def _gpu_page(pages: ClusterPages, uuid: str, hours: int) -> DashboardPage | None:
+    seen = pages.viewpoint.snapshot
+    found = (
+        node_gpu_page(each, uuid, seen.notes, seen.taken, hours) for each in seen.nodes.values() if _has(each, uuid)
+    )
+    return next((each for each in found if each is not None), None)
+
+
+def _has(node: SeenNode, uuid: str) -> bool:
+    return any(gpu["uuid"] == uuid for gpu in node.overview["gpus"])
+
+
+def _share_page(pages: ClusterPages, allocation_id: str) -> DashboardPage | None:
+    seen = pages.viewpoint.snapshot
+    return node_share_page(tuple(seen.nodes.values()), allocation_id, seen.taken)
+
+
+def _queue_page(pages: ClusterPages, fleet: Fleet) -> DashboardPage:
+    viewpoint = pages.viewpoint
+    known, pods = viewpoint.fleet(fleet), in_order(viewpoint.pods)
+    words = {(each.namespace, each.name): each.message for each in viewpoint.events if each.reason == "WaitsForShare"}
+    gates = viewpoint.gates()
+    explained: list[WaitingPod] = []
+    for each in pods[:MOST_EXPLAINED]:
+        word = words.get((each.pod.namespace, each.pod.name), "")
+        if (found := explain_pending(each, known, replace(gates, last_word=word))) is not None:
+            explained.append(found)
+    seen = viewpoint.snapshot
+    return cluster_queue_page(explained, viewpoint.hidden_pods, len(pods[MOST_EXPLAINED:]), seen.notes, seen.taken)
+
+
+def _ask_page(pages: ClusterPages, fields: dict[str, str]) -> DashboardPage:
+    try:
+        return cluster_ask_page(fields, explain_request(asked_request(fields), pages.viewpoint.gates()), "")
+    except UsageError as error:
+        return cluster_ask_page(fields, None, f"{error.message}. {error.hint}".strip())
+
+
+async def _shown(pages: ClusterPages, request: Request, make: Callable[[], DashboardPage | None]) -> Response:
+    """The page, or the part of it that changes."""
+    live, seen = pages.viewpoint.live, pages.viewpoint.snapshot
+    version, path = live.version(seen), str(request.scope["path"])
+    page = await run_in_threadpool(make)
+    if page is None:
+        return await _nothing(request)
+    if request.headers.get("tranche-part") == "view":
+        return Response(str(live_part(page)), media_type=_HTML)
+    text = whole_page(page, path=path, machine=pages.name, version=version, taken=seen.taken, views=VIEWS)
+    return Response(text, media_type=_HTML)
+
+
+async def _json(make: Callable[[], dict[str, Any]]) -> Response:
+    return JSONResponse(await run_in_threadpool(make))
+
+
+async def _nothing(_: Request) -> Response:
+    said = plain_page("Not found", "There is nothing at this address, not any more, or not for you.")
+    return Response(said, HTTPStatus.NOT_FOUND, None, _HTML)
+
+
+def _unavailable(said: str) -> Response:
+    return Response(plain_page("Kubernetes does not answer", said), HTTPStatus.SERVICE_UNAVAILABLE, None, _HTML)

@@ -1,0 +1,119 @@
+"""The page of a cluster as a process: watches, serves until a signal, and says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from tranche.core.errors import UsageError
+from tranche.dashboard.cluster.cluster_app import ClusterApp
+from tranche.dashboard.cluster.entrance import LEAST_SECRET, ClusterEntrance, ProxyTrust
+from tranche.dashboard.cluster.fleet_reader import FleetReader
+from tranche.dashboard.cluster.kube_reviews import KubeReviews
+from tranche.dashboard.cluster.sessions import Sessions
+from tranche.dashboard.cluster.source import ClusterSource
+from tranche.dashboard.server import listening
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.supervisor import Supervisor
+
+_MOST_CONNECTIONS = 2_000
+_LAST_SECONDS = 2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPageOptions:
+    """How the page is served.
+
+    `namespace` is the agents', "" the one that the way to the API server names. `hosts` are the names by which browsers call the
+    server, beside the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users.
+    """
+
+    kubeconfig: str | None
+    namespace: str
+    name: str
+    host: str
+    port: int
+    health_host: str
+    health_port: int
+    hosts: Sequence[str] = ()
+    proxy_secret: Path | None = None
+    user_header: str = "X-Remote-User"
+    group_header: str = "X-Remote-Group"
+
+
+def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is none.
+    """
+    asyncio.run(_serve(options, environ))
+
+
+async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> None:
+    server = find_api_server(options.kubeconfig, environ)
+    entrance = ClusterEntrance(frozenset(each.lower() for each in options.hosts), _proxy(options))
+    connection = ApiConnection(server)
+    namespace = options.namespace or server.namespace
+    app = ClusterApp(
+        options.name,
+        entrance,
+        KubeReviews(connection, clock=time.monotonic),
+        Sessions(time.monotonic),
+        FleetReader(connection, namespace, clock=time.monotonic),
+        clock=time.monotonic,
+    )
+    source = ClusterSource(connection, namespace, app.take, random=random.random)
+    supervisor = Supervisor([source], clock=time.monotonic)
+    health = HealthServer(supervisor.readiness)
+    with listening(options.host, options.port) as listener:
+        await health.start(options.health_host, options.health_port)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_LAST_SECONDS,
+        )
+        port = listener.getsockname()[1]
+        _log.info("serving", extra={"api_server": server.url, "port": port, "health_port": health.port})
+        running = asyncio.create_task(supervisor.run())
+        try:
+            await uvicorn.Server(config).serve([listener])
+        finally:
+            app.end()
+            health.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await connection.close()
+
+
+def _proxy(options: ClusterPageOptions) -> ProxyTrust | None:
+    """The proxy that is trusted, if one is; a secret that is none trusts nobody, and is refused instead."""
+    if options.proxy_secret is None:
+        return None
+    try:
+        secret = options.proxy_secret.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--proxy-secret {options.proxy_secret}: it cannot be read: {error}") from error
+    if len(secret) < LEAST_SECRET:
+        raise UsageError(
+            f"--proxy-secret {options.proxy_secret}: a secret has {LEAST_SECRET} characters or more",
+            hint="make one: head -c 32 /dev/urandom | base64",
+        )
+    return ProxyTrust(secret, options.user_header.lower(), options.group_header.lower())

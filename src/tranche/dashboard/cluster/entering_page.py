@@ -1,0 +1,74 @@
+"""The page on which somebody enters, and the one that says as whom he is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.viewpoint import ViewerRights
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, figures, notes
+from tranche.documents.markup import Element, element
+
+
+def login_page(trouble: str = "") -> str:
+    """Asks for a token. It loads nothing but its style."""
+    form = element(
+        "form",
+        element(
+            "label",
+            "Token ",
+            element("input", type="password", name="token", id="token", required=True, autocomplete="off"),
+        ),
+        element("button", "Enter"),
+        action="/login",
+        method="post",
+        class_="ask",
+    )
+    body = element(
+        "main",
+        element("h1", "Who are you?"),
+        element("p", trouble, class_="note", role="alert") if trouble else None,
+        element(
+            "p",
+            "The page shows what Kubernetes lets you see. Enter with a token of yours, such as ",
+            code("kubectl create token ACCOUNT -n NAMESPACE"),
+            " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
+        ),
+        form,
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", "Enter – Tranche"),
+        element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        element("link", rel="stylesheet", href="/static/page.css"),
+    )
+    return "<!doctype html>\n" + str(element("html", head, element("body", body), lang="en"))
+
+
+def you_page(viewer: KubeViewer, rights: ViewerRights, said: Sequence[str]) -> DashboardPage:
+    """As whom somebody is here, and what he sees."""
+    spaces = "all" if rights.sight.everywhere else ", ".join(sorted(rights.sight.namespaces)) or "none"
+    live = element(
+        "div",
+        notes(said),
+        figures(
+            [
+                ("user", code(viewer.user)),
+                ("names of namespaces", spaces),
+                ("nodes", "all" if rights.all_nodes else "some"),
+            ]
+        ),
+        element("h2", "Groups"),
+        element("ul", [element("li", code(each)) for each in viewer.groups])
+        if viewer.groups
+        else element("p", "None."),
+    )
+    return DashboardPage("You", live, below=_leave() if viewer.token else None)
+
+
+def _leave() -> Element:
+    return element("form", element("button", "Leave"), action="/leave", method="post")

@@ -1,0 +1,94 @@
+"""What is known of a node, from its lease, its object and the clock. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import UsageError
+from tranche.dashboard.cluster.snapshot import NodeStanding, SeenNode
+from tranche.documents.blocks import Document
+from tranche.documents.overview import overview_data
+from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.fleet.objects import FleetNode
+from tranche.kubernetes.telling.told_view import SILENT_SECONDS, told_from_lease, told_node
+
+_SHOWN_LABELS = ("tranche.dev/mode", "nvidia.com/mig.config", "nvidia.com/mig.config.state", "nvidia.com/gpu.product")
+_HAS_GPUS = (
+    "tranche.dev/gpu",
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "nvidia.com/gpu.product",
+)
+_NEVER = "its agent has told nothing: does it run, and with --tell-view?"
+_UNREADABLE = "what its agent tells cannot be read: is it of another version?"
+_SILENT = "its agent has not renewed what it tells"
+_NO_NODE = "the cluster has no such node any more"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeardNode:
+    """What a node's agent has told; `view` and `overview` are None where it cannot be read.
+
+    `renewed` is the agent's text of the last renewal. `seen` is when that was heard here, in seconds since the epoch, and `lasts`
+    for how many seconds it counts.
+    """
+
+    node: str
+    renewed: str
+    seen: float
+    lasts: float = SILENT_SECONDS
+    view: NodeView | None = None
+    overview: Document | None = None
+
+
+def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
+    """What the lease tells. When it was renewed is by the agent's clock, and counts only where a lease is first heard,
+    for it may be of long ago.
+    """
+    first = min(now, _moment(lease.renewed, now))
+    seen = first if before is None else before.seen if before.renewed == lease.renewed else now
+    bare = HeardNode(told_node(lease), lease.renewed, seen, float(lease.seconds or SILENT_SECONDS))
+    try:
+        told = told_from_lease(lease)
+    except UsageError as error:
+        # What is in it is not said on a page, for nobody knows who may see that.
+        _log.warning("what a node tells cannot be read", extra={"node": bare.node, "error": error.message})
+        return bare
+    return replace(bare, view=told.view, overview=overview_data(told.view, (), ()))
+
+
+def seen_node(name: str, told: HeardNode | None, node: FleetNode | None, now: float) -> SeenNode:
+    """The node as a page shows it."""
+    standing = standing_of(node)
+    if told is None:
+        return SeenNode(name, standing, trouble=_NEVER)
+    if told.overview is None:
+        return SeenNode(name, standing, trouble=_UNREADABLE)
+    trouble = _NO_NODE if node is None else _SILENT if now - told.seen > told.lasts else ""
+    return SeenNode(name, standing, told.overview, told.seen, trouble)
+
+
+def has_gpus(node: FleetNode) -> bool:
+    """Whether a node whose agent has told nothing is one that has something to tell."""
+    return bool(node.resources) or any(node.labels.get(each) not in (None, "", "false") for each in _HAS_GPUS)
+
+
+def standing_of(node: FleetNode | None) -> NodeStanding:
+    """What Kubernetes says of it."""
+    if node is None:
+        return NodeStanding()
+    shown: Mapping[str, str] = {key: node.labels[key] for key in _SHOWN_LABELS if key in node.labels}
+    return NodeStanding(node.ready, node.unschedulable, str(node.mode or ""), shown)
+
+
+def _moment(rfc3339: str, otherwise: float) -> float:
+    try:
+        return datetime.datetime.fromisoformat(rfc3339).timestamp()
+    except ValueError:
+        return otherwise

@@ -1,0 +1,103 @@
+"""One node of a cluster: what is on its GPUs, who has it, and since when that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from urllib.parse import quote
+
+from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.events_page import share_page
+from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.gpu_page import gpu_page
+from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, notes, share_link, span_since, table
+from tranche.documents import describe
+from tranche.documents.blocks import Document, blocks_of, told_holder
+from tranche.documents.markup import Child, Element, element
+
+
+def node_page(node: SeenNode, said: Sequence[str], now: float, acts: Element | None = None) -> DashboardPage:
+    """The node; `acts` are forms by which somebody changes it."""
+    drawn = blocks_of(node.overview["gpus"], node.overview["allocations"])
+    live = element(
+        "div",
+        notes([*said, *_not_of_now(node)]),
+        figures(_facts(node)),
+        fleet_figures(node.overview) if drawn else None,
+        key(drawn),
+        element("div", [gpu_row(gpu) for gpu in drawn], class_="gpus") if drawn else None,
+        _holders(node, now),
+    )
+    return DashboardPage(f"Node {node.name}", live, below=acts)
+
+
+def node_gpu_page(node: SeenNode, uuid: str, said: Sequence[str], now: float, hours: int) -> DashboardPage | None:
+    """One GPU of the node; what its register keeps of the time before is not told to the cluster."""
+    page = gpu_page(uuid, node.overview, (), (), [*said, *_not_of_now(node)], now, hours)
+    return None if page is None else _of_node(page, node)
+
+
+def node_share_page(nodes: Sequence[SeenNode], allocation_id: str, now: float) -> DashboardPage | None:
+    """All shares of that name: each node names its own."""
+    found = [(node, page) for node in nodes if (page := share_page(allocation_id, node.overview, (), now)) is not None]
+    if not found:
+        return None
+    parts = [
+        element("section", element("h2", node_link(node.name)), notes(_not_of_now(node)), page.live)
+        for node, page in found
+    ]
+    return DashboardPage(f"Share {allocation_id}", element("div", parts))
+
+
+def node_link(name: str) -> Element:
+    """To a node's page."""
+    return element("a", name, href=f"/nodes/{quote(name, safe='')}")
+
+
+def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
+    return DashboardPage(page.title, page.live, element("p", "Of node ", node_link(node.name)))
+
+
+def _not_of_now(node: SeenNode) -> Iterator[str]:
+    """Why what is shown is not of now, and of when it is."""
+    if node.trouble and node.seen is not None:
+        yield f"Not seen since {describe.said_in_utc(node.seen)}: {node.trouble}. What is shown is of then."
+    elif node.trouble:
+        yield f"Nothing is known of its GPUs: {node.trouble}."
+
+
+def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:
+    standing = node.standing
+    if standing.ready is not None:
+        yield "kubelet", "ready" if standing.ready else "not ready"
+    if standing.unschedulable:
+        yield "pods", "none are let in: it is cordoned"
+    if standing.mode:
+        yield "GPUs are given away", standing.mode
+    for name, value in standing.labels.items():
+        yield name, code(value)
+    yield "seen", "never" if node.seen is None else moment(describe.timestamp(node.seen))
+
+
+def _holders(node: SeenNode, now: float) -> Element:
+    labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in node.overview["gpus"]}
+    rows = [
+        (
+            share_link(each["id"]),
+            told_holder(each).removeprefix(each["id"]).strip(),
+            element("span", _pieces(each, labels)),
+            each["phase"],
+            span_since(each["created"], now),
+        )
+        for each in node.overview["allocations"]
+    ]
+    return table("Who has what of it", ("Share", "For", "What", "State", "Since"), rows, "Nobody has any of it.")
+
+
+def _pieces(allocation: Document, labels: dict[str, str]) -> Iterator[Child]:
+    for place, each in enumerate(allocation["grants"]):
+        yield from (", ",) if place else ()
+        what = each["profile"] or "all"
+        amount = f"{memory(each['memoryBytes'])} of " if "memoryBytes" in each else ""
+        yield f"{amount}{what} of "
+        yield gpu_link(each["gpuUUID"], labels.get(each["gpuUUID"], each["gpuUUID"]))

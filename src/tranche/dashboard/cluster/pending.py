@@ -1,0 +1,85 @@
+"""Pods that wait and ask for GPUs: why, and what would help, in words that name nobody whom the viewer may not see. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tranche.core.allocation import NodeView
+from tranche.core.request import Request
+from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
+from tranche.dashboard.cluster.veil import veiled_view
+from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_pod
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
+from tranche.kubernetes.gates.explaining import explain_gated
+from tranche.kubernetes.gates.offered import offered_view
+from tranche.kubernetes.gates.reading import GateFleet
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPod:
+    """A pod that waits since `created`, RFC 3339."""
+
+    pod: FleetPod
+    created: str = ""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for something that may be a GPU."""
+        return bool(self.pod.by_gate or self.pod.claims or self.pod.templates or self.pod.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod of the queue with its answer."""
+
+    pending: PendingPod
+    answer: FleetExplanation
+
+
+def decode_pending_pod(raw: Mapping[str, Any]) -> PendingPod:
+    """A `v1.Pod`."""
+    return PendingPod(decode_fleet_pod(raw), str((raw.get("metadata") or {}).get("creationTimestamp") or ""))
+
+
+def veiled_fleet(fleet: Fleet, sight: ViewerSight) -> Fleet:
+    """The fleet in which claims of other namespaces have no names."""
+    if sight.everywhere:
+        return fleet
+    return replace(
+        fleet, claims=tuple(each if sight.sees(each.namespace) else _nameless(each) for each in fleet.claims)
+    )
+
+
+def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], sight: ViewerSight) -> GateFleet:
+    """What nodes have for shares that are chosen by demand, as the viewer may know it."""
+    offered = {
+        name: offered_view(veiled_view(view, sight), mode)
+        for name, view in views.items()
+        if name in nodes and (mode := mode_in_force(nodes[name].labels)).by_claims
+    }
+    return GateFleet(dict(nodes), {}, offered)
+
+
+def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet) -> WaitingPod | None:
+    """Why it waits; None where it wants none of our GPUs. Fleet and gates are veiled."""
+    pod = pending.pod
+    answer = explain_pod(pod, fleet) if pod.by_gate is None else explain_gated(pod, pod.by_gate, gates)
+    return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
+
+
+def explain_request(request: Request, gates: GateFleet) -> FleetExplanation:
+    """What a request would get now, were it a pod that any node takes."""
+    return explain_gated(FleetPod("", "a pod", gated=True, by_gate=request), request, gates)
+
+
+def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:
+    """Who came first comes first."""
+    return sorted(pods, key=lambda each: (each.created, str(each.pod)))
+
+
+def _nameless(claim: FleetClaim) -> FleetClaim:
+    return replace(claim, namespace=HIDDEN, name="a claim", asked="", pods=())

@@ -1,0 +1,198 @@
+"""Watches a cluster: what agents tell, nodes, pods that wait, and events. Everything that pages show is made of what is here.
+
+With the rights of the dashboard's own account; who may see what of it is decided for each viewer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
+from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
+from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
+from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.informer import Backoff, Informer, Objects, WatchEvent
+from tranche.kubernetes.api.leases import Lease, decode_lease
+from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
+from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, told_node
+
+_PACE_SECONDS = 0.25
+_TICK_SECONDS = 2.0
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSeen:
+    """All that is known at one moment. `trouble` says why nothing newer is known; "" where it is of now.
+
+    `views` are the nodes' own, by name; `pods` wait, and `events` are those of our programs.
+    """
+
+    snapshot: ClusterSnapshot
+    views: Mapping[str, NodeView] = field(default_factory=dict)
+    nodes: Mapping[str, FleetNode] = field(default_factory=dict)
+    pods: tuple[PendingPod, ...] = ()
+    events: tuple[KubeEvent, ...] = ()
+    trouble: str = ""
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Every namespace that has something on a page."""
+        held = (name for node in self.snapshot.nodes.values() for name in node.namespaces.values())
+        waiting = (each.pod.namespace for each in self.pods)
+        return frozenset({*held, *waiting, *(each.namespace for each in self.events)} - {""})
+
+
+class ClusterSource:
+    """A component: calls `report` on the event loop with what is newest. `now` is seconds since the epoch."""
+
+    name = "cluster"
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        namespace: str,
+        report: Callable[[ClusterSeen], None],
+        *,
+        random: Callable[[], float],
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._report = report
+        self._random = random
+        self._now = now
+        self._sleep = sleep
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        waiting = {"fieldSelector": "status.phase=Pending"}
+        self._leases = _Followed(
+            Selection(connection, "what agents tell", leases, {"labelSelector": f"{TOLD_LABEL}={VIEW}"}, decode_lease)
+        )
+        self._nodes = _Followed(Selection(connection, "nodes", "/api/v1/nodes", {}, decode_fleet_node))
+        self._pods = _Followed(Selection(connection, "pods that wait", "/api/v1/pods", waiting, decode_pending_pod))
+        self._events = tuple(
+            _Followed(
+                Selection(
+                    connection,
+                    f"events of {each}",
+                    "/api/v1/events",
+                    {"fieldSelector": f"source={each}"},
+                    decode_kube_event,
+                )
+            )
+            for each in COMPONENTS
+        )
+        self._changed = asyncio.Event()
+        self._heard: dict[str, HeardNode] = {}
+        self._read: dict[str, Lease] = {}
+        self._seen = ClusterSeen(ClusterSnapshot())
+
+    def ready(self) -> Readiness:
+        """Ready once nodes and what they tell were read."""
+        missing = self._trouble() if not self._synced() else ""
+        return Readiness(self._synced(), missing or ("" if self._synced() else "the cluster was not read yet"))
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for each in self._all():
+                group.create_task(each.follow(Backoff(self._random), self._changed, self._sleep))
+            group.create_task(self._keep())
+
+    def _all(self) -> Iterable[_Followed[Any]]:
+        return (self._leases, self._nodes, self._pods, *self._events)
+
+    def _synced(self) -> bool:
+        return self._leases.items is not None and self._nodes.items is not None
+
+    def _trouble(self) -> str:
+        return next((each.trouble for each in self._all() if each.trouble), "")
+
+    async def _keep(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._changed.wait()
+            self._changed.clear()
+            if self._synced():
+                await self._look()
+                self._report(self._seen)
+            await self._sleep(_PACE_SECONDS)
+
+    async def _look(self) -> None:
+        now, trouble = self._now(), self._trouble()
+        leases, nodes = self._leases.items or {}, self._nodes.items or {}
+        by_node = {told_node(each): each for each in leases.values()}
+        fresh = [each for name, each in by_node.items() if self._read.get(name) is not each]
+        if fresh:
+            made = await asyncio.to_thread(
+                lambda: [heard(each, self._heard.get(told_node(each)), now) for each in fresh]
+            )
+            self._heard.update((each.node, each) for each in made)
+            self._read.update((told_node(each), each) for each in fresh)
+        for name in [name for name in self._read if name not in by_node]:
+            del self._read[name], self._heard[name]
+        objects = {each.name: each for each in nodes.values()}
+        names = {*self._heard, *(name for name, each in objects.items() if has_gpus(each))}
+        before = self._seen
+        # While nothing is heard, a node must not look as if its agent were silent: it is we who hear nothing.
+        at = before.snapshot.taken if trouble else now
+        seen = [seen_node(name, self._heard.get(name), objects.get(name), at) for name in sorted(names)]
+        gone = [name for name in before.snapshot.nodes if name not in names]
+        events = {each.uid: each for followed in self._events for each in (followed.items or {}).values()}
+        self._seen = ClusterSeen(
+            before.snapshot.after(seen, at, gone=gone),
+            {name: each.view for name, each in self._heard.items() if each.view is not None},
+            objects,
+            tuple(each for each in (self._pods.items or {}).values() if each.asks),
+            tuple(events.values()),
+            trouble,
+        )
+
+
+class _Followed(Generic[Item]):
+    """A collection as it was last heard of, and why nothing is heard of it now."""
+
+    def __init__(self, source: Selection[Item]) -> None:
+        self._source = source
+        self.items: Mapping[str, Item] | None = None
+        self.trouble = ""
+
+    @property
+    def label(self) -> str:
+        """What is followed, for logs."""
+        return self._source.label
+
+    async def list(self) -> Objects[Item]:
+        """Everything now; that it fails is remembered until it does not."""
+        try:
+            found = await self._source.list()
+        except TrancheError as error:
+            self.trouble = error.message
+            raise
+        self.trouble = ""
+        return found
+
+    async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
+        """What happens."""
+        async with aclosing(self._source.watch(resource_version)) as events:
+            async for event in events:
+                yield event
+
+    async def follow(self, backoff: Backoff, changed: asyncio.Event, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Keep up until cancelled."""
+        informer = Informer[Item](self, backoff, sleep=sleep)
+        async with aclosing(informer.snapshots()) as snapshots:
+            async for items in snapshots:
+                self.items = items
+                changed.set()

@@ -1,0 +1,125 @@
+"""A cluster as some viewers see it: those with the same rights. What they may not see is not in it, whatever is made of it.
+
+Each has a page of nodes, streams and versions of its own, so that not even the pace of changes tells of what is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tranche.core.allocation import NodeView
+from tranche.dashboard.cluster.kube_event import KubeEvent, newest_first
+from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, veiled_fleet
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.source import ClusterSeen
+from tranche.dashboard.cluster.veil import veiled_overview
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetNode
+from tranche.kubernetes.gates.reading import GateFleet
+
+MOST_EVENTS = 300
+"""Events that a page shows."""
+
+_SEES_NOTHING = (
+    "You may list neither the nodes of this cluster nor the pods of a namespace that has something here. The role "
+    "'researcher' of the chart shows nodes; whoever may list the pods of a namespace sees its names."
+)
+_SEES_OWN_NODES = "You may not list nodes: those are shown on which pods are that you may list."
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerRights:
+    """What decides what somebody is shown: whose names, and whether all nodes or only those with something that he sees."""
+
+    sight: ViewerSight
+    all_nodes: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What he has to know of the picture."""
+        if self.all_nodes:
+            return ()
+        return (_SEES_OWN_NODES,) if self.sight.everywhere or self.sight.namespaces else (_SEES_NOTHING,)
+
+    def shown(self, node: SeenNode) -> SeenNode | None:
+        """The node as he sees it; None where he may not know of it."""
+        seen = self.all_nodes or any(map(self.sight.sees, node.namespaces.values()))
+        if not seen or self.sight.everywhere:
+            return node if seen else None
+        return replace(node, overview=veiled_overview(node.overview, self.sight))
+
+
+class Viewpoint:
+    """To be used on the event loop. `live` tells of what changes."""
+
+    def __init__(self, rights: ViewerRights) -> None:
+        self.rights = rights
+        self.live = LiveCluster()
+        self._base: ClusterSnapshot | None = None
+        self._shown = ClusterSnapshot()
+        self._seen: ClusterSeen | None = None
+        self._others: tuple[object, ...] = ()
+
+    def take(self, seen: ClusterSeen) -> None:
+        """This is the newest that is known."""
+        change = None if self._base is None else seen.snapshot.since(self._base.version)
+        changed: Iterable[SeenNode] = seen.snapshot.nodes.values() if change is None else change.nodes
+        shown = {each.name: self.rights.shown(each) for each in changed}
+        gone = [name for name, each in shown.items() if each is None]
+        gone += [name for name in self._shown.nodes if name not in seen.snapshot.nodes]
+        after = self._shown.after(
+            (each for each in shown.values() if each is not None),
+            seen.snapshot.taken,
+            gone=gone,
+            notes=self.rights.notes,
+        )
+        self._base, self._seen = seen.snapshot, seen
+        others = (self.pods, self.hidden_pods, self.events)
+        if others != self._others:  # pages that show these have to look again
+            after = replace(after, version=after.version + 1)
+        self._shown, self._others = after, others
+        self.live.take(after, seen.trouble)
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """The nodes that are shown, as they are shown."""
+        return self._shown
+
+    @property
+    def pods(self) -> tuple[PendingPod, ...]:
+        """Pods that wait and may be named."""
+        return tuple(each for each in self._known.pods if self.rights.sight.sees(each.pod.namespace))
+
+    @property
+    def hidden_pods(self) -> int:
+        """How many wait beside them."""
+        return len(self._known.pods) - len(self.pods)
+
+    @property
+    def events(self) -> tuple[KubeEvent, ...]:
+        """The newest events that may be seen, newest first."""
+        found = (each.veiled(self.rights.sight) for each in self._known.events)
+        return tuple(newest_first((each for each in found if each is not None), MOST_EVENTS))
+
+    def fleet(self, fleet: Fleet) -> Fleet:
+        """What claims have, as it may be known."""
+        if not self.rights.all_nodes:
+            nodes = tuple(each for each in fleet.nodes if each.name in self._shown.nodes)
+            pools = {name: each for name, each in fleet.pools.items() if name in self._shown.nodes}
+            fleet = replace(fleet, nodes=nodes, pools=pools)
+        return veiled_fleet(fleet, self.rights.sight)
+
+    def gates(self) -> GateFleet:
+        """What nodes have for shares that are chosen by demand."""
+        nodes: Mapping[str, FleetNode] = self._known.nodes
+        views: Mapping[str, NodeView] = self._known.views
+        shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
+        known = {name: views[name] for name, each in self._shown.nodes.items() if name in views and not each.trouble}
+        return gate_fleet(known, shown, self.rights.sight)
+
+    @property
+    def _known(self) -> ClusterSeen:
+        return self._seen or ClusterSeen(ClusterSnapshot())

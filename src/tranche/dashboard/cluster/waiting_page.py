@@ -1,0 +1,99 @@
+"""The queue of a cluster and its events, as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tranche.dashboard.cluster.kube_event import KubeEvent
+from tranche.dashboard.cluster.node_page import node_link
+from tranche.dashboard.cluster.pending import WaitingPod
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, moment, notes, span_since, table
+from tranche.dashboard.queue_page import ask_form
+from tranche.documents.markup import Child, Element, element
+from tranche.kubernetes.fleet.explanation import FleetExplanation
+from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, tail_lines
+
+
+def cluster_queue_page(
+    waiting: Sequence[WaitingPod], hidden: int, unasked: int, said: Sequence[str], now: float
+) -> DashboardPage:
+    """Pods that wait, first come first; `hidden` are of other namespaces, and `unasked` are too many to explain."""
+    rows = [_row(each, now) for each in waiting]
+    more = []
+    if hidden:
+        more.append(f"{hidden:,} more wait in other namespaces.")
+    if unasked:
+        more.append(f"{unasked:,} more wait that came later; 'tranche explain pod/NAME' says why each does.")
+    columns = ("Pod", "Waits", "Asks for", "For", "Why", "What would help")
+    live = element(
+        "div",
+        notes(said),
+        table("Pods that wait for GPUs, first come first", columns, rows, "No pod that you may see waits for GPUs."),
+        [element("p", each) for each in more],
+    )
+    below = element("section", element("h2", "What would a request get now?"), ask_form({}))
+    return DashboardPage("Queue", live, below=below)
+
+
+def cluster_ask_page(fields: Mapping[str, str], answer: FleetExplanation | None, trouble: str) -> DashboardPage:
+    """The form with what was asked, and its answer, or why there is none."""
+    if answer is None:
+        return DashboardPage("What would a request get now?", element("p", trouble, class_="note"), ask_form(fields))
+    live = element(
+        "div",
+        element("p", element("strong", str(answer.status)), f": {answer.message}"),
+        _groups(answer),
+        [element("p", line) for line in tail_lines(answer) if line],
+    )
+    return DashboardPage("What would a request get now?", live, ask_form(fields))
+
+
+def cluster_events_page(events: Sequence[KubeEvent], said: Sequence[str], all_nodes: bool) -> DashboardPage:
+    """What agents, controller and this page have written down, newest first."""
+    rows = [
+        (
+            moment(each.last) if each.last else None,
+            code(each.reason),
+            _about(each),
+            each.message,
+            "warning" if each.warning else "",
+            str(each.count) if each.count > 1 else "",
+        )
+        for each in events
+    ]
+    hint = "" if all_nodes else "Events about nodes are for those who may list the pods of all namespaces."
+    live = element(
+        "div",
+        notes(said),
+        element("p", hint, class_="muted") if hint else None,
+        table("Events, newest first", ("When", "What", "About", "In words", "Kind", "Times"), rows, "No events."),
+    )
+    return DashboardPage("Events", live)
+
+
+def _row(each: WaitingPod, now: float) -> Sequence[Child | None]:
+    answer, pod = each.answer, each.pending.pod
+    return (
+        code(str(pod)),
+        str(answer.status),
+        "; ".join(answer.wanted),
+        span_since(each.pending.created, now) if each.pending.created else None,
+        element("div", element("p", answer.message), _groups(answer)),
+        element("ol", [element("li", one) for one in answer.remedies]) if answer.remedies else None,
+    )
+
+
+def _groups(answer: FleetExplanation) -> Element | None:
+    if not answer.groups:
+        return None
+    names = tuple(each.capitalize() for each in GROUP_COLUMNS)
+    rows = [tuple(str(cell) for cell in group_row(each)) for each in answer.groups]
+    shown = table("What nodes say", names, rows, "No node.")
+    return element("details", element("summary", "What nodes say"), shown)
+
+
+def _about(event: KubeEvent) -> Child:
+    if event.kind == "Node":
+        return node_link(event.name)
+    return f"{event.kind.lower()} {event.namespace}/{event.name}"

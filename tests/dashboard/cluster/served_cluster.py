@@ -1,0 +1,140 @@
+"""A real `tranche cluster-dashboard` beside an API server that knows a few people, and clients that ask it as browsers do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlencode
+
+from tests.cli.api_server_thread import ServedApi, served_api
+from tests.dashboard.cluster.reviewing import People
+from tests.dashboard.served import Answered
+from tests.kubernetes.fake_api_server import FakeApiServer, Json
+from tests.machines import TRANCHE, short_folder
+from tranche.core.allocation import NodeView
+from tranche.kubernetes.telling.told_view import told, told_to_lease, view_lease_name
+
+NAMESPACE = "tranche-system"
+_LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+_SECONDS = 60.0
+
+
+def tell(server: FakeApiServer, node: str, view: NodeView, renewed: datetime | None = None) -> None:
+    """As the node's agent does it."""
+    lease = told_to_lease(node, told(view), (node, f"uid-{node}"))
+    moment = (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    server.put(
+        f"{_LEASES}/{view_lease_name(node)}",
+        {
+            "metadata": {"labels": dict(lease.labels), "annotations": dict(lease.annotations)},
+            "spec": {"holderIdentity": node, "leaseDurationSeconds": lease.seconds, "renewTime": moment},
+        },
+    )
+
+
+def pending_pod(namespace: str, name: str, resource: str = "nvidia.com/gpu", **annotations: str) -> Json:
+    """A pod that waits for GPUs."""
+    return {
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "uid": f"uid-{name}",
+            "annotations": annotations,
+            "creationTimestamp": "2026-11-22T10:00:00Z",
+        },
+        "spec": {"containers": [{"resources": {"limits": {resource: "1"}}}]},
+        "status": {"phase": "Pending"},
+    }
+
+
+@dataclass
+class ServedClusterPage:
+    """The server's process, where it is, and what stands behind it."""
+
+    process: subprocess.Popen[str]
+    port: int
+    api: ServedApi
+    people: People
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def ask(
+        self, path: str, token: str = "", *, method: str = "GET", form: Mapping[str, str] | None = None, **headers: str
+    ) -> Answered:
+        """The answer to one request. A header's `_` is `-`."""
+        given = {"Host": self.host, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        if token:
+            given["Authorization"] = f"Bearer {token}"
+        body = None
+        if form is not None:
+            given["Content-Type"] = "application/x-www-form-urlencoded"
+            body = urlencode(form)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
+        try:
+            connection.request(method, path, body, given)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answered(answer.status, found, answer.read().decode())
+        finally:
+            connection.close()
+
+    def json(self, path: str, token: str) -> dict[str, Any]:
+        answer = self.ask(path, token)
+        assert answer.status == 200, answer.text
+        document: dict[str, Any] = json.loads(answer.text)
+        return document
+
+    def enter(self, token: str) -> Answered:
+        """Send the form on which one enters."""
+        return self.ask("/login", method="POST", form={"token": token}, Origin=f"http://{self.host}")
+
+    @contextmanager
+    def news(self, token: str, path: str = "/live") -> Iterator[Iterator[dict[str, Any]]]:
+        """What the server says of changes, for as long as the block lasts; ends when the server ends it."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
+        connection.request("GET", path, headers={"Host": self.host, "Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+
+        def lines() -> Iterator[dict[str, Any]]:
+            while line := answer.readline().decode():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+        try:
+            yield lines()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def served_cluster_page(people: People, *options: str) -> Iterator[ServedClusterPage]:
+    """A page of an empty cluster, whose API server answers."""
+    with short_folder() as folder, served_api(folder) as api:
+        api.change(people.serve)
+        ports = ["--port=0", "--health-port=0", "--log-format=json", f"--namespace={NAMESPACE}"]
+        process = subprocess.Popen(
+            [*TRANCHE, "cluster-dashboard", f"--kubeconfig={api.kubeconfig}", *ports, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            said = json.loads(line)
+            assert said["message"] == "serving", line
+            yield ServedClusterPage(process, said["port"], api, people)
+        finally:
+            process.kill()
+            process.communicate()

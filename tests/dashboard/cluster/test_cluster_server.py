@@ -1,0 +1,312 @@
+"""The real server of a cluster's page: whom it answers, what each is shown, and what it says when Kubernetes is silent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.cluster.reviewing import People
+from tests.dashboard.cluster.served_cluster import ServedClusterPage, pending_pod, served_cluster_page, tell
+from tests.dashboard.reading import figures, parsed, tables, text_of
+from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.fake_api_server import FakeApiServer
+from tests.kubernetes.fleet.clusters import node as node_object
+from tests.machines import TRANCHE
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice
+from tranche.core.grid import Placement
+from tranche.core.keeper import PodKeeper
+from tranche.core.profile import parse_profile
+from tranche.core.request import MigSlice, Request
+from tranche.core.state import GpuProcess
+from tranche.dashboard.access import HEADERS
+from tranche.dashboard.cluster.sight import HIDDEN
+
+ADDRESSES = (
+    "/",
+    "/live",
+    "/live?rows=1",
+    "/queue",
+    "/ask",
+    "/ask?kind=gpu_memory&amount=4Gi",
+    "/events",
+    "/you",
+    "/nodes/n1",
+    "/nodes/n2",
+    "/gpus/GPU-00000000-0000-4000-8000-000000000000",
+    "/shares/a1b1c1d1",
+    "/shares/a0b0c0d0",
+    "/?q=zebra",
+    "/?namespace=zebra",
+    "/api/nodes",
+    "/api/nodes/n1",
+    "/api/nodes/n2",
+    "/api/events",
+)
+
+
+def held_by(view: NodeView, *holders: tuple[str, int]) -> NodeView:
+    """Slices of the first GPU for pods of these namespaces, each with a process."""
+    (gpu, *rest) = view.node.gpus
+    profile = parse_profile("1g.5gb")
+    allocations = tuple(
+        Allocation(
+            f"a{place}b{place}c{place}d{place}",
+            Request(MigSlice(profile)),
+            (Slice(gpu.uuid, profile, Placement(place, 1)),),
+            Phase.ACTIVE,
+            1.7e9,
+            keeper=PodKeeper("nvidia.com/mig-1g.5gb", team, f"{team}-train-{place}", "main", f"{team}-uid-{place}"),
+        )
+        for team, place in holders
+    )
+    busy = replace(gpu, processes=(GpuProcess(9, "zebra-tool", 1),))
+    return replace(view, node=replace(view.node, gpus=(busy, *rest)), allocations=allocations)
+
+
+def _cluster(server: FakeApiServer) -> None:
+    for name in ("n1", "n2"):
+        server.put(f"/api/v1/nodes/{name}", node_object(name, labels={"nvidia.com/gpu.present": "true"}))
+    server.put("/api/v1/nodes/plain", node_object("plain"))
+    tell(server, "n1", held_by(a100s(2), ("blue", 0), ("zebra", 1)))
+    tell(server, "n2", held_by(a100s(1), ("zebra", 0)), datetime.now(UTC) - timedelta(hours=1))
+    for team in ("blue", "zebra"):
+        server.put(f"/api/v1/namespaces/{team}/pods/{team}-waits", pending_pod(team, f"{team}-waits"))
+        event = {
+            "involvedObject": {"kind": "Pod", "namespace": team, "name": f"{team}-waits"},
+            "reason": "WaitsForShare",
+            "message": "pod zebra/zebra-train-1 and pod blue/blue-train-0 hold what would serve",
+            "source": {"component": "tranche-controller"},
+            "lastTimestamp": "2026-11-22T10:00:00Z",
+        }
+        server.put(f"/api/v1/namespaces/{team}/events/{team}-1", event)
+    about = {
+        "involvedObject": {"kind": "Node", "name": "n1"},
+        "reason": "MigLayoutApplied",
+        "message": "zebra's layout",
+    }
+    server.put("/api/v1/namespaces/default/events/n1-1", about)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[ServedClusterPage]:
+    """Two nodes: one that two teams share, and one of which nobody has heard for an hour.
+
+    Ana is of blue, and so is Nils, who may not list nodes; Olga sees all, and Eve nothing.
+    """
+    people = People({"t-ana": "ana", "t-olga": "olga", "t-eve": "eve", "t-nils": "nils"})
+    people.let("ana", "list pods", namespaces=["blue"])
+    people.let("ana", "list nodes")
+    people.let("nils", "list pods", namespaces=["blue"])
+    people.let("olga", "list pods", "list nodes")
+    with served_cluster_page(people, "--host=gpus.example.org", "--name=lab") as served:
+        served.api.change(_cluster)
+        _until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        _until(served, lambda: len(served.json("/api/events", "t-olga")["events"]) == 3)
+        yield served
+
+
+def _until(page: ServedClusterPage, holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            if holds():
+                return
+        except AssertionError:
+            pass
+        assert time.monotonic() < end
+        assert page.process.poll() is None
+        time.sleep(0.05)
+
+
+def test_without_a_token_that_kubernetes_knows_nothing_is_told(page: ServedClusterPage) -> None:
+    for address in ADDRESSES:
+        for token in ("", "unknown", "t-ana,t-olga"):
+            answer = page.ask(address, token)
+            assert answer.status == 401
+            assert "zebra" not in answer.text
+            assert "n1" not in answer.text
+    assert page.ask("/", Cookie="tranche-cluster=guessed").status == 401
+    # Nobody is trusted to say who asks unless the server was told so.
+    assert page.ask("/", X_Remote_User="olga", X_Tranche_Proxy_Secret="").status == 401
+    assert page.ask("/static/page.css").status == 200
+
+
+def test_nothing_of_a_hidden_namespace_is_in_any_answer(page: ServedClusterPage) -> None:
+    for token in ("t-ana", "t-nils", "t-eve"):
+        for address in ADDRESSES:
+            if address.startswith("/live"):
+                with page.news(token, address) as news:
+                    text = json.dumps(next(news))
+            else:
+                answer = page.ask(address, token)
+                text = answer.text + json.dumps(dict(answer.headers))
+            # What somebody looks for stands in the form, as he typed it himself.
+            if "zebra" in address:
+                text = text.replace('value="zebra"', "").replace(">zebra<", "").replace("=zebra", "")
+            assert "zebra" not in text, (token, address)
+    assert page.ask("/?q=zebra", "t-ana").text.count("<tr") == page.ask("/?q=no-such-thing", "t-ana").text.count("<tr")
+
+
+def test_each_sees_what_is_his(page: ServedClusterPage) -> None:
+    (n1, n2) = page.json("/api/nodes", "t-ana")["nodes"]
+    mine, other = n1["overview"]["allocations"]
+    assert (mine["keeper"]["namespace"], mine["keeper"]["name"]) == ("blue", "blue-train-0")
+    assert (other["keeper"], other["command"]) == ({"kind": "hidden"}, HIDDEN)
+    assert n2["overview"]["allocations"][0]["command"] == HIDDEN
+    every = page.json("/api/nodes/n1", "t-olga")["overview"]
+    assert [each["keeper"]["namespace"] for each in every["allocations"]] == ["blue", "zebra"]
+    assert every["gpus"][0]["processes"][0]["name"] == "zebra-tool"
+    # Who may not list nodes is shown those on which something of his is.
+    assert [each["name"] for each in page.json("/api/nodes", "t-nils")["nodes"]] == ["n1"]
+    assert page.ask("/nodes/n2", "t-nils").status == 404
+    assert page.json("/api/nodes", "t-eve")["nodes"] == []
+    assert "You may list neither the nodes" in page.ask("/", "t-eve").text
+    assert [each["name"] for each in page.json("/api/events", "t-ana")["events"]] == ["blue-waits"]
+    assert "names of namespaces" in page.ask("/you", "t-ana").text
+    assert figures(parsed(page.ask("/you", "t-ana").text))["names of namespaces"] == "blue"
+
+
+def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: ServedClusterPage) -> None:
+    (n1, n2) = page.json("/api/nodes", "t-olga")["nodes"]
+    assert n1["trouble"] is None
+    assert n2["trouble"] == "its agent has not renewed what it tells"
+    assert n2["seen"] < n1["seen"]
+    shown = text_of(parsed(page.ask("/nodes/n2", "t-olga").text))
+    assert "Not seen since" in shown
+    assert "What is shown is of then" in shown
+    page.api.change(
+        lambda server: server.put("/api/v1/nodes/mute", node_object("mute", labels={"tranche.dev/gpu": "true"}))
+    )
+    _until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 200)
+    assert "Nothing is known of its GPUs" in page.ask("/nodes/mute", "t-olga").text
+    assert page.json("/api/nodes/mute", "t-olga")["overview"] is None
+    page.api.change(lambda server: server.delete("/api/v1/nodes/mute"))
+    _until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 404)
+
+
+def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedClusterPage) -> None:
+    shown = parsed(page.ask("/queue", "t-ana").text)
+    (row,) = tables(shown)["Pods that wait for GPUs, first come first"]
+    assert row[0] == "blue/blue-waits"
+    assert "1 more wait in other namespaces" in text_of(shown)
+    rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, first come first"]
+    assert {each[0] for each in rows} == {"blue/blue-waits", "zebra/zebra-waits"}
+    assert "choose what to ask for" in page.ask("/ask", "t-ana").text
+    assert page.ask("/ask?kind=gpu_memory&amount=4Gi", "t-ana").status == 200
+
+
+def test_a_change_is_told_at_once_to_whom_it_concerns(page: ServedClusterPage) -> None:
+    with page.news("t-olga") as news:
+        before = next(news)["version"]
+        page.api.change(lambda server: tell(server, "n1", held_by(a100s(2), ("blue", 0), ("zebra", 1), ("blue", 2))))
+        assert any(each["version"] != before for each in news)
+    assert len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 3
+    page.api.change(lambda server: tell(server, "n1", held_by(a100s(2), ("blue", 0), ("zebra", 1))))
+    _until(page, lambda: len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 2)
+
+
+def test_who_enters_gets_a_cookie_and_never_his_token_back(page: ServedClusterPage) -> None:
+    assert page.enter("wrong").status == 401
+    assert page.ask("/login", method="POST", form={"token": "t-ana"}).status == 403
+    assert page.ask("/login", method="POST", form={"token": "t-ana"}, Origin="http://evil.example").status == 403
+    entered = page.enter("t-ana")
+    assert entered.status == 200
+    cookie, *flags = entered.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Strict"} <= set(flags)
+    assert "t-ana" not in entered.text + json.dumps(dict(entered.headers))
+    assert page.ask("/", Cookie=cookie).status == 200
+    assert "ana" in page.ask("/you", Cookie=cookie).text
+    left = page.ask("/leave", method="POST", Cookie=cookie, Origin=f"http://{page.host}")
+    assert "Max-Age=0" in left.headers["set-cookie"]
+    assert page.ask("/", Cookie=cookie).status == 401
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (421, {"Host": "evil.example"}),
+        (403, {"Origin": "https://evil.example"}),
+        (403, {"Origin": "null"}),
+        (403, {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}),
+        (200, {"Host": "gpus.example.org", "Origin": "https://gpus.example.org"}),
+    ],
+)
+def test_another_sites_page_gets_nothing_even_with_the_token(
+    page: ServedClusterPage, status: int, headers: dict[str, Any]
+) -> None:
+    for address in ("/", "/api/nodes", "/queue"):
+        assert page.ask(address, "t-olga", **headers).status == status
+
+
+def test_every_answer_forbids_what_the_page_does_not_need_and_nothing_is_changed(page: ServedClusterPage) -> None:
+    for address in (*ADDRESSES, "/no/such/page", "/login"):
+        if not address.startswith("/live"):
+            answer = page.ask(address, "t-olga")
+            assert {name: answer.headers[name.lower()] for name in HEADERS} == HEADERS
+    for method in ("POST", "PUT", "DELETE"):
+        assert page.ask("/", "t-olga", method=method).status == 403
+        assert page.ask("/", "t-olga", method=method, Origin=f"http://{page.host}").status == 405
+
+
+def test_a_proxy_with_its_secret_says_who_asks(tmp_path: Path) -> None:
+    people = People()
+    people.let("olga", "list pods", "list nodes")
+    secret, file = "0123456789-0123456789", tmp_path / "secret"
+    file.write_text(f"{secret}\n")
+    with served_cluster_page(people, f"--proxy-secret={file}") as served:
+        _until(served, lambda: served.ask("/", X_Remote_User="olga", X_Tranche_Proxy_Secret=secret).status == 200)
+        assert served.ask("/", X_Remote_User="olga", X_Tranche_Proxy_Secret="0123").status == 401
+        assert served.ask("/", X_Remote_User="olga").status == 401
+        masters: dict[str, Any] = {
+            "X_Remote_User": "olga",
+            "X_Remote_Group": "system:masters",
+            "X_Tranche_Proxy_Secret": secret,
+        }
+        assert served.ask("/", **masters).status == 403
+
+
+def test_when_kubernetes_falls_silent_the_page_says_since_when_and_lets_nobody_new_in() -> None:
+    people = People({"t-olga": "olga", "t-late": "late"})
+    for name in ("olga", "late"):
+        people.let(name, "list pods", "list nodes")
+    with served_cluster_page(people) as served:
+        served.api.change(_cluster)
+        _until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        with served.news("t-olga") as news:
+            assert next(news)["trouble"] == ""
+
+            def silence(server: FakeApiServer) -> None:
+                server.failures += [(503, {"message": "not now"})] * 100_000
+                server.end_watches()
+
+            served.api.change(silence)
+            troubled = next(each for each in news if each["trouble"])
+            again = next(news)
+            assert again["taken"] == troubled["taken"]
+            assert served.ask("/", "t-late").status == 503
+            assert "n1" in served.ask("/", "t-olga").text
+            served.api.change(lambda server: server.failures.clear())
+            assert any(not each["trouble"] for each in news)
+
+
+def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text("""{current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],
+        clusters: [{name: k, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u, user: {token: t}}]}""")
+    file = tmp_path / "secret"
+    for content, said in (("short", "characters or more"), (None, "cannot be read")):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        options = [f"--proxy-secret={file}", f"--kubeconfig={kubeconfig}", "--port=0", "--health-port=0"]
+        found = subprocess.run([*TRANCHE, "cluster-dashboard", *options], capture_output=True, text=True, check=False)
+        assert found.returncode == 2
+        assert said in found.stderr

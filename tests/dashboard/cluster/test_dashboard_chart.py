@@ -1,0 +1,108 @@
+"""The chart agrees with the page that it starts: its options, ports and rights, and the agents that tell it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from release.chart import NAMESPACE, KubeObject, render
+
+from tests.dashboard.cluster.reviewing import People
+from tests.dashboard.cluster.served_cluster import served_cluster_page
+from tests.kubernetes.fake_api_server import Seen
+from tests.kubernetes.support.test_rights import granted
+from tranche.cli.cluster_dashboard import command
+from tranche.kubernetes.support.rights import Right
+
+NAME = "tranche-agent-dashboard"
+ENABLED: dict[str, Any] = {"dashboard": {"enabled": True}}
+pytestmark = pytest.mark.helm
+
+
+def made(**dashboard: object) -> dict[str, KubeObject]:
+    values = {"dashboard": {"enabled": True, **dashboard}}
+    return {item["kind"]: item for item in render(values) if item["metadata"]["name"] == NAME}
+
+
+def container(**dashboard: object) -> dict[str, Any]:
+    (found,) = made(**dashboard)["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_nothing_of_it_is_there_unless_it_is_enabled_and_then_all_of_it() -> None:
+    usual = render({})
+    assert not any(item["metadata"]["name"] == NAME for item in usual)
+    assert "--tell-view" not in str(usual)
+    assert set(made()) == {
+        *("ServiceAccount", "Deployment", "Service", "NetworkPolicy"),
+        *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+    }
+    (agents,) = (item for item in render(ENABLED) if item["kind"] == "DaemonSet")
+    assert "--tell-view" in agents["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_every_option_and_port_is_the_pages() -> None:
+    chosen: dict[str, Any] = {
+        "name": "the lab's",
+        "hosts": ["gpus.example.org"],
+        "port": 9000,
+        "proxy": {"secretName": "s", "userHeader": "X-User", "groupHeader": "X-Group"},
+    }
+    for values in ({}, chosen):
+        found = container(**values)
+        params = command.make_context("cluster-dashboard", list(found["args"])).params
+        ports = {each["name"]: each["containerPort"] for each in found["ports"]}
+        assert ports == {"page": params["port"], "health": params["health_port"]}
+        assert params["name"] == values.get("name", "cluster")
+        assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["host"])
+        assert found["command"] == ["tranche", "cluster-dashboard"]
+        mounts = [each["mountPath"] for each in found.get("volumeMounts", ())]
+        if params["proxy_secret"] is None:
+            assert mounts == []
+        else:
+            assert str(params["proxy_secret"].parent) in mounts
+            assert (params["proxy_user_header"], params["proxy_group_header"]) == ("X-User", "X-Group")
+    known = {parameter.envvar for parameter in command.params}
+    assert {each["name"] for each in container()["env"]} <= known
+    assert made(port=9000)["NetworkPolicy"]["spec"]["ingress"][0]["ports"] == [{"port": 9000, "protocol": "TCP"}]
+
+
+def test_it_may_nothing_that_a_page_does_not_need() -> None:
+    spec = made()["Deployment"]["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    (found,) = spec["containers"]
+    assert found["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert "hostPath" not in str(spec)
+
+
+def asked_right(seen: Seen) -> Right:
+    """The right that a request needs."""
+    head, *rest = seen.path.strip("/").split("/")
+    group = "" if head == "api" else rest[0]
+    rest = rest[1:] if head == "api" else rest[2:]
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    verb = "watch" if "watch" in seen.query else {"GET": "list", "POST": "create"}[seen.method]
+    return Right(verb, rest[0], namespace=namespace, group=group)
+
+
+def test_what_it_asks_for_is_what_the_chart_grants() -> None:
+    people = People({"t": "olga"})
+    people.let("olga", "list nodes")
+    with served_cluster_page(people) as served:
+        while served.ask("/queue", "t").status != 200:
+            assert served.process.poll() is None
+        requests: list[Seen] = []
+        while not {"pods", "nodes", "events", "leases"} <= {
+            asked_right(each).resource for each in requests if "watch" in each.query
+        }:
+            served.api.change(lambda server: requests.extend(server.requests))
+    asked = {asked_right(each) for each in requests}
+    rights = granted(render({**ENABLED, "namespaceOverride": "tranche-system"}), NAME)
+    # A cluster without claims has said so before anybody asks for them.
+    assert asked | {Right("list", "resourceclaims", group="resource.k8s.io")} == rights
