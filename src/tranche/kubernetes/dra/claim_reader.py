@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tranche.core.errors import KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim, decode_claim
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
+_AT_ONCE = 8
+"""A request beyond the connections that are kept opens another, whose handshake takes both sides longer than the answer."""
 _NO_SUCH_API = "the server could not find the requested resource"
 
 
@@ -16,12 +20,17 @@ class ClaimReader:
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
         self._version = 0
+        self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, ref: ClaimRef) -> KubeClaim | None:
         """The claim of that namespace and name, whatever its uid; None when there is none.
 
         KubernetesUnavailable when the server does not answer, and its siblings.
         """
+        async with self._places:
+            return await self._read(ref)
+
+    async def _read(self, ref: ClaimRef) -> KubeClaim | None:
         while True:
             version = _VERSIONS[self._version]
             path = f"/apis/resource.k8s.io/{version}/namespaces/{ref.namespace}/resourceclaims/{ref.name}"
