@@ -12,11 +12,12 @@ from tests.kubernetes.controller.json_patch import patched
 from tranche.core.allocation import NodeView, WholeGpu
 from tranche.core.errors import UsageError
 from tranche.core.state import NodeState
+from tranche.kubernetes.api.node_rules import Requirement, Toleration
 from tranche.kubernetes.claims.annotations import annotations_of, pod_demand
 from tranche.kubernetes.controller.cluster_now import ClusterNow
 from tranche.kubernetes.controller.cluster_pods import ClusterPod, decode_cluster_node, decode_cluster_pod
 from tranche.kubernetes.controller.gating import gating
-from tranche.kubernetes.controller.node_fit import Requirement, Toleration, why_not
+from tranche.kubernetes.controller.node_fit import why_not
 from tranche.kubernetes.controller.second_tries import AVOIDED_SECONDS, REFUSED_SECONDS, UNBOUND_SECONDS, SecondTries
 from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
 

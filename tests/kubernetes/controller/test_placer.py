@@ -15,15 +15,9 @@ from tranche.core.allocation import NodeView, Part, overlap
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_from_dict
+from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
-from tranche.kubernetes.controller.node_fit import (
-    NodeRoom,
-    NodeTaint,
-    PlacingRules,
-    Requirement,
-    Toleration,
-    why_not,
-)
+from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not
 from tranche.kubernetes.controller.placer import (
     GatedPod,
     GpuNode,

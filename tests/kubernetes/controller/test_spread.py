@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
 from tranche.core.request import parse_request
+from tranche.kubernetes.api.node_rules import Requirement
 from tranche.kubernetes.controller.cluster_pods import decode_cluster_pod
-from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, Requirement
+from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules
 from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
 from tranche.kubernetes.controller.spread import Spread, SpreadPod, SpreadRule
 

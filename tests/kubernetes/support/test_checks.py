@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tranche.kubernetes.api.node_rules import NodeTaint
 from tranche.kubernetes.claims.tier import Probe
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
@@ -20,7 +21,6 @@ from tranche.kubernetes.support.facts import (
     OtherProgram,
     PodFacts,
     SurveyedNode,
-    Taint,
 )
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import is_agent, known_product
@@ -28,6 +28,7 @@ from tranche.node.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)
+OWN_TAINT = NodeTaint("own", "NoSchedule", "x")
 STATIC_POLICY = frozenset({"tranche-agent-own-node", "tranche-agent-own-leases"})
 POLICY = STATIC_POLICY | {"tranche-agent-own-slices"}
 
@@ -191,7 +192,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
             facts,
             nodes=(
                 *facts.nodes,
-                SurveyedNode("c", {"tranche.dev/gpu": "true"}, taints=(Taint("own", "x", "NoSchedule"),), conditions=(READY,)),
+                SurveyedNode("c", {"tranche.dev/gpu": "true"}, taints=(OWN_TAINT,), conditions=(READY,)),
             ),
         ),
         "agent-missing", Status.FAIL, "has GPUs", "own=x:NoSchedule",

@@ -8,10 +8,11 @@ from typing import Any
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration, decode_terms
 from tranche.kubernetes.claims.annotations import pod_demand
 from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.controller.node_fit import NodeRoom, NodeTaint, PlacingRules, Requirement, Toleration
+from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules
 from tranche.kubernetes.controller.placer import HOST_LABEL, GatedPod
 from tranche.kubernetes.controller.spread import SpreadRule
 
@@ -99,10 +100,7 @@ def decode_cluster_node(raw: Json) -> ClusterNode:
     """A `v1.Node`."""
     meta, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
     ready: Json = next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
-    taints = tuple(
-        NodeTaint(str(each.get("key")), str(each.get("effect")), str(each.get("value") or ""))
-        for each in spec.get("taints") or ()
-    )
+    taints = tuple(map(NodeTaint.decode, spec.get("taints") or ()))
     allocatable = dict(_amounts(status.get("allocatable") or {}))
     name = str(meta.get("name") or "")
     room = NodeRoom(
@@ -160,12 +158,13 @@ def _gated(meta: Json, spec: Json, needs: Mapping[str, int]) -> tuple[GatedPod |
         return None, "it waits for a share, and no annotation says for which"
     if SHARE_RESOURCE not in needs:
         return None, f"no container asks for {SHARE_RESOURCE}, so none can be handed the share"
+    tolerations = tuple(map(Toleration.decode, spec.get("tolerations") or ()))
     pod = GatedPod(
         str(meta.get("namespace") or ""),
         str(meta.get("name") or ""),
         str(meta.get("uid") or ""),
         demand.request,
-        PlacingRules(needs, spec.get("nodeSelector") or {}, _terms(spec), tuple(_tolerations(spec))),
+        PlacingRules(needs, spec.get("nodeSelector") or {}, decode_terms(spec), tolerations),
         int(spec.get("priority") or 0),
         str(meta.get("creationTimestamp") or ""),
         meta.get("labels") or {},
@@ -183,31 +182,5 @@ def _spread(meta: Json, spec: Json) -> Iterator[SpreadRule]:
         equal = {**(selector.get("matchLabels") or {})}
         equal |= {key: labels[key] for key in each.get("matchLabelKeys") or () if key in labels}
         requirements = [Requirement(str(key), "In", (str(value),)) for key, value in equal.items()]
-        requirements += map(_requirement, selector.get("matchExpressions") or ())
+        requirements += map(Requirement.decode, selector.get("matchExpressions") or ())
         yield SpreadRule(str(each.get("topologyKey")), int(each.get("maxSkew") or 1), tuple(requirements))
-
-
-def _requirement(raw: Json) -> Requirement:
-    return Requirement(str(raw.get("key")), str(raw.get("operator")), tuple(map(str, raw.get("values") or ())))
-
-
-def _terms(spec: Json) -> tuple[tuple[Requirement, ...], ...] | None:
-    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    if not affinity:
-        return None
-    return tuple(
-        tuple(_requirement(each) for each in (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ())))
-        for term in affinity.get("nodeSelectorTerms") or ()
-    )
-
-
-def _tolerations(spec: Json) -> Iterator[Toleration]:
-    for each in spec.get("tolerations") or ():
-        yield Toleration(
-            str(each.get("key") or ""),
-            str(each.get("value") or ""),
-            str(each.get("effect") or ""),
-            each.get("operator") == "Exists",
-        )

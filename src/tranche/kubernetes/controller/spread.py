@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, Requirement, why_not_by_labels
+from tranche.kubernetes.api.node_rules import Requirement
+from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not_by_labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tranche.core.quantity import format_memory
+from tranche.kubernetes.api.node_rules import meets, unmet, untolerated
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.fleet.room import Room, against, room_of, served
-from tranche.kubernetes.fleet.tolerance import meets, unmet, untolerated
 from tranche.kubernetes.fleet.wanted import Demanded, Misfit, Wanted
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from tranche.core.errors import UsageError
 from tranche.core.request import Request
+from tranche.kubernetes.api.node_rules import NodeTaint, NodeTerm, Toleration, decode_terms
 from tranche.kubernetes.claims.annotations import pod_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
 from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_GATE, SHARE_RESOURCE, CapacityName
-from tranche.kubernetes.fleet.tolerance import FleetTaint, FleetToleration
 
 _RESOURCES = "nvidia.com/"
 
@@ -26,7 +26,7 @@ class FleetNode:
     ready: bool = True
     unschedulable: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[FleetTaint, ...] = ()
+    taints: tuple[NodeTaint, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -74,7 +74,7 @@ class FleetClaim:
 class FleetPod:
     """A pod. `claims` are the names of its claims, where they exist, by its own names for them; `templates` alike.
 
-    `message` is the scheduler's own word on why it is not bound. `affinity` are the terms of which a node has to meet one.
+    `message` is the scheduler's own word on why it is not bound. `affinity` are terms of which a node has to meet one, if any.
     `limits` are how many it asks for of each of NVIDIA's extended resources. `by_gate` is what it asks for where a controller
     chooses its share, `chosen` the choice as it is written on it.
     """
@@ -86,8 +86,8 @@ class FleetPod:
     gated: bool = False
     message: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    affinity: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
-    tolerations: tuple[FleetToleration, ...] = ()
+    affinity: tuple[NodeTerm, ...] | None = None
+    tolerations: tuple[Toleration, ...] = ()
     claims: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
         ready=ready.get("status") == "True",
         unschedulable=bool(spec.get("unschedulable")),
         labels={str(key): str(value) for key, value in _part(meta, "labels").items()},
-        taints=tuple(FleetTaint.decode(each) for each in spec.get("taints") or ()),
+        taints=tuple(NodeTaint.decode(each) for each in spec.get("taints") or ()),
         resources=_counts(_part(status, "allocatable")),
     )
 
@@ -142,7 +142,6 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
     asked = {str(each.get("name")): each for each in spec.get("resourceClaims") or ()}
     made = {str(each.get("name")): each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     names = {name: made.get(name) or each.get("resourceClaimName") for name, each in asked.items()}
-    required = _part(_part(_part(spec, "affinity"), "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
     extended = _part(status, "extendedResourceClaimStatus").get("resourceClaimName")
     return FleetPod(
         namespace=str(meta.get("namespace") or ""),
@@ -152,8 +151,8 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
         gated=bool(spec.get("schedulingGates")),
         message=str(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
         node_selector={str(key): str(value) for key, value in _part(spec, "nodeSelector").items()},
-        affinity=tuple(required.get("nodeSelectorTerms") or ()),
-        tolerations=tuple(FleetToleration.decode(each) for each in spec.get("tolerations") or ()),
+        affinity=decode_terms(spec),
+        tolerations=tuple(Toleration.decode(each) for each in spec.get("tolerations") or ()),
         claims={name: str(claim) for name, claim in {**names, "extended resources": extended}.items() if claim},
         templates={
             name: str(each["resourceClaimTemplateName"])

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import islice
 
 from tranche.core.quantity import MIB, format_memory
+from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
 from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.fleet.room import Room, against, served
-from tranche.kubernetes.fleet.tolerance import FleetToleration
 from tranche.kubernetes.fleet.wanted import Demanded, Wanted
 
 _MOST = 6
@@ -137,7 +137,7 @@ def _modes(
     rooms: Mapping[str, Room],
 ) -> Iterator[str]:
     """A node whose GPUs the administrator gives away in another way, and could give in this one."""
-    tolerant = FleetToleration(str(TaintKey.MODE), "Exists")
+    tolerant = Toleration(str(TaintKey.MODE), exists=True)
     anyhow = [
         replace(
             demand,

@@ -11,6 +11,7 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB, format_memory
+from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -23,7 +24,6 @@ from tranche.kubernetes.claims.vocabulary import (
 )
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetPod
-from tranche.kubernetes.fleet.tolerance import FleetToleration
 from tranche.planning.obstacle import Reason
 
 _ATTRIBUTE = rf'device\.attributes\["{re.escape(DRIVER)}"\]\.'
@@ -69,7 +69,7 @@ class Wanted:
     card_memory: int | None = None
     model: str = ""
     distinct: bool = False
-    tolerations: tuple[FleetToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
@@ -170,7 +170,7 @@ def _wanted(raw: Mapping[str, Any], of_class: Wanted) -> Wanted:
         memory=_amount(capacity.get(CapacityName.MEMORY)),
         share=_amount(capacity.get(CapacityName.SHARE)),
         compute=_amount(capacity.get(CapacityName.COMPUTE)),
-        tolerations=tuple(FleetToleration.decode(each) for each in raw.get("tolerations") or ()),
+        tolerations=tuple(Toleration.decode(each) for each in raw.get("tolerations") or ()),
     )
     for each in raw.get("selectors") or ():
         found = _with_condition(found, str((each.get("cel") or {}).get("expression") or ""))

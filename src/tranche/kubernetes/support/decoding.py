@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.support.facts import ConditionFacts, DaemonSetFacts, PodFacts, SurveyedNode, Taint
+from tranche.kubernetes.api.node_rules import NodeTaint
+from tranche.kubernetes.support.facts import ConditionFacts, DaemonSetFacts, PodFacts, SurveyedNode
 
 _RESOURCES = "nvidia.com/"
 _OUR_ANNOTATIONS = ("tranche.dev/", "mig-manager.tranche.dev/")
@@ -23,9 +24,7 @@ def decode_node(raw: Json) -> SurveyedNode:
         annotations={
             key: value for key, value in _texts(meta, "annotations").items() if key.startswith(_OUR_ANNOTATIONS)
         },
-        taints=tuple(
-            Taint(_text(each, "key"), _text(each, "value"), _text(each, "effect")) for each in spec.get("taints") or ()
-        ),
+        taints=tuple(map(NodeTaint.decode, spec.get("taints") or ())),
         conditions=tuple(_condition(each) for each in status.get("conditions") or ()),
         capacity=_counts(_part(status, "capacity")),
         allocatable=_counts(_part(status, "allocatable")),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from tranche.kubernetes.api.node_rules import NodeTaint
 from tranche.kubernetes.claims.tier import Probe
 
 
@@ -21,22 +22,13 @@ class ConditionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Taint:
-    """A taint of a node."""
-
-    key: str
-    value: str
-    effect: str
-
-
-@dataclass(frozen=True, slots=True)
 class SurveyedNode:
     """A node. `capacity` and `allocatable` have NVIDIA's resources only, as numbers; `annotations` only those of Tranche."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[NodeTaint, ...] = ()
     conditions: tuple[ConditionFacts, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode, Taint
+from tranche.kubernetes.api import node_rules
+from tranche.kubernetes.api.node_rules import NodeTaint, Toleration
+from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
 
 AGENT_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "tranche.dev/gpu")
 """Any of these, as `true`, makes a node one of the agent's by the chart's affinity."""
@@ -18,7 +20,6 @@ _OTHER_LABELS = (
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 # AWS's families with NVIDIA GPUs; g4ad has AMD's.
 _AWS = re.compile(r"(p[2-9][a-z]*|g[3-9](?!ad)[a-z]*)(-[a-z0-9]+)?\.[a-z0-9-]+")
-_KEEPS_PODS_AWAY = ("NoSchedule", "NoExecute")
 
 
 def why_gpu(node: SurveyedNode) -> str:
@@ -40,18 +41,6 @@ def gpu_nodes(facts: ClusterFacts) -> tuple[SurveyedNode, ...]:
     return tuple(node for node in facts.nodes if node.name in with_agent or why_gpu(node))
 
 
-def untolerated(taints: tuple[Taint, ...], tolerations: tuple[dict[str, str], ...]) -> tuple[Taint, ...]:
+def untolerated(taints: tuple[NodeTaint, ...], tolerations: tuple[dict[str, str], ...]) -> tuple[NodeTaint, ...]:
     """The taints that keep a pod with these tolerations away."""
-    return tuple(
-        taint
-        for taint in taints
-        if taint.effect in _KEEPS_PODS_AWAY and not any(_tolerates(each, taint) for each in tolerations)
-    )
-
-
-def _tolerates(toleration: dict[str, str], taint: Taint) -> bool:
-    if toleration.get("effect") not in (None, taint.effect):
-        return False
-    if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, taint.key)
-    return toleration.get("key") == taint.key and toleration.get("value", "") == taint.value
+    return node_rules.untolerated(taints, tuple(map(Toleration.decode, tolerations)))
