@@ -151,7 +151,7 @@ def test_a_token_that_is_taken_back_ends_what_is_open(
         first.process.wait()
         (machine.folder / "xdg/tranche/dashboard-token").unlink()
         dashboards.start(first.port)
-        viewer.says("open the address that the command printed anew")
+        viewer.says("you are not let in any more; enter again")
 
 
 def test_a_viewers_clock_that_is_wrong_is_said(browser: Any, dashboard: ServedDashboard) -> None:

@@ -71,7 +71,7 @@ def held_by(view: NodeView, *holders: tuple[str, int]) -> NodeView:
     return replace(view, node=replace(view.node, gpus=(busy, *rest)), allocations=allocations)
 
 
-def _cluster(server: FakeApiServer) -> None:
+def fill_cluster(server: FakeApiServer) -> None:
     for name in ("n1", "n2"):
         server.put(f"/api/v1/nodes/{name}", node_object(name, labels={"nvidia.com/gpu.present": "true"}))
     server.put("/api/v1/nodes/plain", node_object("plain"))
@@ -107,13 +107,13 @@ def page() -> Iterator[ServedClusterPage]:
     people.let("nils", "list pods", namespaces=["blue"])
     people.let("olga", "list pods", "list nodes")
     with served_cluster_page(people, "--host=gpus.example.org", "--name=lab") as served:
-        served.api.change(_cluster)
-        _until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
-        _until(served, lambda: len(served.json("/api/events", "t-olga")["events"]) == 3)
+        served.api.change(fill_cluster)
+        wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        wait_until(served, lambda: len(served.json("/api/events", "t-olga")["events"]) == 3)
         yield served
 
 
-def _until(page: ServedClusterPage, holds: Callable[[], bool]) -> None:
+def wait_until(page: ServedClusterPage, holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while True:
         try:
@@ -185,11 +185,11 @@ def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: S
     page.api.change(
         lambda server: server.put("/api/v1/nodes/mute", node_object("mute", labels={"tranche.dev/gpu": "true"}))
     )
-    _until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 200)
+    wait_until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 200)
     assert "Nothing is known of its GPUs" in page.ask("/nodes/mute", "t-olga").text
     assert page.json("/api/nodes/mute", "t-olga")["overview"] is None
     page.api.change(lambda server: server.delete("/api/v1/nodes/mute"))
-    _until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 404)
+    wait_until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 404)
 
 
 def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedClusterPage) -> None:
@@ -210,7 +210,7 @@ def test_a_change_is_told_at_once_to_whom_it_concerns(page: ServedClusterPage) -
         assert any(each["version"] != before for each in news)
     assert len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 3
     page.api.change(lambda server: tell(server, "n1", held_by(a100s(2), ("blue", 0), ("zebra", 1))))
-    _until(page, lambda: len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 2)
+    wait_until(page, lambda: len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 2)
 
 
 def test_who_enters_gets_a_cookie_and_never_his_token_back(page: ServedClusterPage) -> None:
@@ -262,7 +262,7 @@ def test_a_proxy_with_its_secret_says_who_asks(tmp_path: Path) -> None:
     secret, file = "0123456789-0123456789", tmp_path / "secret"
     file.write_text(f"{secret}\n")
     with served_cluster_page(people, f"--proxy-secret={file}") as served:
-        _until(served, lambda: served.ask("/", X_Remote_User="olga", X_Tranche_Proxy_Secret=secret).status == 200)
+        wait_until(served, lambda: served.ask("/", X_Remote_User="olga", X_Tranche_Proxy_Secret=secret).status == 200)
         assert served.ask("/", X_Remote_User="olga", X_Tranche_Proxy_Secret="0123").status == 401
         assert served.ask("/", X_Remote_User="olga").status == 401
         masters: dict[str, Any] = {
@@ -278,8 +278,8 @@ def test_when_kubernetes_falls_silent_the_page_says_since_when_and_lets_nobody_n
     for name in ("olga", "late"):
         people.let(name, "list pods", "list nodes")
     with served_cluster_page(people) as served:
-        served.api.change(_cluster)
-        _until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        served.api.change(fill_cluster)
+        wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
         with served.news("t-olga") as news:
             assert next(news)["trouble"] == ""
 

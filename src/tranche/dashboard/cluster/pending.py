@@ -18,6 +18,9 @@ from tranche.kubernetes.gates.explaining import explain_gated
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.reading import GateFleet
 
+_NO_DEMAND = "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off"
+_AT_THE_GATE = "; it waits at the gate until the controller chooses"
+
 
 @dataclass(frozen=True, slots=True)
 class PendingPod:
@@ -73,7 +76,10 @@ def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet) -> Wait
 
 def explain_request(request: Request, gates: GateFleet) -> FleetExplanation:
     """What a request would get now, were it a pod that any node takes."""
-    return explain_gated(FleetPod("", "a pod", gated=True, by_gate=request), request, gates)
+    if not gates.views:
+        return FleetExplanation("a pod", WaitStatus.IMPOSSIBLE, _NO_DEMAND, (str(request),))
+    found = explain_gated(FleetPod("", "a pod", gated=True, by_gate=request), request, gates)
+    return replace(found, message=found.message.removesuffix(_AT_THE_GATE))
 
 
 def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:

@@ -43,7 +43,7 @@ def cluster_ask_page(fields: Mapping[str, str], answer: FleetExplanation | None,
     live = element(
         "div",
         element("p", element("strong", str(answer.status)), f": {answer.message}"),
-        _groups(answer),
+        _groups(answer, "nodes"),
         [element("p", line) for line in tail_lines(answer) if line],
     )
     return DashboardPage("What would a request get now?", live, ask_form(fields))
@@ -79,18 +79,18 @@ def _row(each: WaitingPod, now: float) -> Sequence[Child | None]:
         str(answer.status),
         "; ".join(answer.wanted),
         span_since(each.pending.created, now) if each.pending.created else None,
-        element("div", element("p", answer.message), _groups(answer)),
+        element("div", element("p", answer.message), _groups(answer, f"nodes-{pod.namespace}-{pod.name}")),
         element("ol", [element("li", one) for one in answer.remedies]) if answer.remedies else None,
     )
 
 
-def _groups(answer: FleetExplanation) -> Element | None:
+def _groups(answer: FleetExplanation, id: str) -> Element | None:
     if not answer.groups:
         return None
     names = tuple(each.capitalize() for each in GROUP_COLUMNS)
     rows = [tuple(str(cell) for cell in group_row(each)) for each in answer.groups]
     shown = table("What nodes say", names, rows, "No node.")
-    return element("details", element("summary", "What nodes say"), shown)
+    return element("details", element("summary", "What nodes say"), shown, id=id)
 
 
 def _about(event: KubeEvent) -> Child:

@@ -57,7 +57,7 @@
 
   function liveness() {
     const at = (ms) => clock.format(new Date(ms));
-    if (refused) return say("lost", "not live: open the address that the command printed anew");
+    if (refused) return say("lost", "not live: you are not let in any more; enter again");
     if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: the server does not answer`);
     if (trouble) return say("lost", `not live since ${at(taken)}: ${trouble}`);
     if (Date.now() + offset - taken > SILENT_MS) return say("lost", `not live since ${at(taken)}: the driver does not answer`);

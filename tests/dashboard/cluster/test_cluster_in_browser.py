@@ -1,0 +1,93 @@
+"""A cluster's page in a real browser: one enters with a token, sees what is his, and is told when he may not any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running
+from tests.dashboard.cluster.reviewing import People
+from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page
+from tests.dashboard.cluster.test_cluster_server import fill_cluster, wait_until
+from tests.kubernetes.fake_api_server import FakeApiServer
+from tests.kubernetes.fleet.clusters import node as node_object
+
+pytestmark = pytest.mark.browser
+
+VIEWS = ("/", "/nodes/n1", "/nodes/n2", "/queue", "/ask?kind=gpu_memory&amount=4Gi", "/events", "/you")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browser_running() as running:
+        yield running
+
+
+@pytest.fixture
+def page() -> Iterator[ServedClusterPage]:
+    people = People({"t-ana": "ana", "t-olga": "olga"})
+    people.let("ana", "list pods", namespaces=["blue"])
+    people.let("ana", "list nodes")
+    people.let("olga", "list pods", "list nodes")
+    with served_cluster_page(people, "--name=lab") as served:
+        served.api.change(fill_cluster)
+        wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        yield served
+
+
+def entered(browser: Any, page: ServedClusterPage, token: str, scheme: str, size: tuple[int, int]) -> Viewer:
+    """Whoever types that token into the form, and by keyboard alone."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, locale="en-GB")
+    context.set_default_timeout(60_000)
+    viewer = Viewer(context.new_page(), f"http://{page.host}")
+    viewer.page.goto(viewer.address)
+    assert viewer.violations() == []
+    viewer.page.keyboard.press("Tab")
+    viewer.page.keyboard.type(token)
+    viewer.page.keyboard.press("Enter")
+    viewer.wait_for_live()
+    # That nobody was let in before he entered is in the console, and no more.
+    viewer.page.on("console", lambda message: viewer.complaints.append(message.text))
+    viewer.page.on("pageerror", lambda error: viewer.complaints.append(str(error)))
+    return viewer
+
+
+@pytest.mark.parametrize(("token", "scheme", "size"), [("t-ana", "light", WIDE), ("t-olga", "dark", NARROW)])
+def test_who_enters_sees_what_is_his_in_every_look(
+    browser: Any, page: ServedClusterPage, token: str, scheme: str, size: tuple[int, int]
+) -> None:
+    viewer = entered(browser, page, token, scheme, size)
+    for address in VIEWS:
+        viewer.open(address)
+        assert viewer.violations() == [], address
+        assert not viewer.overflows, address
+        if token == "t-ana":
+            assert "zebra" not in viewer.page.content(), address
+    assert viewer.complaints == []
+    assert token not in viewer.page.url
+    assert viewer.page.evaluate("() => document.cookie") == ""
+
+
+def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page: ServedClusterPage) -> None:
+    viewer = entered(browser, page, "t-ana", "light", WIDE)
+    viewer.open("/nodes/n1")
+    cordoned = node_object("n1", unschedulable=True, labels={"nvidia.com/gpu.present": "true"})
+    page.api.change(lambda server: server.put("/api/v1/nodes/n1", cordoned))
+    viewer.page.locator("#view", has_text="it is cordoned").wait_for()
+    viewer.open("/you")
+    viewer.page.get_by_role("button", name="Leave").click()
+    viewer.page.get_by_text("You have left.").wait_for()
+    viewer.page.goto(f"{viewer.address}/queue")
+    viewer.page.get_by_text("Who are you?").wait_for()
+
+
+def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedClusterPage) -> None:
+    viewer = entered(browser, page, "t-ana", "light", WIDE)
+
+    def ended(server: FakeApiServer) -> None:
+        del page.people.users["t-ana"]
+
+    page.api.change(ended)
+    viewer.says("you are not let in any more; enter again")
