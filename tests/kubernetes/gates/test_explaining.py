@@ -126,7 +126,9 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
                     server.put(f"{leases}/{lease.name}", {"metadata": meta})
                 server.put("/api/v1/nodes/n1", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
                 fleet = await read_gate_fleet(connection, pod)
-                assert explain_gated(pod, whole, fleet).status is WaitStatus.WAITING
+                waiting = explain_gated(pod, whole, fleet)
+                assert waiting.status is WaitStatus.WAITING
+                assert [each.holders for each in waiting.groups] == [("pod team/other",)]
                 del server.objects[f"{leases}/tranche-{CHOICES}-n1"]
                 fleet = await read_gate_fleet(connection, pod)
                 assert explain_gated(pod, whole, fleet).status is WaitStatus.STARTABLE

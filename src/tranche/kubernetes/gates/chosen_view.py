@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tranche.core.allocation import ComputeSlice, NodeView
 from tranche.core.errors import TrancheError
-from tranche.core.keeper import ChosenFor
+from tranche.core.keeper import ChosenFor, PlacedPodKeeper
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.planning import effect
 from tranche.planning.plan import Plan
@@ -26,4 +27,7 @@ def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
             continue  # a GPU that the node has no more: nobody can be given anything of it either
         after = effect.apply(plan, view) if isinstance(plan, Plan) else view
         view = given(after, f"chosen-{choice.uid}", choice.grants)
+        keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
+        named = (replace(each, keeper=keeper) for each in view.allocations[-1:])
+        view = replace(view, allocations=(*view.allocations[:-1], *named)) if choice.grants else view
     return view

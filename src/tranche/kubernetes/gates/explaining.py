@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.errors import TrancheError
@@ -48,7 +49,9 @@ def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExp
     could = [name for name, each in answers.items() if each.impossible is None]
     number = f"none of {len(fleet.nodes) or len(answers):,} nodes can"
     status = WaitStatus.WAITING if could else WaitStatus.IMPOSSIBLE
-    message = f"{number} serve it now; {len(could):,} of them could" if could else f"{number} ever serve it as they are"
+    message = (
+        f"{number} serve it now; {len(could):,} of them could later" if could else f"{number} ever serve it as they are"
+    )
     advice = tuple(
         f"on node {name}: {remedy.text}" for name in could for remedy in answers[name].remedies if name not in outs
     )
@@ -89,32 +92,48 @@ def _grant_text(grant: Grant, view: NodeView | None) -> str:
     return grant.gpu_uuid if slot is None else f"{slot.profile} at {slot.placement} of {grant.gpu_uuid}"
 
 
+class _Row(NamedTuple):
+    """Why a node cannot serve now, and who has what would serve."""
+
+    node: str
+    reason: str
+    text: str
+    holders: tuple[str, ...] = ()
+
+
 def _rows(
     answers: Mapping[str, Explanation], outs: Mapping[str, tuple[NodeReason, str]], fleet: GateFleet
-) -> Iterator[tuple[str, str, str]]:
-    """Node, reason and words of each that cannot serve now."""
+) -> Iterator[_Row]:
     for name in sorted({*fleet.nodes, *answers, *fleet.unknown}):
         if name in fleet.unknown:
-            yield name, NodeReason.PUBLISHING, fleet.unknown[name]
+            yield _Row(name, NodeReason.PUBLISHING, fleet.unknown[name])
         elif name in outs:
-            yield name, *outs[name]
+            yield _Row(name, *outs[name])
         elif name not in answers:
-            yield name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand"
+            yield _Row(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
         elif not answers[name].fits:
-            found = answers[name]
-            obstacles = dict.fromkeys(str(each.obstacle.reason) for each in found.gpus if each.obstacle is not None)
-            reason = found.impossible.reason if found.impossible is not None else next(iter(obstacles), NodeReason.HELD)
-            texts = dict.fromkeys(each.obstacle.text for each in found.gpus if each.obstacle is not None)
-            yield name, reason, found.summary if found.impossible is not None else "; ".join(list(texts)[:_NAMED])
+            yield _refusal(name, answers[name], fleet.views[name])
 
 
-def _groups(rows: Iterator[tuple[str, str, str]]) -> tuple[NodeGroup, ...]:
-    together: dict[tuple[str, str], list[str]] = {}
-    for name, reason, text in rows:
-        together.setdefault((reason, text), []).append(name)
-    groups = [_group(key, names) for key, names in together.items()]
-    return tuple(sorted(groups, key=lambda each: -each.count))
+def _refusal(name: str, found: Explanation, view: NodeView) -> _Row:
+    if found.impossible is not None:
+        return _Row(name, found.impossible.reason, found.summary)
+    obstacles = [each.obstacle for each in found.gpus if each.obstacle is not None]
+    reason = str(obstacles[0].reason) if obstacles else NodeReason.HELD
+    text = "; ".join(list(dict.fromkeys(each.text for each in obstacles))[:_NAMED])
+    ids = {each for obstacle in obstacles for each in obstacle.allocation_ids}
+    holders = dict.fromkeys(str(each.keeper) for each in view.allocations if each.id in ids)
+    return _Row(name, reason, text, tuple(holders))
 
 
-def _group(key: tuple[str, str], names: Sequence[str]) -> NodeGroup:
-    return NodeGroup(key[0], key[1], tuple(names[:_NAMED]), len(names))
+def _groups(rows: Iterator[_Row]) -> tuple[NodeGroup, ...]:
+    together: dict[tuple[str, str], list[_Row]] = {}
+    for each in rows:
+        together.setdefault((each.reason, each.text), []).append(each)
+    return tuple(sorted(map(_group, together.values()), key=lambda each: -each.count))
+
+
+def _group(rows: Sequence[_Row]) -> NodeGroup:
+    names = tuple(each.node for each in rows[:_NAMED])
+    holders = tuple(dict.fromkeys(name for each in rows[:_NAMED] for name in each.holders))
+    return NodeGroup(rows[0].reason, rows[0].text, names, len(rows), holders=holders[:_NAMED])

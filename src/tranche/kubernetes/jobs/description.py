@@ -40,7 +40,7 @@ class JobDescription:
 
     def has(self, pod: JobPod) -> tuple[str, ...]:
         """What the pod has, for people."""
-        return self.chosen.get(pod.name) or tuple(device_text(each) for each in self.holdings.get(pod.name, ()))
+        return tuple(map(device_text, self.holdings.get(pod.name, ()))) or self.chosen.get(pod.name, ())
 
 
 async def describe_job(connection: ApiConnection, namespace: str, name: str) -> JobDescription:
