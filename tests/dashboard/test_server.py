@@ -164,6 +164,23 @@ def test_a_change_is_told_as_it_happens_and_the_fresh_part_has_it(
     assert part.get("id") == "view"
 
 
+def test_the_plan_that_runs_is_on_the_page_of_its_gpu(machine: TestMachine, dashboard: ServedDashboard) -> None:
+    uuid = machine.json("gpus")["gpus"][0]["uuid"]
+    machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 8)
+    machine.start("run", "-q", "--mig-profile", "1g.5gb", "--", "sleep", "600")
+    title = "Being changed: serve --mig-profile 1g.5gb"
+
+    def steps() -> list[list[str]]:
+        return tables(parsed(dashboard.ask(f"/gpus/{uuid}").text)).get(title, [])
+
+    while (found := steps())[-1:] != [["create 1g.5gb at 6:1", "now"]]:
+        assert dashboard.process.poll() is None
+    assert found == [["enable MIG mode", "done"], ["reset the GPU", "done"], ["create 1g.5gb at 6:1", "now"]]
+    machine.machine.clear_injections()
+    while steps():
+        assert dashboard.process.poll() is None
+
+
 def test_a_machine_that_does_not_change_has_one_version_and_says_that_it_lives(dashboard: ServedDashboard) -> None:
     with dashboard.news() as news:
         first, *more = [next(news) for _ in range(3)]

@@ -51,6 +51,7 @@ class Machine:
 @pytest.fixture(autouse=True)
 def no_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranche.dashboard.watch.NvmlGauges", lambda clock: SimpleNamespace(read=lambda node: ()))
+    monkeypatch.setattr("tranche.dashboard.watch.plans_of", lambda host: ())
 
 
 def watching(machine: Machine, work: Callable[[LiveMachine], Any]) -> None:

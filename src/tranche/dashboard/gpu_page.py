@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from tranche.dashboard.events_page import MOST, event_table
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import history_view
 from tranche.dashboard.parts import code, figures, memory, notes, share_link, table
+from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents.blocks import Document, blocks_of, told_holder
 from tranche.documents.history import events_by_gpu
 from tranche.documents.markup import Child, Element, element
@@ -22,8 +24,13 @@ def gpu_page(
     said: Sequence[str],
     now: float,
     hours: int,
+    samples: Sequence[GaugeSample] = (),
+    plans: Sequence[Document] = (),
 ) -> DashboardPage | None:
-    """The GPU of that UUID, with its last so many hours; None where the machine has none. `events` are all that are kept."""
+    """The GPU of that UUID, with its last so many hours; None where the machine has none.
+
+    `events` are all that are kept, `samples` what its gauges said of late, `plans` those that run now.
+    """
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
         return None
@@ -38,6 +45,7 @@ def gpu_page(
         _facts(gpu, reading),
         key(drawn),
         element("div", gpu_bar(drawn[0]), class_="card"),
+        [_running(plan, uuid) for plan in plans if any(each["gpuUUID"] == uuid for each in plan["steps"])],
         table(
             "Slices and holders",
             ("Place", "Profile", "State", "Held by", "Memory", "Used", "Busy", "Made by", "MIG device"),
@@ -59,11 +67,23 @@ def gpu_page(
         ),
         _whole(gpu, known),
         _processes(gpu),
+        gauges_view(gpu, samples),
         history_view(gpu, overview, events, now, hours),
         element("h2", "What happened"),
         event_table(events[-MOST:], overview["gpus"]),
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
+
+
+_PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "was so already"}
+
+
+def _running(plan: Document, uuid: str) -> Element:
+    """The steps of a plan on this GPU, and how far it is."""
+    steps = [each for each in plan["steps"] if each["gpuUUID"] == uuid]
+    what = "Being undone" if plan["status"] == "undoing" else "Being changed"
+    rows = [(each["step"], _PROGRESS.get(each["status"], each["status"])) for each in steps]
+    return table(f"{what}: {plan['purpose']}", ("Step", "How far"), rows, "No step.")
 
 
 _UNKNOWN: Document = {"memoryUsedBytes": None, "busy": None}

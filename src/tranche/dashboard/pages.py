@@ -41,7 +41,8 @@ def page_at(
             return fleet_page(seen.overview, seen.notes, query.get("q", ""))
         case ["gpus", uuid]:
             hours = hours_asked(query.get("hours", ""))
-            return gpu_page(uuid, seen.overview, seen.readings, events(), seen.notes, seen.taken, hours)
+            history = (seen.samples, seen.plans)
+            return gpu_page(uuid, seen.overview, seen.readings, events(), seen.notes, seen.taken, hours, *history)
         case ["shares", allocation_id]:
             of_it = [each for each in events() if each["allocationId"] == allocation_id]
             return share_page(allocation_id, seen.overview, of_it, seen.taken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
+from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents.blocks import Document
 from tranche.node.records import Waiter
 
@@ -15,7 +16,7 @@ class MachineSnapshot:
 
     `number` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
     `readings` are what the hardware says of its use. `newest_event` is the position of the newest event. `notes` say what the
-    picture does not show.
+    picture does not show. `plans` are those that run now. `samples` are earlier readings, which alone are no change.
     """
 
     number: int
@@ -27,8 +28,10 @@ class MachineSnapshot:
     newest_event: int
     readings: tuple[Document, ...] = ()
     notes: tuple[str, ...] = ()
+    plans: tuple[Document, ...] = ()
+    samples: tuple[GaugeSample, ...] = ()
 
     def shows_the_same(self, other: MachineSnapshot) -> bool:
         """Whether a page of the other one would look the same."""
-        mine = (self.overview, self.newest_event, self.readings, self.notes)
-        return mine == (other.overview, other.newest_event, other.readings, other.notes)
+        mine = (self.overview, self.newest_event, self.readings, self.notes, self.plans)
+        return mine == (other.overview, other.newest_event, other.readings, other.notes, other.plans)

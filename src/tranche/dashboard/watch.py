@@ -15,13 +15,17 @@ from contextvars import copy_context
 from dataclasses import replace
 
 from tranche.core.errors import TrancheError
+from tranche.dashboard.reading_log import with_sample
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.blocks import Document
 from tranche.documents.overview import overview_data
 from tranche.documents.readings import reading_document
+from tranche.documents.running_plans import plan_document
 from tranche.hardware.nvml_gauges import NvmlGauges
 from tranche.local.attendance import silent
 from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
+from tranche.node.journal import running_plans
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,6 +37,12 @@ OpenHost = Callable[[], AbstractContextManager[Host]]
 
 Report = Callable[[int, MachineSnapshot | None, str], None]
 """Is told the number of the newest question that came before a look, what was seen, and else why nothing was."""
+
+
+def plans_of(host: Host) -> tuple[Document, ...]:
+    """The plans that run now."""
+    with host.ledger.read() as db:
+        return tuple(map(plan_document, running_plans(db)))
 
 
 class Watch:
@@ -122,6 +132,8 @@ class Watch:
         now = time.time()
         away = silent(host.places, queue, now)
         newest = host.events(last=1)
+        readings = tuple(reading_document(each) for each in gauges.read(view.node))
+        last = self._last
         seen = MachineSnapshot(
             1,
             now,
@@ -130,10 +142,11 @@ class Watch:
             away,
             overview_data(view, queue, away),
             newest[-1].position if newest else 0,
-            tuple(reading_document(each) for each in gauges.read(view.node)),
+            readings,
             tuple(notes),
+            plans_of(host),
+            with_sample(() if last is None else last.samples, now, readings),
         )
-        last = self._last
         if last is not None:
             seen = replace(seen, number=last.number + (not seen.shows_the_same(last)))
         self._last = seen

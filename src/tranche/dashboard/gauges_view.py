@@ -1,0 +1,118 @@
+"""How much memory of a GPU was used and how busy it was, over the time for which somebody looked: as charts and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from tranche.core.quantity import format_memory
+from tranche.dashboard.parts import moment, table
+from tranche.dashboard.reading_log import EVERY_SECONDS, GaugeSample
+from tranche.documents import describe
+from tranche.documents.blocks import Document
+from tranche.documents.markup import Element, element
+
+_WIDTH, _HEIGHT = 1000, 60
+_GAP_SECONDS = 3 * EVERY_SECONDS
+Measured = Sequence[tuple[float, float]]
+"""Moments in seconds since the epoch, each with a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    """What one gauge said; `most` is what it can say at the most, `said` writes a value with its unit."""
+
+    name: str
+    values: Measured
+    most: float
+    said: Callable[[float], str]
+
+    @property
+    def numbers(self) -> list[float]:
+        return [value for _, value in self.values]
+
+
+def gauges_view(gpu: Document, samples: Sequence[GaugeSample]) -> Element | None:
+    """The charts of what can be measured of the GPU; None where nothing was."""
+    uuid, memory = gpu["uuid"], float(gpu["memoryBytes"] or 0)
+    every = (
+        _Gauge("Memory used", _measured(uuid, "memoryUsedBytes", samples), memory, _bytes),
+        _Gauge("Busy", _measured(uuid, "busy", samples), 1.0, _percent),
+    )
+    found = [each for each in every if each.values]
+    if not found:
+        return None
+    since, until = samples[0].taken, samples[-1].taken
+    charts = [
+        element("figure", element("figcaption", f"{each.name}, of {each.said(each.most)}"), _chart(each, since, until))
+        for each in found
+    ]
+    axis = element(
+        "p", moment(describe.timestamp(since)), element("span", moment(describe.timestamp(until))), class_="axis muted"
+    )
+    rows = [(each.name, *(each.said(of(each.numbers)) for of in (_last, min, fmean, max))) for each in found]
+    return element(
+        "section",
+        element("h2", "Use"),
+        element("div", charts, axis, class_="card"),
+        table("Use since then", ("Gauge", "Last", "Least", "Mean", "Most"), rows, ""),
+        element("p", "Gauges are read while a page is open. This server keeps an hour of them.", class_="muted"),
+    )
+
+
+def _measured(uuid: str, gauge: str, samples: Sequence[GaugeSample]) -> Measured:
+    """Where nothing could be measured there is no value."""
+    found = ((each.taken, each.gpus[uuid][gauge]) for each in samples if uuid in each.gpus)
+    return [(taken, float(value)) for taken, value in found if value is not None]
+
+
+def _chart(gauge: _Gauge, since: float, until: float) -> Element:
+    path = "".join(
+        _areas(gauge.values, since, max(until - since, EVERY_SECONDS), gauge.most or max(gauge.numbers) or 1.0)
+    )
+    last, low, high = (gauge.said(of(gauge.numbers)) for of in (_last, min, max))
+    return element(
+        "svg",
+        element("rect", width=_WIDTH, height=_HEIGHT, class_="tr-free tr-box"),
+        element("path", d=path, class_="tr-held tr-box"),
+        role="img",
+        aria_label=f"{gauge.name}: {last} at last, between {low} and {high}",
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        width="100%",
+        height=_HEIGHT,
+        preserveAspectRatio="none",
+        class_="chart",
+    )
+
+
+def _areas(values: Measured, since: float, length: float, most: float) -> Iterator[str]:
+    """One area for each stretch of time for which somebody looked."""
+    stretch = [values[0]]
+    for before, after in pairwise([*values, (float("inf"), 0.0)]):
+        if after[0] - before[0] <= _GAP_SECONDS:
+            stretch.append(after)
+            continue
+        points = [
+            (_WIDTH * (taken - since) / length, _HEIGHT * (1 - min(1.0, value / most))) for taken, value in stretch
+        ]
+        # A single moment is as wide as half the time between two.
+        least = _WIDTH * EVERY_SECONDS / length / 2
+        first = min(points[0][0], _WIDTH - least)
+        last = max(points[-1][0], first + least)
+        line = "".join(f"L{x:.5g} {y:.4g}" for x, y in [(first, points[0][1]), *points[1:], (last, points[-1][1])])
+        yield f"M{first:.5g} {_HEIGHT}{line}L{last:.5g} {_HEIGHT}z"
+        stretch = [after]
+
+
+def _last(numbers: Sequence[float]) -> float:
+    return numbers[-1]
+
+
+def _bytes(value: float) -> str:
+    return format_memory(round(value))
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}"

@@ -1,0 +1,29 @@
+"""What the gauges said of late: kept in memory while pages are open, for charts. Pure; `watch` says when and what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tranche.documents.blocks import Document
+
+EVERY_SECONDS = 5.0
+"""At least so long apart are two samples."""
+KEPT_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeSample:
+    """What was measured of each GPU at `taken`, in seconds since the epoch: `memoryUsedBytes` and `busy` by its UUID."""
+
+    taken: float
+    gpus: Mapping[str, Document]
+
+
+def with_sample(kept: tuple[GaugeSample, ...], taken: float, readings: Iterable[Document]) -> tuple[GaugeSample, ...]:
+    """The samples with one more, without those that are too old; a clock that was set back begins anew."""
+    if kept and 0 <= taken - kept[-1].taken < EVERY_SECONDS:
+        return kept
+    found = {each["gpuUUID"]: {"memoryUsedBytes": each["memoryUsedBytes"], "busy": each["busy"]} for each in readings}
+    young = [each for each in kept if taken - KEPT_SECONDS <= each.taken < taken]
+    return (*young, GaugeSample(taken, found)) if found else tuple(young)
