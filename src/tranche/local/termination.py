@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tranche.core.allocation import Allocation
-from tranche.core.errors import AllocationUnknown, GpuBusy, PermissionDenied, UsageError
+from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
 from tranche.core.evidence import Life
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
@@ -113,7 +113,8 @@ def take_back(
         nonlocal begun
         if not begun:
             begun = True
-            with host.ledger.write() as db:
+            # Who may end the processes and not write the ledger ends them all the same.
+            with suppress(LedgerUnavailable, PermissionDenied), host.ledger.write() as db:
                 chronicle.release_begun(db, host.holders.clock(), allocation_id, pids, host.actor)
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
