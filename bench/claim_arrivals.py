@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from random import Random
@@ -18,12 +20,11 @@ from cluster.errors import ClusterError, NotFound
 from cluster.paper_nodes import SLICES, claim, pod_with_claim
 
 from bench.acceptance import Arrival
-from bench.machine import board_of
+from bench.machine import board_of, empty_machine
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
-from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
@@ -37,7 +38,9 @@ NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 GPUS = 8
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 120.0
+"""Of thousands of pods on busy cores, one waits longer for the scheduler than all others."""
+_TOLD = 250
 _SECOND_TRY_SECONDS = 0.4
 """How long a pod that found no room is watched on: the scheduler may not have seen yet what was given back."""
 
@@ -158,30 +161,7 @@ def shown_node(name: str, uid: str, contents: Contents, connection: KeptConnecti
 
 def shown_view(board: str) -> NodeView:
     """Eight GPUs of that board, in MIG mode, with nobody on them."""
-    made = board_of(board)
-    assert made.memory is not None
-    assert made.memory_slices is not None
-    gpus = tuple(
-        GpuState(
-            index=index,
-            uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000",
-            name=made.products[0],
-            pci_bus_id=f"00000000:{0x10 + index:02X}:00.0",
-            pci_device_id=made.pci_device_ids[0],
-            pci_subsystem_id="0x000010DE",
-            architecture=made.architecture,
-            memory=made.memory,
-            memory_free=made.memory,
-            mode=MigMode.ENABLED,
-            pending_mode=MigMode.ENABLED,
-            mode_change_needs_reset=made.mode_change_needs_reset,
-            memory_slices=made.memory_slices,
-            profiles=made.profiles,
-            profiles_source="catalogue",
-        )
-        for index in range(GPUS)
-    )
-    return NodeView(NodeState(gpus))
+    return empty_machine(board_of(board), GPUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +186,8 @@ def play(
     accepted = bound = 0
     first = len(path) // 3
     for number, arrival in enumerate(path):
+        if number % _TOLD == 0:
+            print(f"{number} of {len(path)} arrivals, after {monotonic() - begun:.0f} s", file=sys.stderr)
         gone: dict[str, list[str]] = {}
         while running and running[0][0] <= arrival.time:
             _, pod, node = heappop(running)
@@ -254,9 +236,10 @@ def placed(connection: KeptConnection, name: str) -> str:
 
 
 def remove(connection: KeptConnection, name: str) -> None:
-    """Delete a pod and its claim, and wait until the claim is gone."""
-    connection.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
-    connection.ask("DELETE", f"{CLAIMS}/{name}")
+    """Delete a pod and its claim, if somebody has not done so, and wait until the claim is gone."""
+    for path in (f"{PODS}/{name}?gracePeriodSeconds=0", f"{CLAIMS}/{name}"):
+        with suppress(NotFound):
+            connection.ask("DELETE", path)
     until = monotonic() + _PATIENCE_SECONDS
     while monotonic() < until:
         try:

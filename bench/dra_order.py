@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from fractions import Fraction
 from statistics import mean
 from time import monotonic
+from typing import Any
 
 from cluster.client import ApiClient
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
@@ -29,7 +30,7 @@ from bench.claim_lists import refused, refused_by_profile
 from bench.machine import board_of
 from bench.optimum import fluid_optimum
 from bench.report import Report
-from tranche.core.profile import parse_profile
+from tranche.core.profile import ProfileName, parse_profile
 from tranche.kubernetes.api.resource_slices import encode_slice
 from tranche.planning.tables import geometry_of
 
@@ -44,7 +45,8 @@ KEPT_SIZES = ("", "3g.20gb", "7g.40gb", "7g.40gb=2")
 KEPT_NODES, KEPT_ARRIVALS, KEPT_LOAD = 2, 4_000, 1.0
 FLEET, ARRIVALS = 20, 5_000
 SCHEDULED_SHORT, SCHEDULED_LONG = (2, 400), (20, 2_000)
-WRITE_SECONDS = 5.0
+WRITERS, WRITE_SECONDS = 4, 5.0
+_CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 _SCHEDULERS = (
     "POST pods/binding",
     "PUT resourceclaims/status",
@@ -82,32 +84,32 @@ def _simulated(report: Report, seeds: range) -> None:
         f"{seeds[0]} to {seeds[-1]}, the same for every order. The node is drawn among those where it fits.",
         "Cells: percent refused / refused though one GPU had as many slices free, mean over the seeds.",
     )
-    profiles = [parse_profile(each) for each in PROFILES]
+    runs = [
+        (
+            (mix, load, order),
+            (
+                refused,
+                order,
+                FLEET,
+                BOARD,
+                _profiles(),
+                arrivals(weights, load * _most(weights) * FLEET * GPUS, ARRIVALS, seed),
+            ),
+        )
+        for mix, weights in MIXES.items()
+        for load in LOADS
+        for order in ORDERS
+        for seed in seeds
+    ]
+    found = _by_key(runs)
     rows = []
-    with ProcessPoolExecutor() as pool:
-        jobs = {
-            (mix, load, order): [
-                pool.submit(
-                    refused,
-                    order,
-                    FLEET,
-                    BOARD,
-                    profiles,
-                    arrivals(weights, load * _most(weights) * FLEET * GPUS, ARRIVALS, seed),
-                )
-                for seed in seeds
+    for mix in MIXES:
+        for load in LOADS:
+            cells = [
+                f"{mean(each[0] for each in several):.1f} / {mean(each[1] for each in several):.1f}"
+                for several in (found[mix, load, order] for order in ORDERS)
             ]
-            for mix, weights in MIXES.items()
-            for load in LOADS
-            for order in ORDERS
-        }
-        for mix in MIXES:
-            for load in LOADS:
-                cells = []
-                for order in ORDERS:
-                    found = [job.result() for job in jobs[mix, load, order]]
-                    cells.append(f"{mean(each[0] for each in found):.1f} / {mean(each[1] for each in found):.1f}")
-                rows.append([mix, str(load), *cells])
+            rows.append([mix, str(load), *cells])
     report.table(["mix", "load", *ORDERS], rows)
 
 
@@ -118,32 +120,44 @@ def _kept(report: Report, seeds: range) -> None:
         f"arrivals, the first third does not count; seeds {seeds[0]} to {seeds[-1]}. What nodes keep: tranche.dev/keep.",
         "Cells: percent of the requests for a profile that were refused, and of all compute slices asked for that were given.",
     )
-    profiles = [parse_profile(each) for each in PROFILES]
+    runs = [
+        (
+            (mix, keep),
+            (
+                refused_by_profile,
+                KEPT_NODES,
+                BOARD,
+                _profiles(),
+                arrivals(weights, KEPT_LOAD * _most(weights) * KEPT_NODES * GPUS, KEPT_ARRIVALS, seed),
+                keep,
+            ),
+        )
+        for mix, weights in KEPT_MIXES.items()
+        for keep in KEPT_SIZES
+        for seed in seeds
+    ]
     rows = []
-    with ProcessPoolExecutor() as pool:
-        jobs = {
-            (mix, keep): [
-                pool.submit(
-                    refused_by_profile,
-                    KEPT_NODES,
-                    BOARD,
-                    profiles,
-                    arrivals(weights, KEPT_LOAD * _most(weights) * KEPT_NODES * GPUS, KEPT_ARRIVALS, seed),
-                    keep,
-                )
-                for seed in seeds
-            ]
-            for mix, weights in KEPT_MIXES.items()
-            for keep in KEPT_SIZES
-        }
-        for (mix, keep), several in jobs.items():
-            found = [job.result() for job in several]
-            cells = [
-                f"{mean(each[0][number] for each in found):.1f}" if KEPT_MIXES[mix][number] else ""
-                for number in range(len(PROFILES))
-            ]
-            rows.append([mix, keep or "nothing", *cells, f"{mean(each[1] for each in found):.1f}"])
+    for (mix, keep), several in _by_key(runs).items():
+        cells = [
+            f"{mean(each[0][number] for each in several):.1f}" if KEPT_MIXES[mix][number] else ""
+            for number in range(len(PROFILES))
+        ]
+        rows.append([mix, keep or "nothing", *cells, f"{mean(each[1] for each in several):.1f}"])
     report.table(["mix", "kept", *PROFILES, "compute given"], rows)
+
+
+def _by_key(runs: Sequence[tuple[Hashable, tuple[Any, ...]]]) -> dict[Any, list[Any]]:
+    """What each function returns for its arguments, by key, on all cores."""
+    found: dict[Any, list[Any]] = {}
+    with ProcessPoolExecutor() as pool:
+        jobs = [(key, pool.submit(*call)) for key, call in runs]
+        for key, job in jobs:
+            found.setdefault(key, []).append(job.result())
+    return found
+
+
+def _profiles() -> list[ProfileName]:
+    return [parse_profile(each) for each in PROFILES]
 
 
 def _most(weights: Sequence[int]) -> float:
@@ -171,7 +185,6 @@ def paper_cluster() -> Iterator[Cluster]:
 def _scheduled(
     report: Report, cluster: Cluster, weights: tuple[int, ...], rate: float, nodes: int, number: int
 ) -> None:
-    profiles = [parse_profile(each) for each in PROFILES]
     path = arrivals(weights, rate, number, seed=1)
     rows = []
     for order in ORDERS:
@@ -179,7 +192,7 @@ def _scheduled(
         shown = _nodes(cluster.api, connection, order, nodes)
         requests = _requests(cluster.api)
         try:
-            outcome = play(connection, shown, profiles, path)
+            outcome = play(connection, shown, _profiles(), path)
         finally:
             asked = _requests(cluster.api) - requests
             _remove(cluster, shown)
@@ -240,31 +253,59 @@ def _requests(api: ApiClient) -> Counter[str]:
 
 
 def _writes(report: Report, cluster: Cluster) -> None:
-    """How many reorderings one API server takes, with four that write at once."""
-    writers = 4
+    """How many reorderings one API server takes, with four that write at once; beside objects of a few bytes."""
     connection = KeptConnection(cluster.api)
-    shown = list(_nodes(cluster.api, connection, "our order", writers).values())
+    shown = list(_nodes(cluster.api, connection, "our order", WRITERS).values())
     largest = [max(node.known, key=lambda each: len(each.devices)) for node in shown]
+
+    def reordered(made: dict[str, Any]) -> dict[str, Any]:
+        devices = made["spec"]["devices"]
+        return {**made, "spec": {**made["spec"], "devices": [*devices[1:], devices[0]]}}
+
+    def renewed(made: dict[str, Any]) -> dict[str, Any]:
+        return {**made, "data": {"number": str(int(made["data"]["number"]) + 1)}}
+
+    slices = [(f"{SLICES}/{each.name}", dict(encode_slice(each))) for each in largest]
+    small = [
+        (
+            f"{_CONFIG_MAPS}/{name}",
+            connection.ask(
+                "POST",
+                _CONFIG_MAPS,
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"number": "0"}},
+            ),
+        )
+        for name in (f"small-{number}" for number in range(WRITERS))
+    ]
+    rate, plain = _rate(cluster.api, slices, reordered), _rate(cluster.api, small, renewed)
+    _remove(cluster, {node.name: node for node in shown})
+    report.section(
+        "ResourceSlices written anew",
+        f"{WRITERS} writers at once, each a slice of {len(largest[0].devices)} devices, then each a ConfigMap of a few bytes, "
+        f"for {WRITE_SECONDS:.0f} s.",
+    )
+    report.table(
+        ["", "slices", "ConfigMaps", "slices by ConfigMaps"],
+        [
+            ["one API server and etcd take a second", f"{rate:.0f}", f"{plain:.0f}", f"{rate / plain:.2f}"],
+            ["500 nodes, each once in", f"{500 / rate:.1f} s", f"{500 / plain:.1f} s", ""],
+        ],
+    )
+
+
+def _rate(
+    api: ApiClient, objects: Sequence[tuple[str, dict[str, Any]]], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> float:
+    """How often in a second the objects, by path, are written when each is changed again and again by a writer of its own."""
     until = monotonic() + WRITE_SECONDS
 
-    def write(number: int) -> int:
-        own, made, count = KeptConnection(cluster.api), encode_slice(largest[number]), 0
+    def write(path: str, made: dict[str, Any]) -> int:
+        own, count = KeptConnection(api), 0
         while monotonic() < until:
-            devices = made["spec"]["devices"]
-            made = {**made, "spec": {**made["spec"], "devices": [*devices[1:], devices[0]]}}
-            made = {**made, "metadata": own.ask("PUT", f"{SLICES}/{largest[number].name}", made)["metadata"]}
+            made = change(made)
+            made = {**made, "metadata": own.ask("PUT", path, made)["metadata"]}
             count += 1
         return count
 
-    with ThreadPoolExecutor(writers) as pool:
-        total = sum(pool.map(write, range(writers)))
-    _remove(cluster, {node.name: node for node in shown})
-    rate = total / WRITE_SECONDS
-    report.section(
-        "ResourceSlices written anew",
-        f"{writers} writers at once, each a slice of {len(largest[0].devices)} devices, for {WRITE_SECONDS:.0f} s.",
-    )
-    report.table(
-        ["", "per second"],
-        [["one API server and etcd take", f"{rate:.0f}"], ["500 nodes, each once in", f"{500 / rate:.1f} s"]],
-    )
+    with ThreadPoolExecutor(len(objects)) as pool:
+        return sum(pool.map(lambda each: write(*each), objects)) / WRITE_SECONDS
