@@ -39,6 +39,6 @@ def test_a_backlog_of_claims_is_read_over_a_few_connections() -> None:
             found = await asyncio.gather(*map(reader.read, refs))
             await connection.close()
             assert [each and each.ref.uid for each in found] == [f"u{number}" for number in range(56)] + [None] * 4
-            assert connection.most == 8
+            assert connection.most == 20
 
     asyncio.run(test())

@@ -9,8 +9,10 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim, decode_claim
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
-_AT_ONCE = 8
-"""A request beyond the connections that are kept opens another, whose handshake takes both sides longer than the answer."""
+_AT_ONCE = 20
+"""As many connections as are kept. With more, each request opens another, whose handshake takes longer than the answer; with
+fewer, a backlog waits for an API server that is slow to answer.
+"""
 _NO_SUCH_API = "the server could not find the requested resource"
 
 
