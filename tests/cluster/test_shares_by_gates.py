@@ -19,10 +19,12 @@ from cluster.cluster import Cluster, remove_cluster, this_process
 from cluster.helm_release import HelmRelease
 from cluster.node import Node
 from cluster.older import ensure_older
+from cluster.tenants import given, rates, tenants
 from cluster.waiting import wait_for
 from cluster.workloads import FOREVER, log, phases, pod, pods_in
 from release.image import MadeImage
 
+from tests.cluster.test_virtual_gpus import daemons
 from tests.machines import TRANCHE
 
 pytestmark = pytest.mark.cluster
@@ -40,7 +42,7 @@ def old_cluster(suitable_machine: None) -> Iterator[Cluster]:
         yield Cluster.open(running)
         return
     name = f"gates-{os.getpid()}"
-    nodes = {"p4d": "p4d.24xlarge", "bare": ""}
+    nodes = {"p4d": "p4d.24xlarge", "t4": "g4dn.xlarge"}
     kubernetes: dict[str, Any] = {"programs": ensure_older(_say)} if OLDER else {"emulates": "1.33"}
     try:
         yield Cluster.create(name, nodes, time_scale=0.1, owner=this_process(), say=_say, **kubernetes)
@@ -59,6 +61,7 @@ def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmReleas
     values = {
         **simulated_machines(old_cluster.folder),
         "migStrategy": "mixed",
+        "shareByMps": True,
         # An API server that emulates an older one still says its own version.
         "dra": {"enabled": True, "tier": "auto" if OLDER else "gates"},
         "controller": {"enabled": True, "replicas": 1},
@@ -67,7 +70,7 @@ def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmReleas
     made.install()
     controller = f"deployment/{made.objects}-controller"
     old_cluster.kubectl("rollout", "status", controller, f"--namespace={AGENTS}", "--timeout=120s")
-    wait_for("the node hands out shares", lambda: _handed_out(old_cluster), timeout=60)
+    wait_for("the node hands out shares", lambda: _handed_out(old_cluster, "p4d"), timeout=60)
     yield made
     if os.environ.get("TRANCHE_TEST_GATES_CLUSTER"):
         made.uninstall()
@@ -97,8 +100,7 @@ def test_the_same_requests_are_served_without_claims(old_cluster: Cluster, relea
     # Each sees what was chosen for it, and nothing else.
     uuids = [line for name in ("small", "kai", "profile", "whole") for line in _seen(old_cluster, name).splitlines()]
     assert len({line for line in uuids if "MIG-" in line or "whole" in line}) == 3
-    held = json.loads(p4d_run(p4d, *TRANCHE, "ps", "-o", "json"))["allocations"]
-    assert {each["keeper"]["kind"] for each in held} == {"placed-pod"}
+    assert {each["keeper"]["kind"] for each in _held(p4d)} == {"placed-pod"}
 
 
 def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_killed(
@@ -132,10 +134,12 @@ def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_kil
     # What has ended is free for others, and the slices stay.
     old_cluster.kubectl("delete", "jobs", "--all", "--namespace", TEAM, "--timeout=60s")
 
-    def all_idle() -> bool:
-        return not json.loads(p4d_run(old_cluster.node("p4d"), *TRANCHE, "ps", "-o", "json"))["allocations"]
-
-    wait_for("everything is given back", all_idle, timeout=90, explain=lambda: _why(old_cluster))
+    wait_for(
+        "everything is given back",
+        lambda: not _held(old_cluster.node("p4d")),
+        timeout=90,
+        explain=lambda: _why(old_cluster),
+    )
 
 
 def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
@@ -160,20 +164,20 @@ def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
         lease["metadata"] |= {key: {**lease["metadata"].get(key, {}), **each} for key, each in patch.items()}
         return refusal("replace", "-f-", stdin=json.dumps(lease))
 
-    own, another, word = "tranche-gpus-p4d", "tranche-gpus-bare", "own node only"
-    assert "runs on node p4d" in making(another, "gpus", "bare")
+    own, another, word = "tranche-gpus-p4d", "tranche-gpus-t4", "own node only"
+    assert "runs on node p4d" in making(another, "gpus", "t4")
     assert "runs on node p4d" in making(another, "gpus", "p4d")
-    assert "may not write" in making("tranche-choices-bare", "choices", "bare")
+    assert "may not write" in making("tranche-choices-t4", "choices", "t4")
     assert "may not write" in making("tranche-placer")
-    assert "may not write" in making("anything", "gpus", "bare")
+    assert "may not write" in making("anything", "gpus", "t4")
     assert "may not write" in writing("tranche-choices-p4d", {"annotations": {"tranche.dev/choices": "{}"}})
     assert "may not write" in refusal("delete", "lease", "tranche-choices-p4d")
-    assert word in writing(own, {"annotations": {"tranche.dev/node": "bare"}})
+    assert word in writing(own, {"annotations": {"tranche.dev/node": "t4"}})
     assert word in writing(own, {"labels": {"tranche.dev/placing": "choices"}})
-    assert word in making("tranche-layout.bare", "choices", "bare")
+    assert word in making("tranche-layout.t4", "choices", "t4")
     assert word in making("tranche-view-p4d", node="p4d")
-    assert "may not write" in making("tranche-view-bare", node="bare")
-    assert making("tranche-layout.bare", node="bare") == ""
+    assert "may not write" in making("tranche-view-t4", node="t4")
+    assert making("tranche-layout.t4", node="t4") == ""
     assert making("tranche-rollout") == ""
     assert writing(own, {"annotations": {"tranche.dev/generation": "1"}}) == ""
     policy = old_cluster.api.get(
@@ -182,9 +186,89 @@ def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
     assert not policy["status"]["typeChecking"], policy["status"]
 
 
-def p4d_run(node: Node, *words: str) -> str:
-    command = node.command(words)
-    return subprocess.run(command, env=node.environment(), capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def shared_t4(old_cluster: Cluster, release: HelmRelease) -> Iterator[Node]:
+    """The T4's node, which gives shares by demand for the length of the test; nobody else is there."""
+    old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=60s")
+    old_cluster.kubectl("label", "node", "t4", "tranche.dev/mode=shared")
+    try:
+        wait_for("the T4's node hands out shares", lambda: _handed_out(old_cluster, "t4"), timeout=60)
+        yield old_cluster.node("t4")
+    finally:
+        old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=60s")
+        old_cluster.kubectl("label", "node", "t4", "tranche.dev/mode-")
+
+
+def test_pods_share_a_card_by_mps_each_within_its_limit(old_cluster: Cluster, shared_t4: Node) -> None:
+    made = tenants("busy", TEAM, 3)
+    # Two fifths of the card each: there is no room for a third.
+    made["spec"]["template"]["metadata"]["annotations"] = {"tranche.dev/gpu": "0.4", "tranche.dev/gpu-model": "T4"}
+    old_cluster.apply(made)
+    wait_for(
+        "two run and one waits",
+        lambda: phases(old_cluster, TEAM) == {"Running": 2, "Pending": 1},
+        timeout=60,
+        explain=lambda: _why(old_cluster),
+    )
+    running = [each["metadata"]["name"] for each in pods_in(old_cluster, TEAM) if each["status"]["phase"] == "Running"]
+    wait_for("each has its memory and computes", lambda: all(rates(old_cluster, TEAM, name) for name in running))
+    fifths = 2 * 14_913 // 5
+    for name in running:
+        found = given(old_cluster, TEAM, name)
+        assert found is not None
+        assert fifths - 800 < found[0] <= fifths, "its part, but for what CUDA takes"
+    assert {each["grants"][0]["mechanism"] for each in _held(shared_t4)} == {"mps"}
+    assert len(daemons(shared_t4)) == 2, "one daemon and its server for both"
+
+
+def test_a_job_whose_node_refuses_it_runs_on_another(old_cluster: Cluster, shared_t4: Node) -> None:
+    p4d = old_cluster.node("p4d")
+    words = ("--image", "localhost/busybox:1", "-n", TEAM, "--name", "late", "--dry-run", "-o", "json")
+    (made,) = json.loads(_tranche(old_cluster, "submit", "--gpus", "1", *words, "--", "sh", "-c", LOOK))["items"]
+    # Until there is such a ConfigMap the container does not start, and what was chosen is not taken up.
+    spec = made["spec"]["template"]["spec"]
+    spec["volumes"] = [{"name": "wait", "configMap": {"name": "wait"}}]
+    old_cluster.kubectl("cordon", "t4")
+    try:
+        old_cluster.apply(made)
+        (first,) = wait_for("it is bound to the p4d", lambda: _bound(old_cluster, "p4d"), timeout=30)
+    finally:
+        old_cluster.kubectl("uncordon", "t4")
+    taker = p4d.start_program("taker", [*TRANCHE, "run", "--gpus", "8", "--", "sleep", "3600"])
+    try:
+        wait_for("somebody has all GPUs of the p4d", lambda: bool(_held(p4d)))
+        old_cluster.kubectl("create", "configmap", "wait", "--namespace", TEAM)
+        (second,) = wait_for(
+            "it is made anew on the other node",
+            lambda: _bound(old_cluster, "t4"),
+            timeout=90,
+            explain=lambda: _why(old_cluster),
+        )
+        wait_for("it runs", lambda: phases(old_cluster, TEAM) == {"Running": 1}, explain=lambda: _why(old_cluster))
+        assert first != second
+        job = old_cluster.api.get(f"/apis/batch/v1/namespaces/{TEAM}/jobs/late")
+        assert not job["status"].get("failed"), "an eviction is no failure of the job's"
+        assert len(_held(p4d)) == 1, "the node gave it nothing of what somebody else has"
+    finally:
+        taker.stop()
+        old_cluster.kubectl("delete", "configmap", "wait", "--namespace", TEAM, "--ignore-not-found")
+
+
+def _bound(cluster: Cluster, node: str) -> list[str]:
+    """The uids of the pods that are on that node and not about to go."""
+    return [
+        each["metadata"]["uid"]
+        for each in pods_in(cluster, TEAM)
+        if each["spec"].get("nodeName") == node and "deletionTimestamp" not in each["metadata"]
+    ]
+
+
+def _held(node: Node) -> list[dict[str, Any]]:
+    """What somebody has of the node's GPUs."""
+    command = node.command([*TRANCHE, "ps", "-o", "json"])
+    done = subprocess.run(command, env=node.environment(), capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(done.stdout)["allocations"]
+    return found
 
 
 def _tranche(cluster: Cluster, *arguments: str) -> str:
@@ -213,8 +297,8 @@ def _seen(cluster: Cluster, name: str) -> str:
     return wait_for(f"{name} has looked", text)
 
 
-def _handed_out(cluster: Cluster) -> bool:
-    allocatable = cluster.api.get("/api/v1/nodes/p4d")["status"]["allocatable"]
+def _handed_out(cluster: Cluster, node: str) -> bool:
+    allocatable = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"]
     return str(allocatable.get("tranche.dev/share", "0")) != "0"
 
 

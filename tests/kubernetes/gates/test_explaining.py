@@ -129,6 +129,7 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
                 waiting = explain_gated(pod, whole, fleet)
                 assert waiting.status is WaitStatus.WAITING
                 assert [each.holders for each in waiting.groups] == [("pod team/other",)]
+                assert waiting.remedies == ("on node n1: wait for pod team/other to end",)
                 del server.objects[f"{leases}/tranche-{CHOICES}-n1"]
                 fleet = await read_gate_fleet(connection, pod)
                 assert explain_gated(pod, whole, fleet).status is WaitStatus.STARTABLE

@@ -16,6 +16,7 @@ from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, Wa
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.gates.reading import GateFleet
 from tranche.planning.explain import Explanation, explain
+from tranche.planning.remedies import Remedy
 
 _NAMED = 3
 _GROUPS = 12
@@ -53,7 +54,10 @@ def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExp
         f"{number} serve it now; {len(could):,} of them could later" if could else f"{number} ever serve it as they are"
     )
     advice = tuple(
-        f"on node {name}: {remedy.text}" for name in could for remedy in answers[name].remedies if name not in outs
+        f"on node {name}: {_advice_text(remedy, fleet.views[name])}"
+        for name in could
+        for remedy in answers[name].remedies
+        if name not in outs
     )
     return FleetExplanation(
         str(pod), status, message, wanted, groups=shown, unnamed=unnamed, remedies=advice[:_ADVICE], notes=notes
@@ -90,6 +94,15 @@ def _grant_text(grant: Grant, view: NodeView | None) -> str:
         return describe.grant(grant, view.node)
     slot = grant.slot
     return grant.gpu_uuid if slot is None else f"{slot.profile} at {slot.placement} of {grant.gpu_uuid}"
+
+
+def _advice_text(remedy: Remedy, view: NodeView) -> str:
+    """What would help, with pods in the place of ids that mean something on the node alone."""
+    text = remedy.text
+    for each in view.allocations:
+        if each.id in remedy.allocation_ids:
+            text = text.replace(each.id, str(each.keeper))
+    return text
 
 
 class _Row(NamedTuple):
