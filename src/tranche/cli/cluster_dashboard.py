@@ -47,6 +47,9 @@ from tranche.cli.settings import TrancheCommand
     help="The header in which it names one of the user's groups; once for each.",
 )
 @click.option(
+    "--act", is_flag=True, help="Let viewers act with their own tokens: cordon, layouts, deleting pods; else only look."
+)
+@click.option(
     "--health-host",
     metavar="ADDRESS",
     envvar="POD_IP",
@@ -69,6 +72,7 @@ def command(
     proxy_secret: Path | None,
     proxy_user_header: str,
     proxy_group_header: str,
+    act: bool,
     health_host: str,
     health_port: int,
     log_format: str,
@@ -102,5 +106,6 @@ def command(
             proxy_secret=proxy_secret,
             user_header=proxy_user_header,
             group_header=proxy_group_header,
+            act=act,
         )
     )

@@ -16,7 +16,18 @@ from tests.kubernetes.fleet.clusters import node as node_object
 
 pytestmark = pytest.mark.browser
 
-VIEWS = ("/", "/nodes/n1", "/nodes/n2", "/queue", "/ask?kind=gpu_memory&amount=4Gi", "/events", "/you")
+VIEWS = (
+    "/",
+    "/nodes/n1",
+    "/nodes/n2",
+    "/shares/a0b0c0d0",
+    "/shares/a0b0c0d0?node=n1",
+    "/queue",
+    "/ask?kind=gpu_memory&amount=4Gi",
+    "/events",
+    "/you",
+    "/act?kind=cordon&node=n1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +41,8 @@ def page() -> Iterator[ServedClusterPage]:
     people = People({"t-ana": "ana", "t-olga": "olga"})
     people.let("ana", "list pods", namespaces=["blue"])
     people.let("ana", "list nodes")
-    people.let("olga", "list pods", "list nodes")
-    with served_cluster_page(people, "--name=lab") as served:
+    people.let("olga", "list pods", "list nodes", "patch nodes")
+    with served_cluster_page(people, "--name=lab", "--act") as served:
         served.api.change(fill_cluster)
         wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
         yield served
@@ -81,6 +92,17 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
     viewer.page.get_by_text("You have left.").wait_for()
     viewer.page.goto(f"{viewer.address}/queue")
     viewer.page.get_by_text("Who are you?").wait_for()
+
+
+def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedClusterPage) -> None:
+    viewer = entered(browser, page, "t-olga", "light", WIDE)
+    viewer.open("/nodes/n1")
+    viewer.page.get_by_role("link", name="Cordon: show the plan").click()
+    viewer.page.get_by_text("No new pods are put on node n1").wait_for()
+    viewer.page.get_by_role("button", name="Cordon node n1").click()
+    viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
+    viewer.page.locator("#view", has_text="it is cordoned").wait_for()
+    assert viewer.complaints == []
 
 
 def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedClusterPage) -> None:

@@ -45,6 +45,7 @@ def test_every_option_and_port_is_the_pages() -> None:
     chosen: dict[str, Any] = {
         "name": "the lab's",
         "hosts": ["gpus.example.org"],
+        "act": True,
         "port": 9000,
         "proxy": {"secretName": "s", "userHeader": "X-User", "groupHeader": "X-Group"},
     }
@@ -54,6 +55,7 @@ def test_every_option_and_port_is_the_pages() -> None:
         ports = {each["name"]: each["containerPort"] for each in found["ports"]}
         assert ports == {"page": params["port"], "health": params["health_port"]}
         assert params["name"] == values.get("name", "cluster")
+        assert params["act"] is values.get("act", False)
         assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["host"])
         assert found["command"] == ["tranche", "cluster-dashboard"]
         mounts = [each["mountPath"] for each in found.get("volumeMounts", ())]
@@ -106,3 +108,7 @@ def test_what_it_asks_for_is_what_the_chart_grants() -> None:
     rights = granted(render({**ENABLED, "namespaceOverride": "tranche-system"}), NAME)
     # A cluster without claims has said so before anybody asks for them.
     assert asked | {Right("list", "resourceclaims", group="resource.k8s.io")} == rights
+    # Who acts does so with his own token; beside that it writes down who did what.
+    acting = {"namespaceOverride": "tranche-system", "dashboard": {"enabled": True, "act": True}}
+    about_nodes = {Right(verb, "events", namespace="default") for verb in ("create", "get", "patch")}
+    assert granted(render(acting), NAME) == {*rights, Right("create", "events"), *about_nodes}

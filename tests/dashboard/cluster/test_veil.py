@@ -78,6 +78,8 @@ def test_who_sees_every_namespace_sees_all_and_who_sees_none_no_name(view: NodeV
         ("nvidia.com/gpu: 3 of GPU 0", "nvidia.com/gpu: 3 of GPU 0"),
         ("/var/lib/tranche is full", "/var/lib/tranche is full"),
         ("nothing to see", "nothing to see"),
+        ("done by system:serviceaccount:zebra:bot from", f"done by {HIDDEN} from"),
+        ("done by system:serviceaccount:blue:bot.", "done by system:serviceaccount:blue:bot."),
     ],
 )
 def test_a_message_names_only_what_may_be_seen(text: str, shown: str) -> None:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import HEADERS, DashboardRefusal
 from tranche.dashboard.app import static_file
+from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
 from tranche.dashboard.cluster.entering_page import login_page
 from tranche.dashboard.cluster.entrance import ClusterEntrance, session_cookie
@@ -61,6 +62,7 @@ class ClusterApp:
         reviews: KubeReviews,
         sessions: Sessions,
         fleets: FleetReader,
+        acts: ClusterActs | None = None,
         *,
         clock: Callable[[], float],
         recheck: float = FRESH_SECONDS,
@@ -70,6 +72,7 @@ class ClusterApp:
         self._reviews = reviews
         self._sessions = sessions
         self._fleets = fleets
+        self._acts = acts
         self._clock = clock
         self._recheck = recheck
         self._seen: ClusterSeen | None = None
@@ -161,7 +164,7 @@ class ClusterApp:
             viewpoint = Viewpoint(rights)
             if self._seen is not None:
                 viewpoint.take(self._seen)
-            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets))
+            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, self._acts))
             found = self._kept[rights] = _Kept(viewpoint, Starlette(routes=routes), 0.0)
         found.used = self._clock()
         return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,9 @@ from starlette.routing import Route
 
 from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.asking import asked_request
+from tranche.dashboard.cluster.acting_page import node_acts, share_act
+from tranche.dashboard.cluster.acting_routes import acting_routes
+from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
@@ -39,11 +43,12 @@ _HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPages:
-    """What the pages are made of: the cluster's name, what is seen of it, and how to read what claims have."""
+    """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all."""
 
     name: str
     viewpoint: Viewpoint
     fleets: FleetReader
+    acts: ClusterActs | None = None
 
 
 def cluster_routes(pages: ClusterPages) -> list[Route]:
@@ -62,7 +67,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         return await _shown(pages, request, lambda: _gpu_page(pages, uuid, hours))
 
     async def share(request: Request) -> Response:
-        return await _shown(pages, request, lambda: _share_page(pages, request.path_params["id"]))
+        return await _shown(pages, request, lambda: _share_page(pages, request.path_params["id"], request.query_params))
 
     async def queue(request: Request) -> Response:
         try:
@@ -104,6 +109,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         Route("/ask", ask),
         Route("/events", events),
         Route("/you", you),
+        *([] if pages.acts is None else acting_routes(pages.acts, viewpoint, partial(_shown, pages))),
         Route("/api/nodes", api_nodes),
         Route("/api/nodes/{name}", api_node),
         Route("/api/events", api_events),
@@ -126,7 +132,8 @@ def node_data(node: SeenNode) -> dict[str, Any]:
 
 def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | None:
     seen = pages.viewpoint.snapshot
-    return None if node is None else node_page(node, seen.notes, seen.taken)
+    acts = None if pages.acts is None or node is None else node_acts(node)
+    return None if node is None else node_page(node, seen.notes, seen.taken, acts)
 
 
 def _gpu_page(pages: ClusterPages, uuid: str, hours: int) -> DashboardPage | None:
@@ -141,9 +148,11 @@ def _has(node: SeenNode, uuid: str) -> bool:
     return any(gpu["uuid"] == uuid for gpu in node.overview["gpus"])
 
 
-def _share_page(pages: ClusterPages, allocation_id: str) -> DashboardPage | None:
+def _share_page(pages: ClusterPages, allocation_id: str, query: Mapping[str, str]) -> DashboardPage | None:
     seen = pages.viewpoint.snapshot
-    return node_share_page(tuple(seen.nodes.values()), allocation_id, seen.taken)
+    nodes = [each for each in seen.nodes.values() if query.get("node", each.name) == each.name]
+    act = None if pages.acts is None else share_act
+    return node_share_page(nodes, allocation_id, seen.taken, act)
 
 
 def _queue_page(pages: ClusterPages, fleet: Fleet) -> DashboardPage:
@@ -167,7 +176,12 @@ def _ask_page(pages: ClusterPages, fields: dict[str, str]) -> DashboardPage:
         return cluster_ask_page(fields, None, f"{error.message}. {error.hint}".strip())
 
 
-async def _shown(pages: ClusterPages, request: Request, make: Callable[[], DashboardPage | None]) -> Response:
+async def _shown(
+    pages: ClusterPages,
+    request: Request,
+    make: Callable[[], DashboardPage | None],
+    status: HTTPStatus = HTTPStatus.OK,
+) -> Response:
     """The page, or the part of it that changes."""
     live, seen = pages.viewpoint.live, pages.viewpoint.snapshot
     version, path = live.version(seen), str(request.scope["path"])
@@ -175,9 +189,9 @@ async def _shown(pages: ClusterPages, request: Request, make: Callable[[], Dashb
     if page is None:
         return await _nothing(request)
     if request.headers.get("tranche-part") == "view":
-        return Response(str(live_part(page)), media_type=_HTML)
+        return Response(str(live_part(page)), status, media_type=_HTML)
     text = whole_page(page, path=path, machine=pages.name, version=version, taken=seen.taken, views=VIEWS)
-    return Response(text, media_type=_HTML)
+    return Response(text, status, media_type=_HTML)
 
 
 async def _json(make: Callable[[], dict[str, Any]]) -> Response:

@@ -6,14 +6,19 @@ import asyncio
 import logging
 import os
 import random
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from tranche.core.errors import UsageError
+from tranche.dashboard.acting.form_keys import FormKeys
+from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_app import ClusterApp
 from tranche.dashboard.cluster.entrance import LEAST_SECRET, ClusterEntrance, ProxyTrust
 from tranche.dashboard.cluster.fleet_reader import FleetReader
@@ -22,7 +27,7 @@ from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSource
 from tranche.dashboard.server import listening
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 
@@ -37,7 +42,8 @@ class ClusterPageOptions:
     """How the page is served.
 
     `namespace` is the agents', "" the one that the way to the API server names. `hosts` are the names by which browsers call the
-    server, beside the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users.
+    server, beside the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With `act`,
+    viewers can do what Kubernetes lets them.
     """
 
     kubeconfig: str | None
@@ -51,6 +57,7 @@ class ClusterPageOptions:
     proxy_secret: Path | None = None
     user_header: str = "X-Remote-User"
     group_header: str = "X-Remote-Group"
+    act: bool = False
 
 
 def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] = os.environ) -> None:
@@ -63,17 +70,16 @@ def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] =
 
 async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> None:
     server = find_api_server(options.kubeconfig, environ)
+    if options.act and server.tls is not None and (options.kubeconfig or environ.get("KUBECONFIG")):
+        # A client certificate of the kubeconfig would come along with a viewer's token, and say that its owner acts.
+        raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
     entrance = ClusterEntrance(frozenset(each.lower() for each in options.hosts), _proxy(options))
     connection = ApiConnection(server)
     namespace = options.namespace or server.namespace
-    app = ClusterApp(
-        options.name,
-        entrance,
-        KubeReviews(connection, clock=time.monotonic),
-        Sessions(time.monotonic),
-        FleetReader(connection, namespace, clock=time.monotonic),
-        clock=time.monotonic,
-    )
+    reviews = KubeReviews(connection, clock=time.monotonic)
+    fleets = FleetReader(connection, namespace, clock=time.monotonic)
+    acts = _acts(server, connection, reviews, fleets) if options.act else None
+    app = ClusterApp(options.name, entrance, reviews, Sessions(time.monotonic), fleets, acts, clock=time.monotonic)
     source = ClusterSource(connection, namespace, app.take, random=random.random)
     supervisor = Supervisor([source], clock=time.monotonic)
     health = HealthServer(supervisor.readiness)
@@ -101,6 +107,11 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await connection.close()
+
+
+def _acts(server: ApiServer, own: ApiConnection, reviews: KubeReviews, fleets: FleetReader) -> ClusterActs:
+    keys = FormKeys(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
+    return ClusterActs(server, own, reviews, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
 
 
 def _proxy(options: ClusterPageOptions) -> ProxyTrust | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import quote
 
 from tranche.dashboard.cluster.snapshot import SeenNode
@@ -37,16 +37,25 @@ def node_gpu_page(node: SeenNode, uuid: str, said: Sequence[str], now: float, ho
     return None if page is None else _of_node(page, node)
 
 
-def node_share_page(nodes: Sequence[SeenNode], allocation_id: str, now: float) -> DashboardPage | None:
-    """All shares of that name: each node names its own."""
+def node_share_page(
+    nodes: Sequence[SeenNode], allocation_id: str, now: float, act: Callable[[str, str], Element] | None = None
+) -> DashboardPage | None:
+    """The share of that name. Each node names its own: where several have one, they are named. `act` gives the way to what can be
+    done with it.
+    """
     found = [(node, page) for node in nodes if (page := share_page(allocation_id, node.overview, (), now)) is not None]
     if not found:
         return None
-    parts = [
-        element("section", element("h2", node_link(node.name)), notes(_not_of_now(node)), page.live)
-        for node, page in found
-    ]
-    return DashboardPage(f"Share {allocation_id}", element("div", parts))
+    address = f"/shares/{quote(allocation_id, safe='')}"
+    if len(found) > 1:
+        ways = [element("a", node.name, href=f"{address}?node={quote(node.name, safe='')}") for node, _ in found]
+        said = element("p", "Several nodes have a share of that name:")
+        return DashboardPage(
+            f"Share {allocation_id}", element("div", said, element("ul", [element("li", each) for each in ways]))
+        )
+    ((node, page),) = found
+    live = element("div", element("p", "Of node ", node_link(node.name)), notes(_not_of_now(node)), page.live)
+    return DashboardPage(page.title, live, below=None if act is None else act(node.name, allocation_id))
 
 
 def node_link(name: str) -> Element:

@@ -19,6 +19,8 @@ from tranche.documents.blocks import Document
 _PROCESS = "a process"
 _NAMED = re.compile(r"(?<![\w./-])([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?(?![\w/-])")
 """How messages name an object of a namespace: `namespace/name`."""
+_ACCOUNT = re.compile(r"system:serviceaccount:([-.a-z0-9]+):[-.a-z0-9]+")
+"""How Kubernetes calls an account of a namespace."""
 
 
 def veiled_overview(overview: Document, sight: ViewerSight) -> Document:
@@ -52,7 +54,9 @@ def veiled_text(text: str, sight: ViewerSight) -> str:
     """A message in which objects of other namespaces have no names."""
     if sight.everywhere:
         return text
-    return _NAMED.sub(lambda found: found[0] if sight.sees(found[1]) else HIDDEN, text)
+    for named in (_NAMED, _ACCOUNT):
+        text = named.sub(lambda found: found[0] if sight.sees(found[1]) else HIDDEN, text)
+    return text
 
 
 def _veiled_gpu(gpu: Document, seen: set[str]) -> Document:

@@ -89,7 +89,7 @@ def _groups(answer: FleetExplanation, id: str) -> Element | None:
         return None
     names = tuple(each.capitalize() for each in GROUP_COLUMNS)
     rows = [tuple(str(cell) for cell in group_row(each)) for each in answer.groups]
-    shown = table("What nodes say", names, rows, "No node.")
+    shown = table(f"What nodes say to {answer.pod}", names, rows, "No node.")
     return element("details", element("summary", "What nodes say"), shown, id=id)
 
 
