@@ -1,4 +1,4 @@
-"""`python -m bench.dashboard_server NODES CHANGES [PORT]`: serves a simulated cluster with so many changes a second.
+"""`python -m bench.dashboard_server NODES CHANGES [PORT [mixed]]`: serves a simulated cluster with so many changes a second.
 
 It prints its port, and then for each version of the snapshot when that was: `VERSION SECONDS`, since the epoch.
 """
@@ -34,7 +34,10 @@ def main() -> None:
         listener.bind(("127.0.0.1", int(sys.argv[3]) if len(sys.argv) > 3 else 0))
         listener.listen(16)
         config = uvicorn.Config(
-            _app(SimulatedCluster(nodes), changes), log_config=None, access_log=False, lifespan="on"
+            _app(SimulatedCluster(nodes, mixed="mixed" in sys.argv), changes),
+            log_config=None,
+            access_log=False,
+            lifespan="on",
         )
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(config).run([listener])

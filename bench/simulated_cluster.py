@@ -1,4 +1,4 @@
-"""A cluster that is only thought of: nodes of eight A100 in slices of 1g.5gb, whose pods come and go."""
+"""A cluster that is only thought of: nodes of eight A100 in slices of 1g.5gb, or of several sizes, whose pods come and go."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from tranche.documents.overview import overview_data
 
 NAMESPACES = ("vision", "speech", "ranking", "search", "ads")
 GPUS = 8
+_KINDS = 7
 
 
 class SimulatedCluster:
     """Each slice of each node is idle or held by a pod; `changes` gives other documents of nodes, as their agents would."""
 
-    def __init__(self, nodes: int, seed: int = 11, idle: float = 0.2) -> None:
+    def __init__(self, nodes: int, seed: int = 11, idle: float = 0.2, *, mixed: bool = False) -> None:
         self._random = Random(seed)
         self._pods = 0
-        machine = ProductPath(board_of("A100-40GB"), GPUS)
-        while machine.place(0) is not None:
-            pass
-        text = json.dumps(overview_data(machine.index.view, (), ()))
+        self._mixed = mixed
+        texts = [self._machine() for _ in range(_KINDS if mixed else 1)]
         self.overviews: dict[str, Mapping[str, Any]] = {}
         for number in range(nodes):
-            name = f"node-{number:04}"
-            made = json.loads(text.replace("GPU-", f"GPU-{number:04}-"))
+            made = json.loads(self._random.choice(texts).replace("GPU-", f"GPU-{number:04}-"))
             given = {each["id"]: each for each in made["allocations"]}
             made["allocations"] = [self._pod(each) for each in made["allocations"]]
             for gpu in made["gpus"]:
@@ -37,7 +35,14 @@ class SimulatedCluster:
                         given.pop(each["allocationId"])
                         _take_back(each)
             made["allocations"] = [each for each in made["allocations"] if each["id"] in given]
-            self.overviews[name] = made
+            self.overviews[f"node-{number:04}"] = made
+
+    def _machine(self) -> str:
+        """The Overview of a machine that has no room for another of the smallest slices, or if mixed of whatever comes."""
+        machine = ProductPath(board_of("A100-40GB"), GPUS)
+        while machine.place(self._random.choice((0, 2, 3, 3)) if self._mixed else 0) is not None:
+            pass
+        return json.dumps(overview_data(machine.index.view, (), ()))
 
     def snapshot(self, taken: float) -> ClusterSnapshot:
         """All of it as it is."""
@@ -51,8 +56,10 @@ class SimulatedCluster:
         return [self._seen(name, taken) for name in dict.fromkeys(touched)]
 
     def _seen(self, name: str, taken: float) -> SeenNode:
-        standing = NodeStanding(ready=True, unschedulable=False, mode="dynamic")
-        return SeenNode(name, standing, self.overviews[name], taken)
+        number = int(name.removeprefix("node-"))
+        standing = NodeStanding(ready=True, unschedulable=self._mixed and number % 20 == 3, mode="dynamic")
+        silent = "its agent does not answer" if self._mixed and number % 20 == 6 else ""
+        return SeenNode(name, standing, self.overviews[name], taken, silent)
 
     def _changed(self, overview: Mapping[str, Any]) -> Mapping[str, Any]:
         """Another document, which shares with the first one what is as it was."""

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 from release.browser import ARGUMENTS, chromium, driving_packages
 
 from tests.dashboard.served import ServedDashboard
 
+_DOCS = Path(__file__).parents[2] / "docs"
 WIDE, NARROW = (1200, 800), (390, 800)
+
+
+def keep_pictures(taken: Mapping[str, bytes], config: pytest.Config) -> None:
+    """Pictures of the guides, by their places in docs: they are written with the goldens, else they only have to be there."""
+    for name, picture in taken.items():
+        if config.getoption("--update-goldens"):
+            (_DOCS / name).parent.mkdir(exist_ok=True)
+            (_DOCS / name).write_bytes(picture)
+        assert (_DOCS / name).read_bytes()[:8] == picture[:8], name
 
 
 @contextmanager

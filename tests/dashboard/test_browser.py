@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from tests.busy_machine import set_to_work
-from tests.dashboard.browsing import NARROW, WIDE, browser_running, viewer_of
+from tests.dashboard.browsing import NARROW, WIDE, browser_running, keep_pictures, viewer_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
 
 pytestmark = pytest.mark.browser
 
-PICTURE = Path(__file__).parents[2] / "docs/dashboard.png"
 # Every look with some machine, every machine in some look.
 LOOKS = {
     "p4d.24xlarge": [("light", WIDE), ("dark", NARROW)],
@@ -77,21 +76,29 @@ def test_every_view_in_every_look_keeps_nobody_out_and_asks_nothing_of_others(br
             dashboards.end()
 
 
-def test_the_guides_picture(
+def test_the_guides_pictures(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    """Nobody compares pixels; a new picture is taken with the goldens."""
+    """Nobody compares pixels; new pictures are taken with the goldens."""
+    taken: dict[str, bytes] = {}
     with short_folder() as folder, machine_in(folder, machine_type="p4d.24xlarge") as machine:
         set_to_work(machine, tmp_path, monkeypatch)
+        machine.wait_in_queue("--gpus", "8")
+        gpu = machine.json("ps")["allocations"][0]["grants"][0]["gpuUUID"]
+        views = {"gpu": f"/gpus/{gpu}", "queue": "/queue", "waste": "/waste", "layouts": "/layouts?layout=all-balanced"}
         dashboards = Dashboards(machine)
         try:
-            with viewer_of(browser, dashboards.start(), size=(1000, 700)) as viewer:
-                taken = viewer.page.screenshot(full_page=True)
+            served = dashboards.start()
+            with viewer_of(browser, served, size=(1000, 700)) as viewer:
+                taken["dashboard.png"] = viewer.page.screenshot(full_page=True)
+                for name, path in views.items():
+                    viewer.open(path)
+                    taken[f"pictures/dashboard-{name}.png"] = viewer.page.screenshot(full_page=name == "waste")
+            with viewer_of(browser, served, scheme="dark", size=NARROW) as viewer:
+                taken["pictures/dashboard-dark-narrow.png"] = viewer.page.screenshot()
         finally:
             dashboards.end()
-    if pytestconfig.getoption("--update-goldens"):
-        PICTURE.write_bytes(taken)
-    assert PICTURE.read_bytes()[:8] == taken[:8]
+    keep_pictures(taken, pytestconfig)
 
 
 def test_a_slice_that_a_command_cuts_appears_by_itself(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from tests.documents.test_history import GPU, PROFILE, UUID, told
@@ -87,4 +88,8 @@ def test_what_the_owners_waste_is_what_is_wasted(view: NodeView) -> None:
     assert sum(each["shares"] for each in found) >= len(held)
     total = sum(gpu["memoryBytes"] for gpu in gpus)
     assert all(0 <= each["unusedBytes"] <= total for each in found)
-    assert bool(waste["unused"]) == any(each["unusedBytes"] for each in found)
+    unused = sum(each["memoryBytes"] or 0 for each in waste["unused"])
+    owned = sum(each["unusedBytes"] for each in found)
+    assert owned <= unused
+    if all(each["phase"] == "active" for each in allocations):
+        assert owned == pytest.approx(unused, abs=8)

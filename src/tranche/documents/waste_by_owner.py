@@ -48,10 +48,13 @@ def waste_by_owner(
                 began = since if span.began is None else max(since, span.began)
                 ended = until if span.ended is None else min(until, span.ended)
                 account.held += max(0.0, ended - began) * _amount(gpu, span.place, grants.get(span.allocation_id, ()))
-    by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
     for each in waste["unused"]:
-        for id in each["allocationIds"]:
-            amount = _amount(by_uuid[each["gpuUUID"]], _place(each), grants.get(id, ()))
+        parts = {id: _part(each["gpuUUID"], _place(each), grants.get(id, ())) for id in each["allocationIds"]}
+        # Of a device that several have in turns each has as much as another.
+        in_turns = sum(part is None for part in parts.values())
+        rest = (each["memoryBytes"] or 0) - sum(part or 0 for part in parts.values())
+        for id, part in parts.items():
+            amount = rest // in_turns if part is None else part
             accounts.setdefault(owners.get(id), _Account(shares={id})).unused += amount
     for each in waste["tooLarge"]:
         (id,) = each["allocationIds"]
@@ -92,11 +95,17 @@ def _grants(events: Iterable[Document], allocations: Iterable[Document]) -> Mapp
 
 def _amount(gpu: Document, place: tuple[str, int, int], grants: Iterable[Document]) -> int:
     """Bytes of the GPU that are given away with that place: of a part its own, else the place's share of the grid."""
-    for each in grants:
-        if each["gpuUUID"] == gpu["uuid"] and "memoryBytes" in each and tuple(_place(each)) == tuple(place):
-            return int(each["memoryBytes"])
+    part = _part(gpu["uuid"], place, grants)
+    if part is not None:
+        return part
     units, size = gpu["memorySlices"] or 1, place[2]
     return int(gpu["memoryBytes"] * size / units if size else gpu["memoryBytes"])
+
+
+def _part(gpu_uuid: str, place: tuple[str, int, int], grants: Iterable[Document]) -> int | None:
+    """Bytes of a device that is shared which the grants are; None where they are no part of one."""
+    found = (each for each in grants if each["gpuUUID"] == gpu_uuid and "memoryBytes" in each)
+    return next((int(each["memoryBytes"]) for each in found if _place(each) == tuple(place)), None)
 
 
 def _place(each: Document) -> tuple[str, int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running, keep_pictures
 
 pytestmark = pytest.mark.browser
 
@@ -23,9 +23,9 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def serving(nodes: int, changes: float, port: int = 0) -> Iterator[int]:
+def serving(nodes: int, changes: float, port: int = 0, kind: str = "small") -> Iterator[int]:
     """A server of a simulated cluster; its port."""
-    command = [sys.executable, "-m", "bench.dashboard_server", str(nodes), str(changes), str(port)]
+    command = [sys.executable, "-m", "bench.dashboard_server", str(nodes), str(changes), str(port), kind]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -110,3 +110,14 @@ def test_a_server_that_comes_back_with_another_cluster_is_seen_as_a_whole(browse
             with serving(15, 0, port):
                 viewer.wait_for_live()
                 viewer.page.wait_for_function("() => rows.rows.length === 15")
+
+
+def test_the_guides_pictures(browser: Any, pytestconfig: pytest.Config) -> None:
+    """Nobody compares pixels; new pictures are taken with the goldens."""
+    taken = {}
+    with serving(60, 0, kind="mixed") as port:
+        with viewing(browser, port, size=(1000, 700)) as viewer:
+            taken["pictures/cluster-nodes.png"] = viewer.page.screenshot()
+        with viewing(browser, port, scheme="dark", size=NARROW) as viewer:
+            taken["pictures/cluster-nodes-dark-narrow.png"] = viewer.page.screenshot()
+    keep_pictures(taken, pytestconfig)
