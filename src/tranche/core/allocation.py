@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Occupant, Placement
@@ -243,8 +244,7 @@ class Allocation:
         return self.keeper.pid if isinstance(self.keeper, ProcessKeeper) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(NamedTuple):
     """A GPU, or a slot of one, of which nothing is given away now; `why` is a clause for people.
 
     `for_large` says that it is kept for requests that name a size as large as it, or a whole GPU.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tranche.core.allocation import Grant, NodeView
+from tranche.core.allocation import Grant, NodeView, Withheld
 from tranche.core.codec import Codec, Form
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import Keeper
@@ -119,6 +119,14 @@ def view_from_dict(data: object) -> NodeView:
     return found
 
 
+def _withheld_to_dict(withheld: Withheld) -> dict[str, Any]:
+    return {"place": grant_to_dict(withheld.place), "why": withheld.why, "forLarge": withheld.for_large}
+
+
+def _withheld_from_dict(data: Mapping[str, Any]) -> Withheld:
+    return Withheld(grant_from_dict(data["place"]), str(data["why"]), bool(data["forLarge"]))
+
+
 _OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted, Waiting, Impossible)}
 
 _CODEC = Codec(
@@ -127,6 +135,7 @@ _CODEC = Codec(
         Form(Request, request_to_dict, request_from_dict),
         Form(Grant, grant_to_dict, grant_from_dict),
         Form(Keeper, keeper_to_dict, keeper_from_dict),
+        Form(Withheld, _withheld_to_dict, _withheld_from_dict),
         Form(Step, Step.to_dict, KINDS.decode),
     ]
 )
