@@ -36,8 +36,13 @@ _OWN_NAME = f"own-{os.getpid()}"
 @pytest.fixture
 def own_root(suitable_machine: None, own_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for clusters that no other test uses, so that the last one of them leaves within the test."""
+    # A process that was killed has left its folder and, with it, a cluster that runs.
+    for left in Path("/var/lib").glob("tranche-own-*"):
+        monkeypatch.setenv("TRANCHE_CLUSTER_ROOT", str(left))
+        remove_leftovers()
     root = Path(f"/var/lib/tranche-{_OWN_NAME}")
     monkeypatch.setenv("TRANCHE_CLUSTER_ROOT", str(root))
+    monkeypatch.setenv("TRANCHE_CLUSTER_OWNER", str(os.getpid()))
     yield root
     remove_cluster(_OWN_NAME)
     assert not root.exists()
@@ -47,7 +52,7 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
     with _sysctl("kernel/panic", "7"):
         parameters = {name: read_sysctl(name) for name in SYSCTLS}
         before = MachineState.now(_OWN_NAME)
-        made = Cluster.create(_OWN_NAME, {"n1": "a30-server", "bare": ""}, say=print)
+        made = Cluster.create(_OWN_NAME, {"n1": "a30-server", "bare": ""}, owner=this_process(), say=print)
         made.apply(pod("one", "default", node="n1"))
         wait_for("the pod runs", lambda: phase(made, "default", "one") == "Running")
         during = MachineState.now(_OWN_NAME)
@@ -63,7 +68,9 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
 
 def test_two_nodes_with_agents_at_work_leave_nothing(own_root: Path, agent_image: MadeImage) -> None:
     before = MachineState.now(_OWN_NAME)
-    made = Cluster.create(_OWN_NAME, {"n1": "a30-server", "n2": "g4dn.xlarge"}, time_scale=0.1, say=print)
+    made = Cluster.create(
+        _OWN_NAME, {"n1": "a30-server", "n2": "g4dn.xlarge"}, time_scale=0.1, owner=this_process(), say=print
+    )
     with ExitStack() as agents:
         for node in made.nodes:
             agents.enter_context(agent_on(made, node, "--mig-strategy=mixed"))
@@ -156,7 +163,7 @@ def test_a_host_that_was_prepared_for_a_cluster_that_never_came_is_restored(own_
 
 def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
     before = MachineState.now(_OWN_NAME)
-    Cluster.create(_OWN_NAME, {"n1": "g4dn.xlarge"}, say=print)
+    Cluster.create(_OWN_NAME, {"n1": "g4dn.xlarge"}, owner=this_process(), say=print)
     with _command("down") as process:
         etcd = Cluster.open(_OWN_NAME).control_plane.unit("etcd")
         wait_for("the first processes are gone", lambda: etcd.pid is None, period=0.001)
