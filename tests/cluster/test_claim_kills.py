@@ -34,7 +34,6 @@ KILLS = int(os.environ.get("TRANCHE_CLAIM_KILLS", "4"))
 CLAIMS = int(os.environ.get("TRANCHE_CLAIM_CHURN", "16"))
 MOST_PODS = 24
 CALM_SECONDS = 240.0
-_TEMPLATE = "tests.tranche.dev/template"
 TEMPLATES = ("small", "part", "medium", "small", "whole", "small", "part", "medium")
 A100_BYTES = 40 << 30
 
@@ -68,9 +67,7 @@ class Churn:
 
     def _pod(self, name: str) -> dict[str, Any]:
         # The same at each try: it may have been made though nobody answered.
-        template = TEMPLATES[self.made % len(TEMPLATES)]
-        made = claiming(name, self.namespace, self.node, template)
-        made["metadata"]["labels"] = {_TEMPLATE: template}
+        made = claiming(name, self.namespace, self.node, TEMPLATES[self.made % len(TEMPLATES)])
         # A container that is being made when containerd is killed is made anew by the kubelet, where its pod says so.
         made["spec"]["restartPolicy"] = "Always"
         return made
@@ -150,9 +147,11 @@ def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
     wait_for("every pod runs or waits for room", lambda: not churn.unsettled(), timeout=CALM_SECONDS, explain=explain)
     churn.look()
     said = wait_for("each running pod has said its device", lambda: _said(cluster, namespace), timeout=60)
-    twice = [uuid for uuid, count in Counter(said).items() if count > 1]
-    assert not twice
     claims = claims_in(cluster, namespace)
+    parts_of = _parts_of(claims)
+    for line, pods in said.items():
+        devices = {parts_of.get(pod, pod) for pod in pods}
+        assert len(devices) == 1, f"{line} is seen by {pods}, of which these have parts: {parts_of}"
     allocated = {device for claim in claims for device in devices_given(claim)}
     wait_for("what is allocated is shown", lambda: allocated <= devices_published(cluster, node).keys(), timeout=60)
     given = {claim["metadata"]["uid"] for claim in claims if devices_given(claim)}
@@ -170,19 +169,26 @@ def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
     assert all(memory <= A100_BYTES for memory in taken.values()), taken
 
 
-def _said(cluster: Cluster, namespace: str) -> list[str]:
-    """What each running pod has said it sees, once all have: once for all parts of one device."""
+def _said(cluster: Cluster, namespace: str) -> dict[str, list[str]]:
+    """The running pods by the device that each has said it sees, once all have."""
     lines = first_lines(cluster, namespace)
     if not all(lines.values()):
-        return []
-    parts = {
-        each["metadata"]["name"]
-        for each in pods_in(cluster, namespace)
-        if each["metadata"]["labels"][_TEMPLATE] == "part"
+        return {}
+    found: dict[str, list[str]] = {}
+    for name, line in lines.items():
+        found.setdefault(line, []).append(name)
+    return found
+
+
+def _parts_of(claims: list[dict[str, Any]]) -> dict[str, str]:
+    """The device of which each pod has a part, by pod. A claim for any share may have got one, too, where no slice was left."""
+    return {
+        pod["name"]: result["device"]
+        for claim in claims
+        for result in ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results", ())
+        if result.get("shareID")
+        for pod in claim["status"].get("reservedFor") or ()
     }
-    return [line for name, line in lines.items() if name not in parts] + list(
-        {lines[name] for name in parts & lines.keys()}
-    )
 
 
 def _filed(node: Node) -> dict[str, tuple[list[str], bool]]:
