@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import cycle
+from dataclasses import dataclass, field, replace
+from itertools import combinations, cycle
 from math import ceil
 from typing import Any
 
@@ -159,14 +159,40 @@ def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
     assert filed.keys() == given
     mounted = Counter(uuid for uuids, part in filed.values() if not part for uuid in uuids)
     assert set(mounted.values()) <= {1}, mounted
-    held = [grant for share in shares(node) for grant in share["grants"]]
-    parts, alone = ([each for each in held if ("memoryBytes" in each) is part] for part in (True, False))
-    print(f"at the end {len(alone)} devices are held by one alone, and {len(parts)} parts of devices")
-    assert not {each["gpuUUID"] for each in parts} & {each["gpuUUID"] for each in alone}, held
-    taken: Counter[str] = Counter()
-    for each in parts:
-        taken[each["gpuUUID"]] += each["memoryBytes"]
-    assert all(memory <= A100_BYTES for memory in taken.values()), taken
+    held = [_Held.of(grant) for share in shares(node) for grant in share["grants"]]
+    print(
+        f"at the end there are {sum(not each.part for each in held)} devices and {sum(each.part > 0 for each in held)} parts"
+    )
+    clashes = [pair for pair in combinations(held, 2) if pair[0].clashes_with(pair[1])]
+    assert not clashes
+    taken: Counter[_Held] = Counter()
+    for each in held:
+        taken[replace(each, part=0)] += each.part
+    assert all(memory <= device.memory for device, memory in taken.items()), taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A device that a share has, or a `part` of it, in bytes: the memory slices from `start` to `end`, all of a whole GPU."""
+
+    gpu: str
+    start: int
+    end: int
+    memory: int
+    part: int
+
+    @classmethod
+    def of(cls, grant: dict[str, Any]) -> _Held:
+        """Of a grant as `tranche ps -o json` shows it."""
+        place, profile = grant["placement"], grant["profile"]
+        start, size = (0, 8) if place is None else (place["start"], place["size"])
+        memory = A100_BYTES if place is None else int(profile.rpartition(".")[2].removesuffix("gb")) << 30
+        return cls(grant["gpuUUID"], start, start + size, memory, grant.get("memoryBytes", 0))
+
+    def clashes_with(self, other: _Held) -> bool:
+        """Whether both cannot be had at once: they overlap, and are not parts of the same device."""
+        parts_of_one = self.part and other.part and (self.start, self.end) == (other.start, other.end)
+        return self.gpu == other.gpu and self.start < other.end and other.start < self.end and not parts_of_one
 
 
 def _said(cluster: Cluster, namespace: str) -> dict[str, list[str]]:
