@@ -23,7 +23,7 @@ from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
 from tranche.cli import streams
 from tranche.cli.duration import Duration
 from tranche.cli.layout.options import read_layouts
-from tranche.cli.output import print_json, say, warn
+from tranche.cli.output import fail, print_json, say, show, warn
 from tranche.cli.runtime import open_host, register_places
 from tranche.cli.service_path import absolute_path, others_may_write
 from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
@@ -166,9 +166,9 @@ def status(context: click.Context, root: Path, output: str) -> None:
         print_json("BootStatus", **found)
         return
     word = "enabled" if unit.enabled else "not enabled"
-    click.echo(f"unit     {f'{unit.file}, {word}' if unit.installed else 'not installed'}")
-    click.echo(f"asked    {asked or problem}")
-    click.echo(f"at boot  {ended.message if ended is not None else 'nothing was cut since the machine was started'}")
+    show(f"unit     {f'{unit.file}, {word}' if unit.installed else 'not installed'}")
+    show(f"asked    {asked or problem}")
+    show(f"at boot  {ended.message if ended is not None else 'nothing was cut since the machine was started'}")
 
 
 def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
@@ -185,7 +185,7 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
         writing = threading.Thread(target=_ended, args=(settings, asked, failure), daemon=True)
         writing.start()
         writing.join(_WRITE_SECONDS)
-        click.echo(f"error: {failure.message}", err=True)
+        fail(failure.message)
         streams.leave(failure.exit_code)
 
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from tranche.cli.extras import extra_missing
-from tranche.cli.output import one_line, print_json
+from tranche.cli.output import print_json, show
 from tranche.node.checkup import Status
 from tranche.node.software import software
 
@@ -36,7 +36,7 @@ def cluster_checkup(kubeconfig: str | None, *, as_json: bool) -> int:
         print_json("ClusterCheckup", healthy=not failed, findings=[cluster_finding_document(each) for each in findings])
     else:
         for each in findings:
-            print_finding(each.status, one_line(_where(each) + each.text), one_line(each.hint))
+            print_finding(each.status, _where(each) + each.text, each.hint)
     return 1 if failed else 0
 
 
@@ -73,9 +73,9 @@ async def _findings(connection: ApiConnection) -> Sequence[ClusterFinding]:
 
 def print_finding(status: Status, text: str, hint: str) -> None:
     """One finding, as a line, and what to do about it below."""
-    click.echo(f"{click.style(f'{status:<4}', fg=_COLOURS[status])}  {text}")
+    show(f"  {text}", mark=click.style(f"{status:<4}", fg=_COLOURS[status]))
     if hint:
-        click.echo(f"      hint: {hint}")
+        show(f"      hint: {hint}")
 
 
 def _where(found: ClusterFinding) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from tranche.cli.output import print_table, say
+from tranche.cli.output import print_table, say, show
 from tranche.demo.batches import BatchResult, DemoResult, how_made, served_by
 from tranche.demo.clock import clock_face
 from tranche.demo.jobs import JobRecord
@@ -77,13 +76,14 @@ def print_result(result: DemoResult, machine: str, simulated: bool) -> None:
             _batch_row(f"one job per {result.profile} slice", slices),
         ],
     )
-    click.echo(
-        f"\n{result.ratio:.2f} times faster in slices; the jobs' own times alone give {result.ideal_ratio:.2f}\n"
-    )
-    click.echo(_overheads(result, machine, simulated))
+    show()
+    show(f"{result.ratio:.2f} times faster in slices; the jobs' own times alone give {result.ideal_ratio:.2f}")
+    show()
+    show(_overheads(result, machine, simulated))
     rows = [_mixed_row(record, result) for record in result.mixed]
     print_table(("REQUEST", "SERVED BY", "GPU", "INSTANCE", "WAITED", "RAN"), rows)
-    click.echo(f"\n{_mixed_summary(result)}")
+    show()
+    show(_mixed_summary(result))
 
 
 def result_json(result: DemoResult, machine: str, simulated: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from tranche.cli.output import one_line, print_json
+from tranche.cli.output import print_json, show
 from tranche.cli.runtime import register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.cli.streams import pause
@@ -58,9 +58,9 @@ def _print(found: tuple[Event, ...], output: str) -> None:
         if output == "json":
             click.echo(json.dumps(document("Event", **event_document(event))))
         else:
-            click.echo(_line(event))
+            show(_line(event))
 
 
 def _line(event: Event) -> str:
     about = event.allocation_id or event.gpu_uuid or "-"
-    return f"{describe.local_time(event.time)}  {event.name:<15}  {about:<8}  {one_line(event.message)}"
+    return f"{describe.local_time(event.time)}  {event.name:<15}  {about:<8}  {event.message}"

@@ -13,7 +13,7 @@ from tranche.cli import completion
 from tranche.cli.ids import full_id
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.looking import look_at
-from tranche.cli.output import print_json, print_table
+from tranche.cli.output import print_json, print_table, show
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
@@ -111,26 +111,27 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, 
 
 
 def _print(answer: Explanation, node: NodeState) -> None:
-    click.echo(f"{status(answer)}: {answer.summary}")
+    show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
         for step in steps:
-            click.echo(f"  {node.gpu(step.gpu_uuid).label}: {step}")
+            show(f"  {node.gpu(step.gpu_uuid).label}: {step}")
         for sharing, why in answer.passed_over.items():
-            click.echo(f"  not by {sharing.for_people}: {why}")
+            show(f"  not by {sharing.for_people}: {why}")
         return
-    click.echo()
+    show()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), [_gpu_row(each, node) for each in answer.gpus])
     if answer.answers.unnamed:
-        click.echo(f"and {answer.answers.unnamed:,} more GPUs, with other reasons")
+        show(f"and {answer.answers.unnamed:,} more GPUs, with other reasons")
     hints = [each.text for each in answer.remedies]
     if answer.impossible is not None and answer.impossible.hint:
         hints.append(answer.impossible.hint)
     if hints:
         searched = f" (found on {answer.advice.looked_at} of the GPUs)" if answer.advice.looked_at else ""
-        click.echo(f"\nwhat would help, cheapest first{searched}:")
+        show()
+        show(f"what would help, cheapest first{searched}:")
         for number, hint in enumerate(hints, start=1):
-            click.echo(f"  {number}. {hint}")
+            show(f"  {number}. {hint}")
 
 
 def _gpu_row(answer: GpuAnswer, node: NodeState) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ import os
 import click
 
 from tranche.cli.extras import extra_missing
+from tranche.cli.output import say
 from tranche.cli.settings import TrancheCommand
 
 
@@ -46,9 +47,6 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche leave'", "kubernetes", error) from error
     parts = {MIG_MANAGER, FEATURE_LABELS} - set(without)
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
 
     leave(kubeconfig, os.environ, namespace or "tranche-system", daemon_set, parts, patience, say)
     if "controller" not in without:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import click
 
 from tranche.cli import streams
+from tranche.cli.output import fail, show
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.spelling import did_you_mean
@@ -155,15 +157,16 @@ def _report(error: TrancheError, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(error_document(error)), err=True)
         return
-    click.echo(click.style("error", fg="red", bold=True) + f": {error.message}", err=True, color=_colour())
-    if error.hint:
-        click.echo("\n" + click.style("hint", fg="cyan") + f": {error.hint}", err=True, color=_colour())
+    fail(error.message, error.hint, _colour())
 
 
 def _report_usage(error: click.ClickException, *, as_json: bool) -> None:
     """A mistake that click found, in its own words."""
     if not as_json:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        for line in said.getvalue().splitlines():
+            show(line, err=True)
         return
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"see: {context.command_path} --help" if context is not None else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tranche.core.printable import one_line
 from tranche.documents.envelope import document
 
 
@@ -21,12 +22,15 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     cells = [list(headers), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     for row in cells:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def one_line(text: str) -> str:
-    """The text on one line and without what a terminal would act on: other people's commands are shown in listings."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+def show(line: str = "", *, mark: str = "", err: bool = False, color: bool | None = None) -> None:
+    """A line for people, on stdout; one line whatever is in it. `mark` is our own, may be coloured, and comes first.
+
+    All text for people leaves by here: names, requests and messages of other people are in it, and a terminal would act on them.
+    """
+    click.echo(f"{mark}{one_line(line)}", err=err, color=color)
 
 
 def _cell(value: object) -> str:
@@ -35,14 +39,22 @@ def _cell(value: object) -> str:
 
 def say(message: str) -> None:
     """A line for people, on stderr."""
-    click.echo(message, err=True)
+    show(message, err=True)
 
 
 def warn(message: str) -> None:
     """A warning, on stderr."""
-    click.echo(click.style("warning", fg="yellow") + f": {message}", err=True)
+    show(f": {message}", mark=click.style("warning", fg="yellow"), err=True)
 
 
 def hint(message: str) -> None:
     """A hint, on stderr."""
-    click.echo(click.style("hint", fg="cyan") + f": {message}", err=True)
+    show(f": {message}", mark=click.style("hint", fg="cyan"), err=True)
+
+
+def fail(message: str, advice: str = "", color: bool | None = None) -> None:
+    """An error, and what helps against it, on stderr."""
+    show(f": {message}", mark=click.style("error", fg="red", bold=True), err=True, color=color)
+    if advice:
+        show(err=True)
+        show(f": {advice}", mark=click.style("hint", fg="cyan"), err=True, color=color)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from tranche.cli.output import one_line
 from tranche.core.allocation import NodeView
+from tranche.core.printable import one_line
 from tranche.core.quantity import format_memory
 from tranche.core.readings import GpuReading
 from tranche.core.state import GpuState
@@ -54,15 +54,15 @@ def overview(
         bar = _bar(blocks) + " " * (width - blocks.units * _CELL - 1)
         state = describe.gpu_state(view, gpu, slices_on(view, gpu), whole_holders(view, gpu))
         busy = _busy(gpu, measured.get(gpu.uuid))
-        lines.append(f"GPU {gpu.index:<2} {bar}  {used[gpu.uuid]:>{memory_width}}  {busy:>4}  {state}")
+        lines.append(f"GPU {gpu.index:<2} {bar}  {used[gpu.uuid]:>{memory_width}}  {busy:>4}  {one_line(state)}")
         lines += [f"       {line}" for line in _process_lines(gpu)]
     lines += ["", f"{len(view.allocations)} allocations, {len(queue)} waiting"]
     for each in view.allocations:
         what = f"{each.id}  {describe.age(now - each.created):>6}  {describe.grants(each, view.node)}"
-        lines.append(f"  {what}  {one_line(each.command)}".rstrip())
+        lines.append(one_line(f"  {what}  {each.command}".rstrip()))
     for position, (waiter, why) in enumerate(zip(queue, reasons, strict=True), start=1):
         what = f"{waiter.id}  {describe.age(now - waiter.created):>6}  {waiter.request}"
-        lines.append(f"  {position}. {what}  {one_line(waiter.command)}".rstrip())
+        lines.append(one_line(f"  {position}. {what}  {waiter.command}".rstrip()))
         lines.append(f"     {one_line(why)}")
     return lines
 

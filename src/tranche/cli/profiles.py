@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tranche.cli import completion
-from tranche.cli.output import print_json, print_table, say
+from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
 from tranche.cli.runtime import open_driver
 from tranche.cli.settings import Settings, TrancheCommand, output_option
@@ -176,8 +176,8 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
         return
     for number, sheet in enumerate(sheets):
         if number:
-            click.echo()
-        click.echo(sheet.title)
+            show()
+        show(sheet.title)
         wide = output == "wide"
         columns = list(WIDE_COLUMNS if wide else COLUMNS)
         rows = [profile_row(p, wide=wide) for p in sheet.profiles]
@@ -190,9 +190,9 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
             say("this driver describes profiles only with MIG mode on; these are the catalogue's")
         note = unverified_note(sheet.profiles)
         if note:
-            click.echo(note)
+            show(note)
         if sheet.unverified:
-            click.echo(f"? of the board: {'; '.join(sheet.unverified)}")
+            show(f"? of the board: {'; '.join(sheet.unverified)}")
 
 
 def _show_catalogue(output: str) -> None:
@@ -213,4 +213,4 @@ def _show_catalogue(output: str) -> None:
         for board in catalogue()
     ]
     print_table(("BOARD", "MEMORY", "SM", "COMPUTE", "GRID", "ARCHITECTURE", "PROFILES", "PRODUCTS"), rows)
-    click.echo("? no source shows it")
+    show("? no source shows it")

@@ -7,7 +7,7 @@ import time
 import click
 
 from tranche.cli.looking import look_at
-from tranche.cli.output import print_json, print_table
+from tranche.cli.output import print_json, print_table, show
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.documents import describe
@@ -54,7 +54,7 @@ def command(settings: Settings, /, output: str) -> None:
     ]
     print_table(_ALLOCATION_COLUMNS, rows)
     if queue:
-        click.echo()
+        show()
         reasons = why_they_wait(view, queue, away)
         waiting = [
             _waiter_row(position, waiter, why, now)

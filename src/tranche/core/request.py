@@ -138,6 +138,10 @@ def parse_request(
         raise UsageError(
             f"--isolation is {_LEVELS}, not '{isolation}'", hint="it is the least that the fence around a share must be"
         )
+    if not gpu_model.strip().isprintable():
+        raise UsageError(
+            "--gpu-model holds characters that no product's name has", hint="write a part of the name: --gpu-model A100"
+        )
     request = Request(
         demand,
         Isolation(isolation),

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from tranche.core.printable import one_line
 from tranche.node.session import process_command
 
 _TABLE = Path("/proc/locks")
@@ -25,7 +26,7 @@ class LockHolder(NamedTuple):
     def __str__(self) -> str:
         if not self.pid:
             return "a process that is not seen from here"
-        command = "".join(each if each.isprintable() else " " for each in process_command(self.pid))
+        command = one_line(process_command(self.pid))
         command = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
         return f"pid {self.pid} ({command})" if command else f"pid {self.pid}"
 

@@ -10,6 +10,8 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kubernetes.controller.json_patch import patched
 from tests.kubernetes.fake_api_server import api_server
@@ -187,3 +189,15 @@ def test_the_resource_slices_are_followed() -> None:
             await connection.close()
 
     asyncio.run(patiently(check()))
+
+
+@given(st.text(st.one_of(st.sampled_from("\x1b\n\x07\x9b\u202e"), st.characters()), min_size=1))
+def test_no_refusal_makes_a_terminal_act_or_a_line_of_its_own(text: str) -> None:
+    for wrong in (
+        {"tranche.dev/gpu-memory": text},
+        {f"tranche.dev/{text}": "1"},
+        {"tranche.dev/container": text},
+    ):
+        for annotated in (wrong, {"tranche.dev/gpus": "1", **wrong}):
+            answer = answered(review(annotated))[1]["response"]
+            assert answer["allowed"] or answer["status"]["message"].isprintable()

@@ -8,7 +8,7 @@ import click
 
 from tranche.cli.jobs.explaining import print_explanation
 from tranche.cli.jobs.target import asked_as_person, target_options
-from tranche.cli.output import one_line, print_json, print_table
+from tranche.cli.output import print_json, print_table, show
 from tranche.cli.settings import TrancheCommand, output_option
 
 if TYPE_CHECKING:
@@ -45,21 +45,23 @@ def command(name: str, namespace: str | None, kubeconfig: str | None, output: st
 
 def _print(found: JobDescription) -> None:
     job = found.job
-    click.echo(f"job        {job}")
-    click.echo(f"request    {one_line(job.request)}")
-    click.echo(f"status     {job.status}{f': {one_line(job.message)}' if job.message else ''}")
-    click.echo(f"pods       {job.ready} running, {job.succeeded} of {job.completions} done, {job.failed} failed")
+    show(f"job        {job}")
+    show(f"request    {job.request}")
+    show(f"status     {job.status}{f': {job.message}' if job.message else ''}")
+    show(f"pods       {job.ready} running, {job.succeeded} of {job.completions} done, {job.failed} failed")
     if found.pods:
-        click.echo()
+        show()
         print_table(_COLUMNS, [_row(each, found) for each in found.pods])
     for explanation in found.waiting[:1]:
         more = len(found.waiting) - 1
-        click.echo(f"\nwhy {explanation.pod} waits{f' ({more} more wait)' if more else ''}:")
+        show()
+        show(f"why {explanation.pod} waits{f' ({more} more wait)' if more else ''}:")
         print_explanation(explanation)
     if found.events:
-        click.echo("\nevents:")
+        show()
+        show("events:")
         for event in found.events:
-            click.echo(f"  {one_line(event)}")
+            show(f"  {event}")
 
 
 def _row(pod: JobPod, found: JobDescription) -> tuple[object, ...]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
-from tranche.cli.output import print_table
+from tranche.cli.output import print_table, show
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
@@ -32,9 +30,9 @@ def print_explanation(found: FleetExplanation) -> None:
     from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
 
     for line in head_lines(found):
-        click.echo(line)
+        show(line)
     if found.groups:
-        click.echo()
+        show()
         print_table(GROUP_COLUMNS, [group_row(each) for each in found.groups])
     for line in tail_lines(found):
-        click.echo(line)
+        show(line)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tranche.core.errors import KubernetesRejected
+from tranche.core.printable import one_line
 from tranche.kubernetes.api.decoding import Json
 
 _VERSION = "admission.k8s.io/v1"
@@ -55,8 +56,8 @@ def allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
 
 
 def refused(uid: str, code: int, message: str) -> Json:
-    """The answer that keeps the pod out; `message` is what the person sees, after the webhook's name."""
-    response = {"uid": uid, "allowed": False, "status": {"code": code, "message": message}}
+    """The answer that keeps the pod out; `message` is what the person sees, after the webhook's name, on one line."""
+    response = {"uid": uid, "allowed": False, "status": {"code": code, "message": one_line(message)}}
     return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
 
 

@@ -16,6 +16,7 @@ from tranche.core.errors import (
     TrancheError,
     UsageError,
 )
+from tranche.core.printable import one_line
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.cards import shared_cards
@@ -74,7 +75,7 @@ class PodWebhook:
         try:
             review = read_review(body)
         except KubernetesRejected as error:
-            return HttpAnswer(HTTPStatus.BAD_REQUEST, json.dumps({"message": error.message}).encode())
+            return HttpAnswer(HTTPStatus.BAD_REQUEST, json.dumps({"message": one_line(error.message)}).encode())
         answered = allowed(uid_of(body)) if review is None else await self.review(review)
         return HttpAnswer(HTTPStatus.OK, json.dumps(answered).encode())
 
