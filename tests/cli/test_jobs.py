@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -289,6 +290,68 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
     assert json.loads(tranche(api, "describe", "train", "-o", "json").stdout)["given"] == [held]
     api.change(lambda server: server.refusals.update({("GET", "/leases"): (403, {"message": "no"})}))
     assert "your account may not read what nodes have" in tranche(api, "gpus", "--cluster").stderr
+
+
+def _gated_job(server: FakeApiServer) -> None:
+    """A job of a cluster without claims whose pod waits, and what an agent told of its node."""
+    from tests.kubernetes.fleet.clusters import a100s, node
+    from tranche.core.allocation import NodeView
+    from tranche.core.state import NodeState
+    from tranche.kubernetes.gates.leases import NodeGpus, gpus_to_lease
+
+    server.put("/api/v1/nodes/p4d", node("p4d", mode="dynamic"))
+    lease = gpus_to_lease(NodeGpus("p4d", NodeView(NodeState(a100s(1)))), ("p4d", "uid"))
+    meta = {"labels": dict(lease.labels), "annotations": dict(lease.annotations)}
+    server.put(f"/apis/coordination.k8s.io/v1/leases/{lease.name}", {"metadata": meta})
+    put_job(server)
+    container = {"name": "main", "resources": {"limits": {"tranche.dev/share": "1"}}}
+    asks: dict[str, Any] = {"labels": LABELS, "annotations": {"tranche.dev/gpu-memory": "4Gi"}, "uid": "u1"}
+    spec = {"schedulingGates": [{"name": "tranche.dev/share"}], "containers": [container]}
+    server.put(f"{PODS}/train-0", {"metadata": asks, "spec": spec, "status": {"phase": "Pending"}})
+
+
+def test_a_cluster_that_could_give_claims_and_was_told_gates_is_known_by_what_everybody_may_read(
+    api: ServedApi,
+) -> None:
+    words = ("submit", "--gpu-memory", "4Gi", "--dry-run", *ANYTHING)
+    api.change(lambda server: server.objects.clear())
+    api.change(_gated_job)  # its nodes hand out nothing now: they are in mode static, or start
+    assert "no node of this cluster hands out shares" in tranche(api, *words, code=47).stderr
+    assert "p4d" in tranche(api, "gpus", "--cluster").stdout
+    assert "it waits at the gate until the controller chooses" in tranche(api, "explain", "pod/train-0").stdout
+    share = {"status": {"capacity": {"tranche.dev/share": "250"}}}
+    api.change(lambda server: server.put("/api/v1/nodes/p4d", share))
+    assert "schedulingGates" in tranche(api, *words).stdout
+    # Also for whoever may not read the device classes.
+    api.change(lambda server: server.refusals.update({("GET", "deviceclasses/tranche"): (403, {"message": "no"})}))
+    assert "schedulingGates" in tranche(api, *words).stdout
+
+
+def test_after_a_change_to_claims_leases_are_nobodys_word_and_a_pod_at_the_gate_is_told_what_to_do(
+    api: ServedApi,
+) -> None:
+    api.change(_gated_job)
+    assert "p4d" not in tranche(api, "gpus", "--cluster").stdout
+    for words in (("explain", "pod/train-0"), ("describe", "train")):
+        text = tranche(api, *words).stdout
+        assert "this cluster gives shares by claims now: nobody chooses one for it" in text
+        assert "submitted again" in text
+        assert "has what it wants" not in text
+
+
+def test_after_a_change_to_gates_a_pod_with_a_claim_is_told_that_nobody_serves_it(api: ServedApi) -> None:
+    api.change(waiting_job)
+
+    def changed(server: FakeApiServer) -> None:
+        for name in _names(api, CLASSES):
+            server.delete(f"{CLASSES}/{name}")
+        server.objects["/api/v1/nodes/p4d"]["status"]["capacity"] = {"tranche.dev/share": "250"}
+
+    api.change(changed)
+    for words in (("explain", "pod/train-0"), ("describe", "train")):
+        text = tranche(api, *words).stdout
+        assert "this cluster gives shares by scheduling gates now: no node serves its claim" in text
+        assert "would make room" not in text
 
 
 WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}

@@ -32,9 +32,9 @@ from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleanin
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.feature_labels.labels import feature_labels
-from tranche.kubernetes.gates.leases import PLACING_LABEL
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION

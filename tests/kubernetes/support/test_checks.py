@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tranche.kubernetes.api.node_rules import NodeTaint
-from tranche.kubernetes.claims.tier import Probe
+from tranche.kubernetes.claims.tier import ClaimFeature, Probe
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
@@ -302,6 +302,22 @@ def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
 def test_agents_without_claims_need_no_policy_for_slices() -> None:
     static = daemon_set(arguments=("--without=dra",))(HEALTHY)
     assert wrong(replace(static, policies=STATIC_POLICY)) == []
+
+
+def test_what_the_agents_are_told_counts_more_than_what_the_cluster_could() -> None:
+    def claims(facts: ClusterFacts) -> ClusterFinding:
+        (found,) = (each for each in check_cluster(facts, now=NOW, own_version="0.1.0") if each.check == "claims")
+        return found
+
+    able = replace(HEALTHY, claims=Probe(kept=frozenset(ClaimFeature)), server_version="v1.36.3")
+    assert "by claims, which the scheduler serves" in claims(able).text
+    told = claims(daemon_set(arguments=("--tier=gates",))(able))
+    assert (told.status, "by scheduling gates" in told.text, "dra.tier=gates" in told.text) == (Status.PASS, True, True)
+    unable = daemon_set(arguments=("--tier=claims",))(replace(able, claims=Probe(kept=frozenset())))
+    assert (claims(unable).status, "although its agents are told dra.tier=claims" in claims(unable).text) == (
+        Status.WARN,
+        True,
+    )
 
 
 def test_a_neighbour_is_no_conflict_where_the_agent_leaves_the_part_to_it_or_is_not_there() -> None:

@@ -15,14 +15,16 @@ async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetE
     """Why that pod waits, or what it has."""
     from tranche.kubernetes.fleet.explanation import explain_pod
     from tranche.kubernetes.fleet.reading import read_fleet, read_pod
+    from tranche.kubernetes.fleet.tier_reading import tier_in_force
+    from tranche.kubernetes.gates.changed_tier import as_in_tier
 
-    pod = await read_pod(api, namespace, name)
+    pod, tier = await read_pod(api, namespace, name), await tier_in_force(api)
     if pod.by_gate is not None:
         from tranche.kubernetes.gates.explaining import explain_gated
         from tranche.kubernetes.gates.reading import read_gate_fleet
 
-        return explain_gated(pod, pod.by_gate, await read_gate_fleet(api, pod))
-    return explain_pod(pod, await read_fleet(api, namespace))
+        return as_in_tier(explain_gated(pod, pod.by_gate, await read_gate_fleet(api, pod)), pod, tier)
+    return as_in_tier(explain_pod(pod, await read_fleet(api, namespace)), pod, tier)
 
 
 def print_explanation(found: FleetExplanation) -> None:

@@ -22,8 +22,9 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
-from tranche.kubernetes.gates.leases import CHOICES, GPUS, PLACING_LABEL, lease_name
+from tranche.kubernetes.gates.leases import CHOICES, GPUS, lease_name
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
 from tranche.kubernetes.telling.told_view import TOLD_LABEL, view_lease_name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -152,6 +152,38 @@ def tier_by_version(version: str, *, served: bool) -> Tier:
     if served and (number is None or number >= _ON_BY_DEFAULT):
         return Tier.GUARDED if number is None or number < _WITHOUT_DEFECT else Tier.CLAIMS
     return Tier.NONE if number is not None and number < _OLDEST_WITH_GATES else Tier.GATES
+
+
+@dataclass(frozen=True, slots=True)
+class TierSigns:
+    """By what a person sees which way a cluster gives shares, whatever its version could.
+
+    `classes` is whether Tranche's device classes are there, None where that may not be read: the chart has them by claims alone.
+    `handed` is whether a node hands out shares that a controller chooses, and `told` whether an agent tells of its GPUs in a
+    lease, or did: such leases outlive a change to claims.
+    """
+
+    classes: bool | None = None
+    handed: bool = False
+    told: bool = False
+
+
+def tier_by_signs(by_version: Tier, signs: TierSigns) -> Tier:
+    """The tier that is in force, which is the administrator's word where there is one: agents and controller act by it."""
+    if signs.classes:
+        return by_version if by_version in BY_CLAIMS else Tier.CLAIMS
+    if by_version in BY_CLAIMS and (signs.handed or (signs.told and signs.classes is False)):
+        return Tier.GATES
+    return by_version
+
+
+def support_as_told(found: ClaimSupport, said: Tier | None) -> ClaimSupport:
+    """With the administrator's word, as the agents have it; None where they find out by themselves."""
+    if said is Tier.GATES and found.tier is not Tier.NONE:
+        return ClaimSupport(Tier.GATES, "its agents are told so: dra.tier=gates")
+    if said is Tier.CLAIMS and found.tier not in BY_CLAIMS:
+        return replace(found, why=f"although its agents are told dra.tier=claims: {found.why}")
+    return found
 
 
 def _without_claims(number: tuple[int, int, int] | None, why: str, remedy: str) -> ClaimSupport:

@@ -30,6 +30,9 @@ SHARE_RESOURCE = "tranche.dev/share"
 SHARE_GATE = "tranche.dev/share"
 """The scheduling gate at which a pod waits until its share was chosen, and the annotation in which the choice is written then."""
 
+PLACING_LABEL = "tranche.dev/placing"
+"""The label of leases by which agents tell of their GPUs and a controller of its choices: which of the two it is."""
+
 JOB_LABEL = "tranche.dev/job"
 """The label of everything that belongs to a job of `tranche submit`, the job's name as its value."""
 

@@ -12,6 +12,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.controller.cluster_now import ClusterNow
 from tranche.kubernetes.controller.cluster_pods import (
     ClusterNode,
@@ -22,7 +23,6 @@ from tranche.kubernetes.controller.cluster_pods import (
 from tranche.kubernetes.gates.leases import (
     CHOICES,
     GPUS,
-    PLACING_LABEL,
     NodeChoices,
     NodeGpus,
     choices_from_lease,

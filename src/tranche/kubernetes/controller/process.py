@@ -19,6 +19,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.controller.card_watch import CardWatch
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
@@ -29,7 +30,6 @@ from tranche.kubernetes.controller.sweeper import Sweeper
 from tranche.kubernetes.controller.template_store import TemplateStore
 from tranche.kubernetes.controller.webhook import PodWebhook
 from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
-from tranche.kubernetes.gates.leases import PLACING_LABEL
 from tranche.kubernetes.rollout.leadership import Leadership
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer

@@ -21,10 +21,8 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState
 from tranche.core.wire import grant_from_dict, grant_to_dict
 from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.planning.recording import view_from_dict, view_to_dict
-
-PLACING_LABEL = "tranche.dev/placing"
-"""The label of these leases: which of the two it is."""
 
 GPUS = "gpus"
 CHOICES = "choices"

@@ -10,15 +10,17 @@ from tranche.core.errors import ClaimsUnavailable, UsageError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node
 from tranche.kubernetes.fleet.reading import read_fleet
+from tranche.kubernetes.fleet.tier_reading import tier_in_force
 from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.lease_pools import fleet_of
 from tranche.kubernetes.gates.leases import (
     CHOICES,
     GPUS,
-    PLACING_LABEL,
     NodeGpus,
     ShareChoice,
     choices_from_lease,
@@ -83,7 +85,7 @@ async def read_gate_fleet(connection: ApiConnection, pod: FleetPod | None = None
 
 
 async def read_any_fleet(connection: ApiConnection, namespace: str) -> Fleet:
-    """The cluster's GPUs by what its nodes publish for claims, or where none does by what their agents tell in leases.
+    """The cluster's GPUs by what its nodes publish for claims, or where a controller chooses by what their agents tell in leases.
 
     Raises:
         ClaimsUnavailable: the cluster knows no resource claims, and no agent tells of its GPUs.
@@ -93,8 +95,8 @@ async def read_any_fleet(connection: ApiConnection, namespace: str) -> Fleet:
         found = await read_fleet(connection, namespace)
     except ClaimsUnavailable:
         found = None
-    if found is not None and (found.pools or found.unread):
-        return found
+    if found is not None and await tier_in_force(connection) is not Tier.GATES:
+        return found  # leases may be left from before
     told = await read_gate_fleet(connection)
     if told.said or told.unknown or (found is None and told.unread):
         return told.fleet()

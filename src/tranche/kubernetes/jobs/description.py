@@ -8,6 +8,7 @@ from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.fleet.documents import explanation_document, given_document
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explain_pod
@@ -15,6 +16,8 @@ from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
 from tranche.kubernetes.fleet.reading import read_fleet
 from tranche.kubernetes.fleet.room import HeldDevice
+from tranche.kubernetes.fleet.tier_reading import tier_in_force
+from tranche.kubernetes.gates.changed_tier import as_in_tier
 from tranche.kubernetes.gates.explaining import chosen_text, explain_gated
 from tranche.kubernetes.gates.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
@@ -51,18 +54,22 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     raw = await reader.objects("the job's pods", path, labelSelector=f"{JOB_LABEL}={name}") or ()
     pods, known = in_order(map(decode_job_pod, raw)), [decode_fleet_pod(each) for each in raw]
     warnings = await _warnings(reader, namespace, pods)
+    waits = any(not each.node and each.phase == "Pending" for each in known)
+    tier = await tier_in_force(connection) if waits else Tier.NONE
     gated = [each for each in known if each.by_gate is not None]
     if gated:
         found = await read_gate_fleet(connection, gated[0])
         chosen = {each.name: (text,) for each in gated if (text := chosen_text(each, found))}
         explained = tuple(
-            explain_gated(each, each.by_gate, found)
+            as_in_tier(explain_gated(each, each.by_gate, found), each, tier)
             for each in gated
             if each.by_gate is not None and not each.node and each.phase == "Pending"
         )
         return JobDescription(job, pods, _of_pods(pods, found.fleet()), explained, warnings, chosen)
     fleet = await read_fleet(connection, namespace)
-    explained = tuple(explain_pod(each, fleet) for each in known if not each.node and each.phase == "Pending")
+    explained = tuple(
+        as_in_tier(explain_pod(each, fleet), each, tier) for each in known if not each.node and each.phase == "Pending"
+    )
     return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, ProfileUnknown
 from tranche.core.request import MigSlice, Request
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.cards import SharedCards, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
-from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_RESOURCE, DeviceClassName
-from tranche.kubernetes.tier_watch import ask_tier
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.fleet.tier_reading import CLASSES, handed_out, tier_in_force
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _PROFILE_CLASS = "tranche-"
 
 
@@ -24,18 +22,10 @@ async def share_tier(api: ApiConnection) -> Tier:
     Raises:
         ClaimsUnavailable: it gives none, or no node of it that the caller may see hands any out.
     """
-    tier = await ask_tier(api)
-    reader = ClusterReader(api)
-    known = await reader.object("the device class", f"{_CLASSES}/{DeviceClassName.ANY}") is not None
-    if tier is Tier.GATES and known:
-        return Tier.CLAIMS  # its administrator has switched on what its version alone does not bring
-    if tier in BY_CLAIMS and not known and not reader.unread:
-        nodes = await reader.objects("nodes", "/api/v1/nodes")
-        if any(_amount(each) not in ("", "0") for each in nodes or ()):
-            return Tier.GATES  # or has agents and controller do without claims
+    tier = await tier_in_force(api)
     if tier is Tier.GATES:
-        nodes = await reader.objects("nodes", "/api/v1/nodes")
-        if nodes is None or any(map(_amount, nodes)):
+        nodes = await ClusterReader(api).objects("nodes", "/api/v1/nodes")
+        if nodes is None or any(map(handed_out, nodes)):
             return tier
         raise ClaimsUnavailable(
             "no node of this cluster hands out shares by demand",
@@ -48,11 +38,6 @@ async def share_tier(api: ApiConnection) -> Tier:
             hint="they need Kubernetes 1.27 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
         )
     return tier
-
-
-def _amount(node: Json) -> str:
-    """How many shares a node hands out to pods whose share is chosen, "" for a node that has never handed out any."""
-    return str(((node.get("status") or {}).get("capacity") or {}).get(SHARE_RESOURCE, ""))
 
 
 async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedCards, ...]:
@@ -81,7 +66,7 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
     """
     (asked,) = spec.devices["requests"]
     names = {each["deviceClassName"] for each in asked.get("firstAvailable") or (asked["exactly"],)}
-    found = await ClusterReader(api).objects("device classes", _CLASSES)
+    found = await ClusterReader(api).objects("device classes", CLASSES)
     known = {str(each["metadata"]["name"]) for each in found or ()}
     if found is None or names <= known:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranche.kubernetes.claims.tier import Tier, claim_support
+from tranche.kubernetes.claims.tier import Tier, claim_support, support_as_told, tier_by_word
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.checkup import Status
@@ -21,6 +21,8 @@ def check_claims(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """The tier of the cluster, and why."""
     if facts.claims is None:
         return
-    support = claim_support(facts.server_version, facts.claims)
-    status = Status.PASS if support.tier is Tier.CLAIMS else Status.WARN
+    words = {tier_by_word(each.daemon_set.option("--tier", "auto")) for each in facts.agents}
+    said = words.pop() if len(words) == 1 else None
+    support = support_as_told(claim_support(facts.server_version, facts.claims), said)
+    status = Status.PASS if support.tier is Tier.CLAIMS or (said and not support.remedy) else Status.WARN
     yield ClusterFinding("claims", status, f"{_MEANING[support.tier]} ({support.why})", support.remedy)
