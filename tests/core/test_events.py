@@ -19,6 +19,8 @@ from tranche.core.events import (
     EventData,
     EventKind,
     FaultShared,
+    GpuCordoned,
+    GpuUncordoned,
     HeldTwice,
     LimitExceeded,
     LimitsLost,
@@ -77,6 +79,9 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         DaemonRecovered("GPU-0"),
         ServerEnded(7),
         PolicyChanged("GPU-0", "mig"),
+        GpuCordoned("ada", "its fan"),
+        GpuCordoned("ada", "", ACTOR),
+        GpuUncordoned("ada", ACTOR),
         PolicyChanged("", None),
         BootEnded("b", "7*19", "HardwareError"),
     ]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
+from tranche.core.cordon import Cordon
 from tranche.core.errors import LedgerCorrupt
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
@@ -26,6 +27,7 @@ FORMAT_1 = Path(__file__).parent / "ledgers" / "format1.sql"
 GPU = WholeGpu("GPU-0")
 LEFT = Slice("GPU-0", parse_profile("3g.20gb"), Placement(0, 4))
 RIGHT = Slice("GPU-0", parse_profile("3g.20gb"), Placement(4, 4))
+CORDON = Cordon("GPU-0", "ada", "its fan", 10.0)
 ACROSS = Slice("GPU-0", parse_profile("2g.10gb"), Placement(2, 2))
 MEMORY: dict[WholeGpu | Slice, int] = {GPU: 40, LEFT: 20, RIGHT: 20}
 
@@ -260,6 +262,7 @@ def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Pat
         "ALTER TABLE devices DROP COLUMN sharing",
         "ALTER TABLE parts DROP COLUMN sharing",
         "DROP TABLE gpu_uses",
+        "DROP TABLE cordons",
         _PART_TAKEN_OF_FORMAT_3,
         "PRAGMA user_version = 3",
     ):
@@ -271,6 +274,27 @@ def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Pat
         register.add_allocation(db, allocation("c", Part(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
         with pytest.raises(sqlite3.IntegrityError, match="another mechanism"):
             register.add_allocation(db, allocation("d", Part(RIGHT, 10, Sharing.TIME_SLICING)), MEMORY)
+    ledger.close()
+
+
+def test_a_ledger_of_format_4_has_no_gpu_cordoned_and_takes_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    old = sqlite3.connect(path, isolation_level=None)
+    old.execute("PRAGMA journal_mode = WAL")
+    schema.create(old)
+    register.add_allocation(old, allocation("a", GPU), MEMORY)
+    for statement in ("DROP TABLE cordons", "PRAGMA user_version = 4"):
+        old.execute(statement)
+    old.close()
+    ledger = Ledger(path)
+    with ledger.write() as db:
+        assert [each.id for each in register.allocations(db)] == ["a"]
+        assert records.cordons(db) == ()
+        records.set_cordon(db, CORDON)
+        records.set_cordon(db, CORDON._replace(reason="its fan, tonight"))
+        assert records.cordons(db) == (CORDON._replace(reason="its fan, tonight"),)
+        assert records.remove_cordon(db, "GPU-0")
+        assert not records.remove_cordon(db, "GPU-0")
     ledger.close()
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import pwd
 from functools import partial
 
 import click
 
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
-from tranche.cli.runtime import child_environment, open_host, register_places
+from tranche.cli.runtime import child_environment, open_host, register_places, user_name
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.actor import Actor
 from tranche.documents.blocks import Document
@@ -67,14 +65,6 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         lambda: open_host(settings, reading=True),
         events,
         partial(view_as_said, daemons=MpsDaemons(places, child_environment(settings))),
-        partial(open_host, settings, actor=Actor("dashboard", _user())) if act else None,
+        partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
     )
     serve_dashboard(port, token, served, ready)
-
-
-def _user() -> str:
-    """Whose rights this process has."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"

@@ -30,6 +30,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "cluster-dashboard": ("tranche.cli.cluster_dashboard", "A Kubernetes cluster as a live page for its people"),
     "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
     "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
+    "cordon": ("tranche.cli.cordon", "Give nothing more of a GPU away"),
     "dashboard": ("tranche.cli.dashboard", "The machine as a live page in your browser"),
     "delete": ("tranche.cli.jobs.delete", "Delete jobs of a cluster, with their claims"),
     "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
@@ -54,6 +55,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "sim": ("tranche.cli.sim", "Simulated machines"),
     "submit": ("tranche.cli.jobs.submit", "Run a command as a job on a Kubernetes cluster"),
     "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
+    "uncordon": ("tranche.cli.uncordon", "Give a GPU away again that was cordoned"),
     "version": ("tranche.cli.version", "The versions of Tranche, of what it stands on, and of the driver"),
     "wait": ("tranche.cli.jobs.wait", "Wait until a cluster's job runs, or has ended"),
 }

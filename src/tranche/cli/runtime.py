@@ -73,6 +73,16 @@ def _say_recovered(purpose: str) -> None:
     say(f"tranche: '{purpose}' was interrupted and has been undone")
 
 
+def user_name() -> str:
+    """Whose rights this process has."""
+    import pwd  # seldom asked
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
 def simulated_machine(settings: Settings) -> SimulatedMachine | None:
     """The machine that --simulate names, made at first use when the name is a machine type; None without --simulate."""
     name = settings.simulate

@@ -49,6 +49,8 @@ class EventKind(StrEnum):
     FAULT_SHARED = "FaultShared"
     SERVER_ENDED = "ServerEnded"
     POLICY_CHANGED = "PolicyChanged"
+    CORDONED = "Cordoned"
+    UNCORDONED = "Uncordoned"
     BOOT_ENDED = "BootEnded"
     OTHER = "Other"
 
@@ -230,6 +232,25 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuCordoned:
+    """An administrator wants nothing more of a GPU given away, for his reason, which may be empty."""
+
+    kind: ClassVar = EventKind.CORDONED
+    user: str
+    reason: str
+    actor: Actor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUncordoned:
+    """An administrator lets a GPU be given away again."""
+
+    kind: ClassVar = EventKind.UNCORDONED
+    user: str
+    actor: Actor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BootEnded:
     """The cut at boot has ended. `boot_id` is the kernel's name of that start of the machine.
 
@@ -263,6 +284,8 @@ EventData = (
     | FaultShared
     | ServerEnded
     | PolicyChanged
+    | GpuCordoned
+    | GpuUncordoned
     | BootEnded
 )
 
@@ -336,6 +359,10 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
             return {"pid": pid}
         case PolicyChanged(gpu_uuid, sharing):
             return {"gpuUUID": gpu_uuid, "sharing": sharing}
+        case GpuCordoned(user, reason, actor):
+            return {"user": user, "reason": reason, "actor": actor_to_dict(actor)}
+        case GpuUncordoned(user, actor):
+            return {"user": user, "actor": actor_to_dict(actor)}
         case BootEnded(boot_id, asked, reason):
             return {"bootId": boot_id, "asked": asked, "reason": reason}
 
@@ -384,6 +411,10 @@ def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None
             return ServerEnded(data["pid"])
         case EventKind.POLICY_CHANGED:
             return PolicyChanged(data["gpuUUID"], data["sharing"])
+        case EventKind.CORDONED:
+            return GpuCordoned(data["user"], data["reason"], actor_from_dict(data["actor"]))
+        case EventKind.UNCORDONED:
+            return GpuUncordoned(data["user"], actor_from_dict(data["actor"]))
         case EventKind.BOOT_ENDED:
             return BootEnded(data["bootId"], data["asked"], data["reason"])
         case _:

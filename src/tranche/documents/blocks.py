@@ -58,7 +58,7 @@ class BarBlock:
 
 @dataclass(frozen=True, slots=True)
 class GpuBlocks:
-    """A GPU of so many units, with its blocks from left to right."""
+    """A GPU of so many units, with its blocks from left to right; `model` also says why nothing more of it is given away."""
 
     uuid: str
     label: str
@@ -85,10 +85,11 @@ def blocks_of(gpus: Sequence[Document], allocations: Sequence[Document]) -> tupl
 def _gpu_blocks(gpu: Document, known: Mapping[str, Document]) -> GpuBlocks:
     units = int(gpu["memorySlices"]) or _UNCUT
     model = str(gpu["name"]).removeprefix("NVIDIA ").strip()
+    withheld = gpu.get("withheld")
     return GpuBlocks(
         gpu["uuid"],
         f"GPU {gpu['index']}",
-        model,
+        f"{withheld}; {model}" if withheld else model,
         gpu["memoryBytes"],
         units,
         bool(gpu["changing"]),

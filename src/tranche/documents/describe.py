@@ -12,7 +12,7 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import Isolation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_fenced
-from tranche.documents.slices import SliceRow, missing_instances, room_on
+from tranche.documents.slices import SliceRow, missing_instances, room_on, why_withheld
 
 _PROHIBITED = "compute mode PROHIBITED: no program can use it"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -123,6 +123,11 @@ def mig_mode(gpu: GpuState) -> str:
 
 def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...]) -> str:
     """A GPU's use in one phrase: `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`, `free`."""
+    why = why_withheld(view, gpu)
+    return _use_text(view, gpu, slices, whole) + (f"; {why}" if why else "")
+
+
+def _use_text(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...]) -> str:
     if gpu.lost:
         return "lost"
     if whole:

@@ -9,7 +9,7 @@ from tranche.core.allocation import Allocation, NodeView
 from tranche.core.grid import Placement
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_gpu, sharing_document
-from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders
+from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders, why_withheld
 
 if TYPE_CHECKING:
     pass
@@ -40,6 +40,7 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> 
         "memorySlices": gpu.memory_slices,
         "profilesSource": gpu.profiles_source,
         "changing": gpu.uuid in view.changing if ledger_read else None,
+        "withheld": why_withheld(view, gpu) or None,
         **_holders(whole),
         "sharing": sharing_document(shared_gpu(view, gpu)),
         "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],

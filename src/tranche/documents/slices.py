@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, remaining_capacity
 from tranche.core.profile import ProfileName
@@ -81,3 +81,8 @@ def _promised_state(holders: Iterable[Allocation], instance: GpuInstance | None)
     if any(each.phase is Phase.PREPARING for each in holders):
         return "preparing"
     return "held" if instance is not None else "missing"
+
+
+def why_withheld(view: NodeView, gpu: GpuState) -> str:
+    """Why nothing more of the GPU is given away, in words; "" where that is not so."""
+    return "; ".join(dict.fromkeys(each.why for each in view.withheld if each.place == WholeGpu(gpu.uuid)))

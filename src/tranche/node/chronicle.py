@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tranche.core.actor import Actor
 from tranche.core.allocation import Allocation
+from tranche.core.cordon import Cordon
 from tranche.core.errors import TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.keeper import ProcessKeeper
@@ -216,6 +217,22 @@ def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str
     _write(db, time, PolicyChanged(gpu_uuid, None if use is None else str(use)), message, gpu_uuid=gpu_uuid)
 
 
+def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor | None) -> None:
+    """An administrator wants nothing more of a GPU given away."""
+    from tranche.core.events import GpuCordoned
+
+    data = GpuCordoned(word.user, word.reason, actor)
+    _write(db, word.since, data, f"{gpu.label}: {word.why}{_told(actor)}", gpu_uuid=gpu.uuid)
+
+
+def uncordoned(db: sqlite3.Connection, time: float, gpu: GpuState, user: str, actor: Actor | None) -> None:
+    """An administrator lets a GPU be given away again."""
+    from tranche.core.events import GpuUncordoned
+
+    message = f"{gpu.label}: given away again, by {user}{_told(actor)}"
+    _write(db, time, GpuUncordoned(user, actor), message, _cordon_of(db, gpu.uuid), gpu_uuid=gpu.uuid)
+
+
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
     """Events after a position, oldest first; with `last`, only so many of the newest."""
     rows = db.execute(
@@ -274,6 +291,14 @@ def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
 def _grant_of(db: sqlite3.Connection, allocation_id: str) -> int | None:
     """The event with which that allocation was granted."""
     return _newest(db, ("Granted",), allocation_id)
+
+
+def _cordon_of(db: sqlite3.Connection, gpu_uuid: str) -> int | None:
+    """The event with which that GPU was cordoned."""
+    row = db.execute(
+        "SELECT max(position) FROM events WHERE kind = 'Cordoned' AND gpu_uuid = ?", (gpu_uuid,)
+    ).fetchone()
+    return None if row is None else row[0]
 
 
 def _newest(db: sqlite3.Connection, kinds: Sequence[str], allocation_id: str) -> int | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from tranche.core.allocation import NodeView
+from tranche.core.cordon import cordoned
 from tranche.core.devices import devices, shared_memory
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import GpuState, NodeState
@@ -143,9 +144,9 @@ class Inspection:
             allocations = register.allocations(db)
             owned = records.owned_instances(db)
             changing, policy = records.changing_gpus(db), records.sharing_policy(db)
-            plans = journal.running_plans(db, self._kinds)
+            plans, withheld = journal.running_plans(db, self._kinds), cordoned(records.cordons(db))
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.node()
         held = with_overdrawn(with_lost_limits(allocations, node), node)
-        return NodeView(node, held, ours, changing, policy.on(node)), working
+        return NodeView(node, held, ours, changing, policy.on(node), withheld), working

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import NodeView
+from tranche.core.cordon import cordoned
 from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
@@ -40,6 +41,7 @@ def look(
             left = left and (not ledger.read_only or ledger.unwritable is not None)
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)
+            withheld = cordoned(records.cordons(db))
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
@@ -49,7 +51,7 @@ def look(
         return _view_of_host(driver, places, unsettled, environment())
     node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)
-    return NodeView(node, held, owned, changing, policy.on(node))
+    return NodeView(node, held, owned, changing, policy.on(node), withheld)
 
 
 def _care_needed(db: sqlite3.Connection, places: Places, unsettled: Callable[[TrancheError], None]) -> bool:

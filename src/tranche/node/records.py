@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tranche.core.cordon import Cordon
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -95,6 +96,22 @@ def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
     db.execute("DELETE FROM gpu_uses")
     words = dict(policy.gpus) if policy.every is None else {_EVERY_GPU: policy.every, **policy.gpus}
     db.executemany("INSERT INTO gpu_uses VALUES (?, ?)", words.items())
+
+
+def cordons(db: sqlite3.Connection) -> tuple[Cordon, ...]:
+    """The GPUs of which an administrator wants nothing more given away."""
+    rows = db.execute("SELECT gpu_uuid, user, reason, since FROM cordons ORDER BY gpu_uuid")
+    return tuple(Cordon(*row) for row in rows)
+
+
+def set_cordon(db: sqlite3.Connection, word: Cordon) -> None:
+    """Write the word down, in the place of an earlier one on that GPU."""
+    db.execute("INSERT OR REPLACE INTO cordons VALUES (?, ?, ?, ?)", word)
+
+
+def remove_cordon(db: sqlite3.Connection, gpu_uuid: str) -> bool:
+    """Take the word back; whether there was one."""
+    return db.execute("DELETE FROM cordons WHERE gpu_uuid = ?", (gpu_uuid,)).rowcount > 0
 
 
 def open_plans(db: sqlite3.Connection) -> tuple[OpenPlan, ...]:

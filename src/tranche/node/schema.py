@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 ADOPT_SHARES = "adopt-shares"
 """A chore of a new ledger, before anything is given away: commands may run that a lost ledger knew."""
@@ -133,6 +133,13 @@ END;
 """
 
 
+_CORDONS = """
+CREATE TABLE cordons (
+    gpu_uuid TEXT PRIMARY KEY, user TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+
 def create(db: sqlite3.Connection) -> None:
     """Make the tables in an empty database; within a transaction of the caller's."""
     _run(db, _UNCHANGED_SINCE_VERSION_1)
@@ -140,6 +147,7 @@ def create(db: sqlite3.Connection) -> None:
     _run(db, _TABLES)
     _run(db, _CHANGE_TOTALS)
     _run(db, _SHARING)
+    _run(db, _CORDONS)
     db.execute("INSERT INTO chores VALUES (?)", (ADOPT_SHARES,))
     _set_version(db, SCHEMA_VERSION)
 
@@ -198,6 +206,11 @@ def _from_3_to_4(db: sqlite3.Connection) -> None:
     db.execute("UPDATE devices SET sharing = (SELECT max(sharing) FROM parts WHERE device_id = devices.id)")
 
 
+def _from_4_to_5(db: sqlite3.Connection) -> None:
+    """The GPUs of which an administrator wants nothing more given away."""
+    _run(db, _CORDONS)
+
+
 def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | None) -> dict[str, Any]:
     whole = profile is None
     return {
@@ -213,6 +226,7 @@ _MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
     1: _from_1_to_2,
     2: _from_2_to_3,
     3: _from_3_to_4,
+    4: _from_4_to_5,
 }
 
 

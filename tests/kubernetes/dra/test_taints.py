@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.strategies import gpu_on, instance_of, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
 from tranche.core.board import board_by_key
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Placement
@@ -53,6 +53,16 @@ def test_what_claims_have_is_not_tainted() -> None:
     gpu = a100()
     assert tainted(seen(gpu, (CLAIM, slice_at("1g.5gb", 3, 1, gpu)))) == {}
     assert tainted(seen(uncuttable_gpu(), (CLAIM, WholeGpu(uncuttable_gpu().uuid)))) == {}
+
+
+def test_nothing_of_a_cordoned_gpu_is_given_to_claims_more() -> None:
+    gpu = a100()
+    view = seen(gpu, (CLAIM, slice_at("1g.5gb", 3, 1, gpu)))
+    cordoned = replace(view, withheld=(Withheld(WholeGpu(gpu.uuid), "cordoned by ada"),))
+    assert set(tainted(cordoned).values()) == {(TaintKey.MODE,)}
+    assert tainted(cordoned).keys() == {each.name for each in devices_of(view.node)}
+    faulty = replace(MIXED, faulty=frozenset({WholeGpu(gpu.uuid)}))
+    assert set(tainted(cordoned, faulty).values()) == {(TaintKey.FAULTY,)}
 
 
 @pytest.mark.parametrize("keeper", [POD, ProcessKeeper(1, 1)], ids=["pod", "process"])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
-from tranche.core.allocation import NodeView, Slice, Withheld
+from tests.strategies import uncuttable_gpu, view_of
+from tranche.core.allocation import NodeView, Slice, WholeGpu, Withheld
 from tranche.core.request import Request, parse_request
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.objects import KubeNode, Severity
+from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.controller.node_fit import NodeRoom
 from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
@@ -20,6 +23,7 @@ from tranche.kubernetes.controller.waiting_words import waiting_text
 from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.gates.gpu_news import GpuNews
 from tranche.kubernetes.gates.leases import gpus_from_lease
+from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
 
@@ -129,3 +133,14 @@ def test_room_is_kept_for_those_that_name_its_size(tmp_path: Path) -> None:
             await until(lambda: not withheld(node))
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_what_is_cordoned_is_withheld_from_everybody_there_as_well() -> None:
+    gpu = uncuttable_gpu()
+    cordon = Withheld(WholeGpu(gpu.uuid), "cordoned by ada: its fan")
+    view = replace(view_of(gpu), withheld=(cordon,))
+    found = withheld_places(view, NodeMode.MIXED, {})
+    assert found == (cordon,)
+    (pod,) = placed(replace(view, withheld=found), parse_request(gpus="1"))
+    assert isinstance(pod, Unplaced)
+    assert "cordoned by ada: its fan" in waiting_text(pod)

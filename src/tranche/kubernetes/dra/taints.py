@@ -51,7 +51,7 @@ def _reasons(
         found.add(TaintKey.LOST)
     if any(overlap(device.offered, each) for each in known.faulty):
         found.add(TaintKey.FAULTY)
-    if not _offered(device, known.mode, view.use_of(uuid)):
+    if not _offered(device, known.mode, view.use_of(uuid)) or _cordoned(here, known):
         found.add(TaintKey.MODE)
     blocked = not here.gpu.lost and not here.allocations and gpu_blocked(here) is not None
     if blocked or uuid in view.changing or any(excludes(device, each) for each in held):
@@ -61,6 +61,15 @@ def _reasons(
     if any(_in_the_way(device, each) for each in here.idle_foreign):
         found.add(TaintKey.FOREIGN)
     return found
+
+
+def _cordoned(here: Tenancy, known: Circumstances) -> bool:
+    """Whether the administrator wants nothing more of the GPU given away; what is faulty is said by a taint of its own."""
+    return any(
+        isinstance(each.place, WholeGpu) and each.place not in known.faulty
+        for each in here.withheld
+        if not each.for_large
+    )
 
 
 def _offered(device: NodeDevice, mode: NodeMode, use: GpuUse) -> bool:

@@ -24,9 +24,10 @@ def withheld_places(
     before: Collection[Withheld] = (),
 ) -> tuple[Withheld, ...]:
     """The places, given why devices are faulty and the sizes that are kept. `before` is what was withheld until now: what is kept
-    stays where it is as long as other places are no better.
+    stays where it is as long as other places are no better. The view withholds what is cordoned.
     """
-    found = [Withheld(place, f"{_text(place)} has reported an error ({why})") for place, why in faults.items()]
+    found = list(view.withheld)
+    found += [Withheld(place, f"{_text(place)} has reported an error ({why})") for place, why in faults.items()]
     if sizes and mode.by_claims:
         devices = devices_of(view.node)
         told = as_if_by_claims(view)

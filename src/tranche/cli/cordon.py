@@ -1,0 +1,36 @@
+"""`tranche cordon`: give nothing more of a GPU away."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from tranche.cli.looking import look_at
+from tranche.cli.output import say
+from tranche.cli.runtime import open_host, user_name
+from tranche.cli.settings import Settings, TrancheCommand
+from tranche.core.sharing_policy import gpu_named
+from tranche.node.cordoning import cordon
+
+
+@click.command(cls=TrancheCommand)
+@click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
+@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever waits because of it.")
+@click.pass_obj
+def command(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
+    """Give nothing more of some GPUs away, until `tranche uncordon`. GPU is an index or a UUID.
+
+    Whoever has something of them keeps it, and layouts can still be applied. The word stands in the ledger, also when
+    the machine starts again. Requests that wait because of it say who said it, and why.
+
+    \b
+    $ tranche cordon 3 --reason 'its fan is replaced tonight'
+    $ tranche uncordon 3
+    """
+    with open_host(settings) as host:
+        node = look_at(host).node
+        named = [gpu_named(text, node) for text in gpus]
+        for gpu in named:
+            cordon(host, gpu, user=user_name(), reason=reason, clock=time.time)
+    say(f"nothing more is given away of {', '.join(gpu.label for gpu in named)}")

@@ -1,0 +1,34 @@
+"""`tranche uncordon`: give a GPU away again."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from tranche.cli.looking import look_at
+from tranche.cli.output import say
+from tranche.cli.runtime import open_host, user_name
+from tranche.cli.settings import Settings, TrancheCommand
+from tranche.core.sharing_policy import gpu_named
+from tranche.local.queue import Queue
+from tranche.node.cordoning import uncordon
+
+
+@click.command(cls=TrancheCommand)
+@click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
+@click.pass_obj
+def command(settings: Settings, /, gpus: tuple[str, ...]) -> None:
+    """Give GPUs away again that `tranche cordon` kept back.
+
+    \b
+    $ tranche uncordon 3
+    """
+    with open_host(settings) as host:
+        node = look_at(host).node
+        named = [gpu_named(text, node) for text in gpus]
+        open_again = [gpu for gpu in named if uncordon(host, gpu, user=user_name(), clock=time.time)]
+        if open_again:
+            Queue(host).ring_next()
+    for gpu in named:
+        say(f"{gpu.label} {'is given away again' if gpu in open_again else 'was not cordoned'}")

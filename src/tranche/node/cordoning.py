@@ -1,0 +1,27 @@
+"""GPUs of which an administrator wants nothing more given away, in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tranche.core.cordon import Cordon
+from tranche.core.state import GpuState
+from tranche.node import chronicle, records
+from tranche.node.host import Host
+
+
+def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:
+    """Give nothing more of the GPU away from the next decision on. Said again, the newer word counts."""
+    word = Cordon(gpu.uuid, user, reason, clock())
+    with host.ledger.write() as db:
+        records.set_cordon(db, word)
+        chronicle.cordoned(db, gpu, word, host.actor)
+
+
+def uncordon(host: Host, gpu: GpuState, *, user: str, clock: Callable[[], float]) -> bool:
+    """Take the word back; False when there was none."""
+    with host.ledger.write() as db:
+        if not records.remove_cordon(db, gpu.uuid):
+            return False
+        chronicle.uncordoned(db, clock(), gpu, user, host.actor)
+    return True

@@ -1,0 +1,64 @@
+"""`tranche cordon`: nothing more of a GPU is given away, whoever waits is told why, and nobody loses anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import MakeMachine
+from tests.machines import TestMachine, wait_until
+
+
+def test_a_cordoned_gpu_is_given_to_nobody_more_and_says_why(two_a100: TestMachine) -> None:
+    held = two_a100.hold("--mig-profile", "1g.5gb")
+    assert two_a100.tranche("cordon", "0", "--reason", "its fan").stderr == "nothing more is given away of GPU 0\n"
+    first, second = two_a100.json("gpus")["gpus"]
+    assert (first["withheld"], second["withheld"]) == ("cordoned by root: its fan", None)
+    assert [each["state"] for each in first["slices"]] == ["held"], "nothing is taken away"
+    explained = two_a100.json("explain", "--mig-profile", "1g.5gb")["gpus"]
+    assert [each["obstacle"] and each["obstacle"]["reason"] for each in explained] == ["Withheld", None]
+    assert explained[0]["obstacle"]["message"] == "cordoned by root: its fan"
+    other = two_a100.hold("--mig-profile", "1g.5gb")
+    grants = [grant["gpuUUID"] for each in two_a100.json("ps")["allocations"] for grant in each["grants"]]
+    assert sorted(grants) == sorted([first["uuid"], second["uuid"]])
+    assert held.process.poll() is other.process.poll() is None
+    for command in ("gpus", "top"):
+        options = () if command == "gpus" else ("--once",)
+        assert "cordoned by root: its fan" in two_a100.tranche(command, *options).stdout
+    assert "cordoned by root: its fan" in two_a100.tranche("gpus", "-o", "svg").stdout
+
+
+def test_who_waits_for_a_cordoned_gpu_starts_when_it_is_given_away_again(make_machine: MakeMachine) -> None:
+    machine = make_machine("T4")
+    machine.tranche("cordon", machine.json("gpus")["gpus"][0]["uuid"])
+    waiting = machine.wait_in_queue("--gpus", "1")
+    (waiter,) = machine.json("ps")["waiters"]
+    assert "cordoned by root" in waiter["why"]
+    assert machine.tranche("uncordon", "0").stderr == "GPU 0 is given away again\n"
+    wait_until(lambda: bool(machine.json("ps")["allocations"]), waiting)
+    assert machine.tranche("uncordon", "0").stderr == "GPU 0 was not cordoned\n"
+    cordoned, uncordoned = [
+        each for each in machine.json("events")["events"] if each["type"] in ("Cordoned", "Uncordoned")
+    ]
+    assert cordoned["data"] == {"user": "root", "reason": "", "actor": None}
+    assert uncordoned["cause"] == cordoned["position"]
+
+
+def test_an_idle_slice_of_a_cordoned_gpu_stays_and_layouts_can_be_applied(two_a100: TestMachine) -> None:
+    two_a100.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "true")
+    two_a100.tranche("cordon", "0", "1")
+    assert "Withheld" in two_a100.tranche("explain", "--mig-profile", "1g.5gb").stdout
+    assert [each["state"] for each in two_a100.json("gpus")["gpus"][0]["slices"]] == ["idle"]
+    two_a100.tranche("layout", "apply", "-c", "all-1g.5gb")
+    assert [len(gpu["slices"]) for gpu in two_a100.json("gpus")["gpus"]] == [7, 7]
+
+
+@pytest.mark.parametrize("command", ["cordon", "uncordon"])
+def test_a_gpu_that_is_not_there_is_refused_and_nothing_is_done(two_a100: TestMachine, command: str) -> None:
+    assert "no GPU 7 on this machine" in two_a100.tranche(command, "0", "7", code=None).stderr
+    assert two_a100.json("events")["events"] == []
+
+
+def test_the_newer_word_counts(two_a100: TestMachine) -> None:
+    two_a100.tranche("cordon", "0", "--reason", "one")
+    two_a100.tranche("cordon", "0", "--reason", "other")
+    assert two_a100.json("gpus")["gpus"][0]["withheld"] == "cordoned by root: other"
