@@ -16,10 +16,11 @@ import pytest
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, pending_pod, served_cluster_page, tell
 from tests.dashboard.reading import figures, parsed, tables, text_of
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.dra.test_order import A100, a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
 from tests.machines import TRANCHE
+from tests.strategies import instance_of, placed
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper
@@ -67,8 +68,12 @@ def held_by(view: NodeView, *holders: tuple[str, int]) -> NodeView:
         )
         for team, place in holders
     )
-    busy = replace(gpu, processes=(GpuProcess(9, "zebra-tool", 1),))
-    return replace(view, node=replace(view.node, gpus=(busy, *rest)), allocations=allocations)
+    assert A100 is not None
+    (size,) = (each for each in placed(A100) if each.name == profile)
+    there = tuple(instance_of(size, Placement(place, 1)) for _, place in holders)
+    busy = replace(gpu, processes=(GpuProcess(9, "zebra-tool", 1),), instances=there)
+    owned = frozenset(gpu.key(each) for each in there)
+    return replace(view, node=replace(view.node, gpus=(busy, *rest)), allocations=allocations, owned=owned)
 
 
 def fill_cluster(server: FakeApiServer) -> None:

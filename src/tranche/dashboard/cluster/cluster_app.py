@@ -76,11 +76,12 @@ class ClusterApp:
         self._clock = clock
         self._recheck = recheck
         self._seen: ClusterSeen | None = None
+        self._namespaces: frozenset[str] = frozenset()
         self._kept: dict[ViewerRights, _Kept] = {}
 
     def take(self, seen: ClusterSeen) -> None:
         """This is the newest that is known of the cluster."""
-        self._seen = seen
+        self._seen, self._namespaces = seen, seen.namespaces
         now = self._clock()
         for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
             self._kept.pop(rights).viewpoint.live.end()
@@ -144,7 +145,7 @@ class ClusterApp:
             if self._seen is None:
                 why = "Its nodes were not read yet: the API server has not answered."
                 return _html(plain_page("Nothing was seen of the cluster", why), HTTPStatus.SERVICE_UNAVAILABLE)
-            sight = await self._reviews.sight(viewer, self._seen.namespaces)
+            sight = await self._reviews.sight(viewer, self._namespaces)
             rights = ViewerRights(sight, await self._reviews.may(viewer, LIST_NODES))
         except TrancheError as error:
             # Whoever cannot be asked about is shown nothing; what went wrong is not his to know.

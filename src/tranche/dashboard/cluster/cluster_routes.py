@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,8 @@ VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/you", "Y
 """The views that every page leads to."""
 MOST_EXPLAINED = 50
 """Pods of the queue whose waiting is explained: the rest came later, and would take as long again."""
+_EXPLAIN_SECONDS = 3.0
+"""Nobody waits longer for words about one pod more: on many nodes each takes a while."""
 _HTML = "text/html; charset=utf-8"
 
 
@@ -161,12 +164,16 @@ def _queue_page(pages: ClusterPages, fleet: Fleet) -> DashboardPage:
     words = {(each.namespace, each.name): each.message for each in viewpoint.events if each.reason == "WaitsForShare"}
     gates = viewpoint.gates()
     explained: list[WaitingPod] = []
+    asked, end = 0, time.monotonic() + _EXPLAIN_SECONDS
     for each in pods[:MOST_EXPLAINED]:
+        if asked and time.monotonic() > end:
+            break
+        asked += 1
         word = words.get((each.pod.namespace, each.pod.name), "")
         if (found := explain_pending(each, known, replace(gates, last_word=word))) is not None:
             explained.append(found)
     seen = viewpoint.snapshot
-    return cluster_queue_page(explained, viewpoint.hidden_pods, len(pods[MOST_EXPLAINED:]), seen.notes, seen.taken)
+    return cluster_queue_page(explained, viewpoint.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
 
 
 def _ask_page(pages: ClusterPages, fields: dict[str, str]) -> DashboardPage:

@@ -11,15 +11,18 @@ from tranche.core.request import Request
 from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
 from tranche.dashboard.cluster.veil import veiled_view
 from tranche.kubernetes.claims.node_mode import mode_in_force
-from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_pod
+from tranche.kubernetes.fleet.answers import NodeReason, kept_out
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
 from tranche.kubernetes.gates.explaining import explain_gated
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.reading import GateFleet
+from tranche.planning.across import ChosenMachine, decide_across
 
 _NO_DEMAND = "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off"
-_AT_THE_GATE = "; it waits at the gate until the controller chooses"
+_NAMED = 3
+_GROUPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,31 @@ def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet) -> Wait
 
 
 def explain_request(request: Request, gates: GateFleet) -> FleetExplanation:
-    """What a request would get now, were it a pod that any node takes."""
+    """What a request would get now, were it a pod that tolerates nothing; the words of the nodes that differ in them, once."""
+    pod = FleetPod("", "a pod", gated=True, by_gate=request)
     if not gates.views:
-        return FleetExplanation("a pod", WaitStatus.IMPOSSIBLE, _NO_DEMAND, (str(request),))
-    found = explain_gated(FleetPod("", "a pod", gated=True, by_gate=request), request, gates)
-    return replace(found, message=found.message.removesuffix(_AT_THE_GATE))
+        return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NO_DEMAND, (str(request),))
+    outs = {name: out for name, node in gates.nodes.items() if (out := kept_out(pod, node)) is not None}
+    views = {name: view for name, view in gates.views.items() if name not in outs}
+    found = decide_across(views, request)
+    if isinstance(found, ChosenMachine):
+        note = f": {found.granted.note}" if found.granted.note else ""
+        message = f"node {found.name} has what it wants{note}"
+        return FleetExplanation(pod.name, WaitStatus.STARTABLE, message, (str(request),))
+    said: dict[tuple[str, str], list[str]] = {}
+    for name, (reason, text) in outs.items():
+        said.setdefault((reason, text), []).append(name)
+    for name, text in found.reasons.items():
+        said.setdefault((NodeReason.HELD, text), []).append(name)
+    groups = [NodeGroup(reason, text, tuple(names[:_NAMED]), len(names)) for (reason, text), names in said.items()]
+    groups.sort(key=lambda each: -each.count)
+    status = WaitStatus.WAITING if found.possible else WaitStatus.IMPOSSIBLE
+    word = "now" if found.possible else "as they are"
+    message = f"none of {len(gates.views):,} nodes that give shares by demand can serve it {word}"
+    shown, hidden = tuple(groups[:_GROUPS]), groups[_GROUPS:]
+    return FleetExplanation(
+        pod.name, status, message, (str(request),), groups=shown, unnamed=sum(each.count for each in hidden)
+    )
 
 
 def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:

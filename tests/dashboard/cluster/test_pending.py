@@ -1,0 +1,106 @@
+"""Why pods wait and what a request would get: the words of the planning, and of nobody whom the viewer may not see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+
+from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
+from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.fleet.clusters import a100s as fleet_gpus
+from tests.kubernetes.fleet.clusters import node as node_object
+from tests.kubernetes.fleet.clusters import published
+from tests.strategies import requests
+from tranche.core.allocation import NodeView
+from tranche.core.request import Request, parse_request
+from tranche.dashboard.cluster.pending import (
+    PendingPod,
+    explain_pending,
+    explain_request,
+    gate_fleet,
+    in_order,
+    veiled_fleet,
+)
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_queue_page
+from tranche.kubernetes.fleet.devices import decode_pools
+from tranche.kubernetes.fleet.explanation import WaitStatus
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode, FleetPod, decode_fleet_node
+from tranche.kubernetes.gates.explaining import explain_gated
+from tranche.kubernetes.gates.reading import GateFleet
+
+EVERYBODY = ViewerSight(everywhere=True)
+MIXED = {"tranche.dev/mode": "mixed"}
+
+
+@given(shared_machines(), requests())
+def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeView, request: Request) -> None:
+    nodes = {"n1": FleetNode("n1", labels=MIXED)}
+    gates = gate_fleet({"n1": view}, nodes, OUR_SIGHT)
+    request = replace(request, gpu_model="")
+    pod = FleetPod(OURS, f"{OURS}-waits", gated=True, by_gate=request)
+    waiting = explain_pending(PendingPod(pod), Fleet(), gates)
+    asked = explain_request(request, gates)
+    pages = [cluster_ask_page({}, asked, "")]
+    if waiting is not None:
+        pages.append(cluster_queue_page([waiting], 0, 0, (), 2e9))
+    assert THEIRS not in "".join(str(each.live) for each in pages)
+
+
+@given(shared_machines(), requests())
+def test_the_short_way_over_many_nodes_says_the_same_as_the_long_one(view: NodeView, request: Request) -> None:
+    nodes = {name: FleetNode(name, labels=MIXED) for name in ("n1", "n2")}
+    gates = gate_fleet({"n1": view, "n2": a100s(1)}, nodes, EVERYBODY)
+    pod = FleetPod("", "a pod", gated=True, by_gate=request)
+    short, long = explain_request(request, gates), explain_gated(pod, request, gates)
+    assert short.status == long.status
+    if short.status is not WaitStatus.STARTABLE:
+        assert sum(each.count for each in short.groups) + short.unnamed == 2
+
+
+def test_only_nodes_that_give_shares_by_demand_and_take_pods_are_asked() -> None:
+    request = parse_request(gpu_memory="4Gi")
+    views = {"static": a100s(1), "cordoned": a100s(1), "gone": a100s(1)}
+    nodes = {"static": FleetNode("static"), "cordoned": FleetNode("cordoned", unschedulable=True, labels=MIXED)}
+    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY))
+    assert [(each.reason, each.nodes) for each in found.groups] == [("NodeCordoned", ("cordoned",))]
+    assert explain_request(request, gate_fleet({}, nodes, EVERYBODY)).status is WaitStatus.IMPOSSIBLE
+    nodes["ready"] = FleetNode("ready", labels=MIXED)
+    views["ready"] = a100s(1)
+    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY))
+    assert (found.status, "node ready has what it wants" in found.message) == (WaitStatus.STARTABLE, True)
+
+
+def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None:
+    slices = published("n1", fleet_gpus(1))
+    pools = decode_pools(slices)
+    node = decode_fleet_node(node_object("n1", mode="mixed"))
+    device = next(each for each in pools["n1"].devices if not each.shared and not each.profile)
+    held = tuple(
+        FleetClaim(
+            THEIRS, f"{THEIRS}-claim", f"uid-{number}", allocated=True, given=(ClaimedDevice("n1", device.name),)
+        )
+        for number in range(1)
+    )
+    fleet = Fleet((node,), pools, held)
+    pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
+    before = explain_pending(PendingPod(pod), fleet, GateFleet())
+    veiled = explain_pending(PendingPod(pod), veiled_fleet(fleet, OUR_SIGHT), GateFleet())
+    assert before is not None
+    assert veiled is not None
+    assert THEIRS in str(before.answer)
+    assert THEIRS not in str(veiled.answer)
+    assert before.answer.status == veiled.answer.status
+    assert veiled_fleet(fleet, EVERYBODY) is fleet
+
+
+def test_who_came_first_comes_first_and_who_asks_for_no_gpu_is_not_there() -> None:
+    first, second = (
+        PendingPod(FleetPod(OURS, "b"), "2026-11-22T10:00:00Z"),
+        PendingPod(FleetPod(OURS, "a"), "2026-11-22T10:00:01Z"),
+    )
+    assert in_order([second, first]) == [first, second]
+    assert not first.asks
+    assert explain_pending(first, Fleet(), GateFleet()) is None
