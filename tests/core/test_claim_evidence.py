@@ -16,6 +16,8 @@ from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, Life, judge_cla
         (ClaimEvidence(False, FALLEN_SECONDS, processes=True), Life.ALIVE),
         (ClaimEvidence(False, FALLEN_SECONDS / 2), Life.UNKNOWN),
         (ClaimEvidence(False, FALLEN_SECONDS), Life.GONE),
+        (ClaimEvidence(False, FALLEN_SECONDS, listed=True), Life.ALIVE),
+        (ClaimEvidence(False, FALLEN_SECONDS, listed=None), Life.UNKNOWN),
     ],
 )
 def test_a_claim_is_gone_when_the_api_server_says_so_and_nothing_runs(evidence: ClaimEvidence, life: Life) -> None:

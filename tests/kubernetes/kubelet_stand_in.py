@@ -13,18 +13,23 @@ from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 
 @dataclass
 class Kubelet:
-    """What the kubelet lists, each device for a pod; `asked` is called at each read, before the answer."""
+    """What the kubelet lists, each device for a pod; `asked` is called at each read, before the answer. `by_claims` are CDI
+    devices.
+    """
 
     holders: dict[str, PodRef] = field(default_factory=dict)
     resources: dict[str, str] = field(default_factory=dict)
     asked: Callable[[], None] = lambda: None
     failing: bool = False
     runs: int = 1
+    by_claims: frozenset[str] = frozenset()
+    reads: int = 0
 
     def run(self) -> str:
         return f"run-{self.runs}"
 
     async def read(self) -> KubeletWord:
+        self.reads += 1
         self.asked()
         if self.failing:
             raise KubeletUnavailable("the kubelet does not answer")
@@ -33,7 +38,7 @@ class Kubelet:
             for uuid, pod in self.holders.items()
         )
         await asyncio.sleep(0)
-        return KubeletWord(self.run(), listed)
+        return KubeletWord(self.run(), listed, self.by_claims)
 
     def restart(self) -> dict[str, PodRef]:
         """Start anew, and list nothing yet; what it will list once it knows its pods again."""

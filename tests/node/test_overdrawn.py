@@ -135,6 +135,23 @@ def test_the_processes_of_a_claim_are_known_by_its_name_in_their_environment(tmp
         assert used(tmp_path, share(keeper=ClaimKeeper("default", "a", uid)), gpu) == sum_of_it
 
 
+def test_a_process_of_a_claims_pod_is_the_claims_whatever_its_environment_says(tmp_path: Path) -> None:
+    pod = "0::/kubepods/pod{}/main\n"
+    gpu = gpu_with(
+        tmp_path,
+        ("", pod.format("p-1"), 4 * GIB),
+        ("TRANCHE_CLAIM_u_9=/x\0", pod.format("p-1"), 2 * GIB),
+        ("TRANCHE_CLAIM_u_1=/x\0", pod.format("p-2"), 8 * GIB),
+        ("TRANCHE_CLAIM_u_2=/x\0", pod.format("p-1"), GIB),
+    )
+    one, two = (ClaimKeeper("default", f"c{n}", f"u-{n}", ("p-1",)) for n in (1, 2))
+    assert used(tmp_path, share(keeper=one), gpu) == 7 * GIB
+    both = [share(keeper=one), replace(share(keeper=two), id="bbbb0002")]
+    (part,) = both[0].grants
+    assert isinstance(part, Part)
+    assert excess(both[0], part, gpu, tmp_path, both) == 6 * GIB, "a pod's claims are told apart by name"
+
+
 @given(st.lists(st.integers(0, 4 * GIB), max_size=6))
 def test_a_share_is_marked_exactly_when_its_sum_is_above(
     tmp_path_factory: pytest.TempPathFactory, amounts: list[int]

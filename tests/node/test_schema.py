@@ -20,6 +20,7 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
+from tranche.core.wire import keeper_to_dict
 from tranche.node import chronicle, records, register, schema
 from tranche.node.ledger import Ledger
 
@@ -172,7 +173,7 @@ def _units(slot: InstanceKey) -> range:
         ProcessKeeper(1, 2),
         PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run", True),
         PodKeeper("nvidia.com/gpu.shared", "ns", "pod", "main", "uid", "run", replicas=("GPU-1::0", "GPU-1::3")),
-        ClaimKeeper("ns", "c", "u"),
+        ClaimKeeper("ns", "c", "u", ("p-1", "p-2")),
     ],
     ids=lambda each: type(each).__name__,
 )
@@ -180,7 +181,9 @@ def test_the_register_gives_back_what_was_written(grant: Grant, keeper: Keeper) 
     db = database()
     written = allocation("a", grant, keeper=keeper)
     register.add_allocation(db, written, MEMORY)
-    assert register.allocations(db) == (written,)
+    (read,) = register.allocations(db)
+    assert read == written
+    assert keeper_to_dict(read.keeper) == keeper_to_dict(keeper)
 
 
 def test_who_holds_room_is_known_for_every_kind_of_grant() -> None:

@@ -95,12 +95,14 @@ class ClaimEvidence:
 
     `stands` is the API server's word whether the claim of that uid is there and still allocated to what it was given; None when
     the server does not answer. `fallen_for` is for how many seconds it has said that it is not. `processes` says that a process
-    of the claim's pods, or on its devices, was seen on the machine.
+    of the claim's pods, or on its devices, was seen on the machine. `listed` is whether the kubelet lists a pod with it; None
+    when the kubelet does not answer.
     """
 
     stands: bool | None
     fallen_for: float = 0.0
     processes: bool = False
+    listed: bool | None = False
 
 
 FALLEN_SECONDS = 30.0
@@ -109,8 +111,8 @@ FALLEN_SECONDS = 30.0
 
 def judge_claim(evidence: ClaimEvidence) -> Life:
     """Whether a claim still has what was prepared for it, although nobody gave it back."""
-    if evidence.processes or evidence.stands:
+    if evidence.processes or evidence.stands or evidence.listed:
         return Life.ALIVE
-    if evidence.stands is None or evidence.fallen_for < FALLEN_SECONDS:
+    if evidence.stands is None or evidence.listed is None or evidence.fallen_for < FALLEN_SECONDS:
         return Life.UNKNOWN
     return Life.GONE

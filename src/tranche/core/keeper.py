@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+_MOST_PODS = 512
+"""Twice as many as can use a claim at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,21 @@ class PodKeeper:
 
 @dataclass(frozen=True, slots=True)
 class ClaimKeeper:
-    """A resource claim that was prepared on this node."""
+    """A resource claim that was prepared on this node.
+
+    `pods` are the uids of all pods that are known to have used it here. Who it is does not depend on them.
+    """
 
     namespace: str
     name: str
     uid: str
+    pods: tuple[str, ...] = field(default=(), compare=False)
+
+    def with_pods(self, pods: Iterable[str]) -> ClaimKeeper:
+        """The keeper that knows these pods as the latest; of very many, it forgets those that it has not heard of for longest."""
+        latest = dict.fromkeys(pods)
+        earlier = (each for each in self.pods if each not in latest)
+        return replace(self, pods=(*earlier, *latest)[-_MOST_PODS:])
 
     def __str__(self) -> str:
         return f"claim {self.namespace}/{self.name}"

@@ -152,8 +152,9 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "lingers": keeper.lingers,
                 **({"replicas": list(keeper.replicas)} if keeper.replicas else {}),
             }
-        case ClaimKeeper(namespace, name, uid):
-            return {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
+        case ClaimKeeper(namespace, name, uid, pods):
+            named = {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
+            return {**named, "pods": list(pods)} if pods else named
         case PlacedPodKeeper(namespace, name, uid):
             return {"kind": "placed-pod", "namespace": namespace, "name": name, "uid": uid}
 
@@ -169,7 +170,7 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
         case "pod":
             return PodKeeper(**{**fields, "replicas": tuple(fields.get("replicas", ()))})
         case "claim":
-            return ClaimKeeper(**fields)
+            return ClaimKeeper(**{**fields, "pods": tuple(fields.get("pods", ()))})
         case "placed-pod":
             return PlacedPodKeeper(**fields)
         case unknown:

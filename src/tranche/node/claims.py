@@ -16,7 +16,7 @@ from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
 from tranche.core.devices import shared_memory
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.grid import Occupant
-from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper
+from tranche.core.keeper import ChosenFor, ClaimKeeper, Keeper, PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuProcess
 from tranche.node import chronicle, register
@@ -155,6 +155,15 @@ class Claims:
         with self._ledger.read() as db:
             return claims_in(register.allocations(db))
 
+    def note_pods(self, pods: Mapping[str, Sequence[str]]) -> None:
+        """Have the register know by which pods claims are used, both by their uids; claims that have nothing are passed over."""
+        with self._ledger.write() as db:
+            for uid, held in claims_in(register.allocations(db)).items():
+                for each in held if uid in pods else ():
+                    assert isinstance(each.keeper, ClaimKeeper)
+                    register.set_keeper(db, each.id, each.keeper.with_pods(pods[uid]))
+        self._boundary()
+
     def held_by_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
         """What pods have for which a controller chose, by uid; no GPU is asked."""
         with self._ledger.read() as db:
@@ -171,7 +180,7 @@ class Claims:
                 raise refusal(answer)
             if not answer.empty:
                 _refuse_used(view, same, f"a part of what {order.keeper} has is gone")
-            return _Decision(same, answer, known=True)
+            return _Decision(replace(same, keeper=_joined(same.keeper, order.keeper)), answer, known=True)
         for each in known:
             _refuse_used(view, each, f"{order.keeper} was given something else before")
         others = tuple(each for each in view.allocations if each not in known)
@@ -186,6 +195,8 @@ class Claims:
             self._holders.clock(),
             keeper=order.keeper,
         )
+        for each in known:
+            allocation = replace(allocation, keeper=_joined(each.keeper, allocation.keeper))
         return _Decision(allocation, answer, superseded=known)
 
     def _write_down(
@@ -199,6 +210,8 @@ class Claims:
                 memory = shared_memory(allocation.grants, view.node)
                 superseded = [each.id for each in decision.superseded]
                 self._holders.write_down(db, allocation, superseded, memory, plans)
+            else:
+                register.set_keeper(db, allocation.id, allocation.keeper)
             if plan_id:
                 self._open_plan(db, plan_id, plan, view, allocation.id)
         except BaseException:
@@ -207,6 +220,13 @@ class Claims:
         finally:
             db.execute("RELEASE promising")
         return ClaimPromise(allocation, plan_id)
+
+
+def _joined(before: Keeper, now: Keeper) -> Keeper:
+    """The keeper, which is one, as it was known before and is known now."""
+    if isinstance(before, ClaimKeeper) and isinstance(now, ClaimKeeper):
+        return before.with_pods(now.pods)
+    return now
 
 
 def claims_in(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation, ...]]:

@@ -52,7 +52,7 @@ def excess(
     listed = _listed(part, gpu)
     if sum(each.memory or 0 for each in listed) <= allowed:
         return 0
-    used = sum(each.memory or 0 for each in listed if _came_of(each.pid, allocation, proc))
+    used = sum(each.memory or 0 for each in listed if _came_of(each.pid, allocation, proc, active))
     return used if used > allowed else 0
 
 
@@ -90,7 +90,7 @@ def _listed(part: Part, gpu: GpuState) -> tuple[GpuProcess, ...]:
     return next((each.processes for each in gpu.instances if gpu.key(each) == part.slot), ())
 
 
-def _came_of(pid: int, allocation: Allocation, proc: Path) -> bool:
+def _came_of(pid: int, allocation: Allocation, proc: Path, active: Sequence[Allocation]) -> bool:
     """Whether the process runs for whoever has the share: by its control group, or by a name in its environment."""
     keeper, folder = allocation.keeper, proc / str(pid)
     try:
@@ -99,15 +99,32 @@ def _came_of(pid: int, allocation: Allocation, proc: Path) -> bool:
                 from tranche.node.pod_processes import pod_of  # seldom needed, and every listing loads this module
 
                 return bool(uid) and pod_of((folder / "cgroup").read_text()) == uid
-            case ClaimKeeper(uid=uid):
-                from tranche.node.pod_processes import claim_mark
-
-                mark = f"{claim_mark(uid)}=".encode()
-                return any(pair.startswith(mark) for pair in (folder / "environ").read_bytes().split(b"\0"))
+            case ClaimKeeper():
+                return _came_of_claim(folder, keeper, [each.keeper for each in active])
             case ProcessKeeper():
                 return _came_of_command(folder, allocation.id, keeper)
     except OSError:
         return False
+
+
+def _came_of_claim(folder: Path, keeper: ClaimKeeper, others: Sequence[Keeper]) -> bool:
+    """Whether the process is of a pod of the claim and, where the pod has several, does not name another one of these.
+
+    Its environment is its own: it tells a pod's claims apart, and neither takes a process out of all of them nor puts one of
+    another pod in.
+    """
+    from tranche.node.pod_processes import claim_mark, pod_of  # seldom needed, and every listing loads this module
+
+    environment = (folder / "environ").read_bytes().split(b"\0")
+
+    def named(uid: str) -> bool:
+        return any(pair.startswith(f"{claim_mark(uid)}=".encode()) for pair in environment)
+
+    pod = pod_of((folder / "cgroup").read_text())
+    if not keeper.pods or pod not in keeper.pods:
+        return not keeper.pods and named(keeper.uid)
+    claims = (each for each in others if isinstance(each, ClaimKeeper) and each != keeper and pod in each.pods)
+    return named(keeper.uid) or not any(named(each.uid) for each in claims)
 
 
 def _came_of_command(folder: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:

@@ -25,6 +25,11 @@ def pods_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[s
     return frozenset(uid for _, uid in _processes(proc) if uid in uids)
 
 
+def running_pods(proc: Path = PROC) -> frozenset[str]:
+    """The uids of all pods of which a process lives here."""
+    return frozenset(uid for _, uid in _processes(proc))
+
+
 def any_pod_runs(proc: Path = PROC, sees_all: Callable[[], bool] = sees_every_process) -> bool | None:
     """Whether a process of any pod lives on this machine; None where this process does not see those of the machine."""
     if any(True for _ in _processes(proc)):

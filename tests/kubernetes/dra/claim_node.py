@@ -42,6 +42,13 @@ class ClaimNodeStandIn:
     now: float = 1000.0
     wants_reset: bool = False
 
+    @property
+    def proc(self) -> Path:
+        """What the kernel shows of the machine's processes."""
+        folder = self.cdi.parent / "proc"
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def allocate(
         self, name: str, *devices: str, pool: str = "n1", consumed: Mapping[str, str] | None = None, uid: str = ""
     ) -> dra_pb2.Claim:
@@ -55,6 +62,15 @@ class ClaimNodeStandIn:
         status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": f"pod-{name}"}]}
         self.node.server.put(f"{CLAIMS}/{name}", {"metadata": {"uid": claim.uid}, "status": status})
         return claim
+
+    def process(self, pid: int, pod: str, environment: str = "") -> Path:
+        """A process in the control group of the pod with that uid; the folder that the kernel shows of it."""
+        folder = self.proc / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{pod}/main\n")
+        (folder / "stat").write_text(f"{pid} (python) S 1")
+        (folder / "environ").write_text(environment)
+        return folder
 
     def delete(self, name: str) -> None:
         """As when its pod is gone."""
@@ -111,6 +127,7 @@ class ClaimNodeStandIn:
                 recovery_seconds=0.01,
             ),
             care_seconds=care_seconds,
+            proc=self.proc,
         )
         task = asyncio.create_task(driver.run())
         try:

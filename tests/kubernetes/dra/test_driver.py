@@ -18,8 +18,10 @@ from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
+from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
@@ -282,6 +284,88 @@ def test_a_slice_with_a_process_is_kept_although_its_claim_is_gone() -> None:
             await until(lambda: not node.allocations)
 
     on_claim_node(test, "A100-40GB")
+
+
+async def _looked_after(node: ClaimNodeStandIn, times: int = 4) -> None:
+    """Return when claims were looked after so often, a minute after another."""
+    for _ in range(times):
+        node.now += 60
+        asked = node.node.kubelet.reads
+        await until(lambda asked=asked: node.node.kubelet.reads > asked + 1)  # type: ignore[misc]
+
+
+@isolated
+def test_a_pod_keeps_what_its_claim_was_given_whatever_becomes_of_claim_environment_and_agent() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0-1g-5gb-0")
+        async with node.driver():
+            assert await node.prepare(claim) == [""]
+            process = node.process(71, "pod-a")  # as `env -i` leaves it: nothing names the claim
+            node.delete("a")
+            await _looked_after(node)
+            assert len(node.allocations) == 1, "its pod runs"
+        async with node.driver():  # which knows of the pod by the register alone
+            await _looked_after(node)
+            assert len(node.allocations) == 1
+            other = node.allocate("b", "gpu-0-1g-5gb-0")
+            assert "overlaps what claim team/a holds" in (await node.prepare(other))[0]
+            shutil.rmtree(process)
+            await until(partial(_later_and_free, node))
+            assert await node.prepare(other) == [""]
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_claim_that_the_kubelet_lists_or_whose_kubelet_is_silent_is_kept() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim, kubelet = node.allocate("a", "gpu-0-1g-5gb-0"), node.node.kubelet
+        async with node.driver():
+            assert await node.prepare(claim) == [""]
+            kubelet.by_claims = frozenset({"tranche.dev/share=uid-a-0", "nvidia.com/gpu=0"})
+            node.delete("a")
+            await _looked_after(node)
+            assert len(node.allocations) == 1
+            kubelet.by_claims, kubelet.failing = frozenset(), True
+            await _looked_after(node)
+            assert len(node.allocations) == 1
+            kubelet.failing = False
+            await until(partial(_later_and_free, node))
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_each_pod_that_comes_to_use_a_shared_claim_keeps_it() -> None:
+    """The kubelet asks for a claim once: of the second pod nobody tells the driver."""
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0-1g-5gb-0")
+        pods: Live[tuple[KubePod, ...]] = Live()
+        pods.publish(())
+        node.node.services = replace(node.node.services, node_pods=pods)
+        async with node.driver(care_seconds=3600):
+            assert await node.prepare(claim) == [""]
+            second = KubePod(PodRef("team", "second"), "pod-second", claims=frozenset({"a"}))
+            pods.publish((second, KubePod(PodRef("team", "third"), "pod-third", claims=frozenset({"b"}))))
+            await until(lambda: _pods_of(node) == ("pod-a", "pod-second"))
+        # Both are deleted by force, so that nobody but the kernel knows of them.
+        pods.publish(())
+        process = node.process(72, "pod-second")
+        node.delete("a")
+        async with node.driver():
+            await _looked_after(node)
+            assert len(node.allocations) == 1
+            shutil.rmtree(process)
+            await until(partial(_later_and_free, node))
+
+    on_claim_node(test, "A100-40GB")
+
+
+def _pods_of(node: ClaimNodeStandIn) -> tuple[str, ...]:
+    (held,) = node.allocations
+    assert isinstance(held.keeper, ClaimKeeper)
+    return held.keeper.pods
 
 
 @isolated

@@ -91,3 +91,18 @@ def test_a_restarted_kubelet_is_reached_again(tmp_path: Path) -> None:
         assert reader.run() == ""
 
     asyncio.run(run())
+
+
+@isolated
+def test_devices_of_claims_are_listed_by_their_names_for_the_runtime(tmp_path: Path) -> None:
+    answer = answer_of(("one", "main", "nvidia.com/gpu", ["GPU-b"]))
+    for name in ("tranche.dev/share=u-1-0", "vendor.example/nic=eth0"):
+        container = answer.pod_resources.add(namespace="ns", name="two").containers.add(name="main")
+        container.dynamic_resources.add().claim_resources.add().cdi_devices.add(name=name)
+
+    async def run() -> None:
+        async with kubelet(tmp_path / "kubelet.sock", answer):
+            word = await patiently(PodResources(tmp_path / "kubelet.sock").read())
+        assert word.by_claims == {"tranche.dev/share=u-1-0", "vendor.example/nic=eth0"}
+
+    asyncio.run(run())

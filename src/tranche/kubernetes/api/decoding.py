@@ -57,6 +57,7 @@ def decode_pod(raw: Json) -> KubePod:
         node_selector=(raw.get("spec") or {}).get("nodeSelector") or {},
         terminating=meta.get("deletionTimestamp") is not None,
         resources=frozenset(_limits(raw.get("spec") or {})),
+        claims=frozenset(_claims(raw)),
     )
 
 
@@ -64,6 +65,15 @@ def _limits(spec: Json) -> Iterator[str]:
     for containers in ("initContainers", "containers"):
         for container in spec.get(containers) or ():
             yield from (container.get("resources") or {}).get("limits") or {}
+
+
+def _claims(raw: Json) -> Iterator[str]:
+    """Claims that it names, those made of its templates, and the one made of its extended resources."""
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    made = (*(status.get("resourceClaimStatuses") or ()), status.get("extendedResourceClaimStatus") or {})
+    for each in (*(spec.get("resourceClaims") or ()), *made):
+        if name := each.get("resourceClaimName"):
+            yield name
 
 
 def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> Json:

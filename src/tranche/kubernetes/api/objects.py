@@ -85,7 +85,7 @@ class PodRef:
 class KubePod:
     """A pod. `owner_kind` is the kind of its controller: "" for a bare pod, "DaemonSet", "Node" for a mirror pod.
 
-    `resources` names what its containers have limits for.
+    `resources` names what its containers have limits for; `claims` are the names of its resource claims, in its namespace.
     """
 
     ref: PodRef
@@ -97,6 +97,7 @@ class KubePod:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     terminating: bool = False
     resources: frozenset[str] = frozenset()
+    claims: frozenset[str] = frozenset()
 
     @property
     def finished(self) -> bool:
@@ -107,6 +108,11 @@ class KubePod:
     def mirror(self) -> bool:
         """Whether the kubelet runs it from a file: the API server cannot evict it."""
         return MIRROR_POD_ANNOTATION in self.annotations
+
+    @property
+    def uid_on_node(self) -> str:
+        """The uid by which the kubelet names its control groups: a mirror pod's is not that of the file's pod."""
+        return self.annotations.get(MIRROR_POD_ANNOTATION) or self.uid
 
 
 class EvictionOutcome(StrEnum):

@@ -1,14 +1,15 @@
 """Claims that nobody gives back, and files and shares of claims that a crash has left.
 
 The kubelet gives a claim back when its pods have ended. It cannot when it has lost what it knew, or when the claim was freed
-without it. So the API server is asked about those claims with which nothing runs, and about no other.
+without it. So the API server is asked about those claims which no pod of the node uses, and about no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from tranche.core.allocation import Allocation, Phase
 from tranche.core.devices import shared_memory
@@ -16,6 +17,7 @@ from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.evidence import ClaimEvidence, Life, judge_claim
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
+from tranche.kubernetes.dra.claim_users import ClaimUsers
 from tranche.kubernetes.dra.given import given_devices, order_of
 from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
 from tranche.kubernetes.dra.share_files import ShareFiles
@@ -26,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClaimCare:
-    """Looks after the claims of one node. `clock` is monotonic, in seconds; `living` says with which claims a process runs."""
+    """Looks after the claims of one node. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class ClaimCare:
         read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
         files: ShareFiles,
         *,
-        living: Callable[[Collection[str]], Collection[str]],
+        users: ClaimUsers,
         clock: Callable[[], float],
     ) -> None:
         self._host = host
@@ -44,13 +46,13 @@ class ClaimCare:
         self._preparer = preparer
         self._read = read
         self._files = files
-        self._living = living
+        self._users = users
         self._clock = clock
         self._fallen: dict[str, float] = {}
 
     async def look(self) -> None:
         """Do what is to be done now."""
-        held = await asyncio.to_thread(self._host.claims.held)
+        held = await self.note_pods()
         filed = await asyncio.to_thread(self._files.keepers)
         for uid, keeper in filed.items():
             if uid not in held and uid not in self._preparer.under_way:
@@ -61,6 +63,23 @@ class ClaimCare:
                 await self._write_again(active[0])
         await self._free_the_fallen(held)
 
+    async def note_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
+        """Have the register know the pods that use claims by now; what claims have, by uid.
+
+        Nobody asks for a claim that is prepared already when another pod comes to use it.
+        """
+        held = await asyncio.to_thread(self._host.claims.held)
+        found: dict[str, tuple[str, ...]] = {}
+        for uid, (first, *_) in held.items():
+            assert isinstance(first.keeper, ClaimKeeper)
+            named = self._users.named_by(first.keeper)
+            if not set(first.keeper.pods).issuperset(named):
+                found[uid] = named
+        if found:
+            await asyncio.to_thread(self._host.claims.note_pods, found)
+            held = await asyncio.to_thread(self._host.claims.held)
+        return held
+
     async def _of_no_share(self, keeper: ClaimKeeper) -> None:
         """A file without a share: its share was given back, or the register was lost while its pods run."""
         order = await self._order_of(keeper)
@@ -69,7 +88,9 @@ class ClaimCare:
         if isinstance(order, ClaimOrder):
             _log.warning("a claim of which the register knew nothing", extra={"claim": str(keeper)})
             await asyncio.to_thread(self._adopt, order)
-        elif keeper.uid not in await asyncio.to_thread(self._living, [keeper.uid]):
+            return
+        listed = await self._users.listed()
+        if listed is not None and keeper.uid not in listed | await self._users.with_pods([keeper]):
             await asyncio.to_thread(self._files.remove, keeper.uid)
 
     def _adopt(self, order: ClaimOrder) -> None:
@@ -101,7 +122,8 @@ class ClaimCare:
         if claim is None:
             return False
         try:
-            return order_of(ref, given_devices(claim, ref, self._node.pool, await self._node.devices()))
+            given = given_devices(claim, ref, self._node.pool, await self._node.devices())
+            return order_of(replace(claim, ref=ref), given)
         except AllocationUnknown:
             return False
         except TrancheError as error:
@@ -113,7 +135,10 @@ class ClaimCare:
         if not held:
             self._fallen = {}
             return
-        living = set(await asyncio.to_thread(self._living, list(held)))
+        # Before the processes are looked for: a pod whose containers start between the two is listed.
+        listed = await self._users.listed()
+        keepers = [each.keeper for each, *_ in held.values() if isinstance(each.keeper, ClaimKeeper)]
+        living = {*(listed or ()), *await self._users.with_pods(keepers)}
         for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
             if processes:
                 living.add(uid)
@@ -129,7 +154,7 @@ class ClaimCare:
                 fallen[uid] = self._fallen.get(uid, now)
             elif stands is None and uid in self._fallen:
                 fallen[uid] = self._fallen[uid]
-            evidence = ClaimEvidence(stands, now - fallen.get(uid, now))
+            evidence = ClaimEvidence(stands, now - fallen.get(uid, now), listed=None if listed is None else False)
             if judge_claim(evidence) is Life.GONE:
                 await self._preparer.forget(uid, "its claim is over, and nobody gave it back")
                 fallen.pop(uid, None)

@@ -17,6 +17,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.claim_care import ClaimCare
 from tranche.kubernetes.dra.claim_reader import ClaimReader
+from tranche.kubernetes.dra.claim_users import ClaimUsers
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, Health, PluginServer
 from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
@@ -25,7 +26,7 @@ from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.services import NodeServices
-from tranche.node.pod_processes import claims_with_processes
+from tranche.node.processes import PROC
 
 _TICK_SECONDS = 1.0
 _CALM_SECONDS = 0.5
@@ -58,6 +59,7 @@ class ClaimDriver:
         sick_bay: SickBay,
         registered: Live[bool] | None = None,
         care_seconds: float = _CARE_SECONDS,
+        proc: Path = PROC,
     ) -> None:
         self._inventory = services.inventory
         self._sick_bay = sick_bay
@@ -81,7 +83,9 @@ class ClaimDriver:
         read = ClaimReader(services.connection).read
         self._changed = asyncio.Event()
         self._preparer = Preparer(node, read, share_files, self._changed.set)
-        self._care = ClaimCare(host, node, self._preparer, read, share_files, living=claims_with_processes, clock=clock)
+        self._pods = services.node_pods
+        users = ClaimUsers(services.node_pods, services.pods.listed_by_claims, proc=proc)
+        self._care = ClaimCare(host, node, self._preparer, read, share_files, users=users, clock=clock)
         sockets = PluginSockets(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
         self._registration = PluginRegistration(sockets, server, Live() if registered is None else registered)
@@ -115,6 +119,7 @@ class ClaimDriver:
                 group.create_task(self._keep_health(self._inventory.latest.changes()))
                 group.create_task(self._keep_health(self._sick_bay.ward.changes()))
                 group.create_task(self._keep_caring())
+                group.create_task(self._keep_noting())
         finally:
             await self._registration.stop()
 
@@ -143,6 +148,14 @@ class ClaimDriver:
         while True:
             await asyncio.sleep(self._care_seconds)
             await self._look_after()
+
+    async def _keep_noting(self) -> None:
+        """Of each pod that comes to use a claim, before the pod can be forgotten."""
+        async for _ in self._pods.changes():
+            try:
+                await self._care.note_pods()
+            except TrancheError as error:
+                _log.warning("pods not noted", extra={"reason": error.reason, "error": str(error)})
 
     async def _look_after(self) -> None:
         try:

@@ -63,12 +63,9 @@ def given_devices(
     return tuple(found)
 
 
-def order_of(ref: ClaimRef, given: tuple[GivenDevice, ...]) -> ClaimOrder:
+def order_of(claim: KubeClaim, given: tuple[GivenDevice, ...]) -> ClaimOrder:
     """The order of a claim that was given these."""
     grants = tuple(each.grant for each in given)
-    return ClaimOrder(keeper_of(ref), nearest_request(grants), grants)
-
-
-def keeper_of(ref: ClaimRef) -> ClaimKeeper:
-    """The claim as a keeper of the register."""
-    return ClaimKeeper(ref.namespace, ref.name, ref.uid)
+    ref = claim.ref
+    keeper = ClaimKeeper(ref.namespace, ref.name, ref.uid, claim.reserved_for)
+    return ClaimOrder(keeper, nearest_request(grants), grants)

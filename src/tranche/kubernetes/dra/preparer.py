@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -136,7 +136,7 @@ class Preparer:
             raise KubernetesNotFound(f"there is no {ref}: it was deleted")
         given = given_devices(claim, ref, self._node.pool, await self._node.devices())
         try:
-            await self.backlog.realise(order_of(ref, given))
+            await self.backlog.realise(order_of(replace(claim, ref=ref), given))
         finally:
             self._changed()  # also after a refusal: then what is shown was not what is there
         seconds = round(loop.time() - asked, 6)

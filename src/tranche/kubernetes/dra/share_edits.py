@@ -59,6 +59,12 @@ def cdi_id(uid: str, number: int) -> str:
     return f"{CDI_KIND}={cdi_name(uid, number)}"
 
 
+def claim_of(cdi_device: str) -> str:
+    """The uid of the claim to which a device belongs by that name; "" for a device of another kind."""
+    kind, _, name = cdi_device.partition("=")
+    return name.rpartition("-")[0] if kind == CDI_KIND else ""
+
+
 def _edits(
     grant: Wanted, gpu: GpuState, files: DeviceFiles, pipes: Callable[[str], Path], mark: tuple[str, str]
 ) -> ContainerEdits:

@@ -36,10 +36,14 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class KubeletWord:
-    """One answer of the kubelet. `run` names the run of the kubelet that gave it: another one after each of its starts."""
+    """One answer of the kubelet. `run` names the run of the kubelet that gave it: another one after each of its starts.
+
+    `by_claims` are the CDI devices that it lists with pods because of their claims.
+    """
 
     run: str
     listed: tuple[Listed, ...] = ()
+    by_claims: frozenset[str] = frozenset()
 
 
 class PodResources:
@@ -74,7 +78,7 @@ class PodResources:
                 ) from error
         if not before or self.run() != before:
             raise KubeletUnavailable("the kubelet started while it was asked which pod holds which device")
-        return KubeletWord(before, tuple(_listed(answer)))
+        return KubeletWord(before, tuple(_listed(answer)), frozenset(_by_claims(answer)))
 
 
 def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
@@ -86,3 +90,10 @@ def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
                     found.setdefault(devices.resource_name, {}).update(dict.fromkeys(devices.device_ids))
             for resource, ids in found.items():
                 yield Listed(pod.namespace, pod.name, container.name, resource, tuple(ids))
+
+
+def _by_claims(answer: ListPodResourcesResponse) -> Iterator[str]:
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            for claim in container.dynamic_resources:
+                yield from (device.name for each in claim.claim_resources for device in each.cdi_devices)

@@ -158,6 +158,10 @@ class PodRegister:
         await self._admissions.over()
         return tuple(each for each in (await self._kubelet.read()).listed if each.resource == resource)
 
+    async def listed_by_claims(self) -> frozenset[str]:
+        """The CDI devices that the kubelet lists with pods because of their claims; KubeletUnavailable when it is silent."""
+        return (await self._kubelet.read()).by_claims
+
     def admission(self) -> AbstractContextManager[None]:
         """The length of one moment in which the kubelet gives something away, and nobody is to ask it for its list."""
         return self._admissions.one()
