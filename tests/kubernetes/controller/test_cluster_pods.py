@@ -55,12 +55,31 @@ def test_a_pod_that_waits_is_read_with_its_rules() -> None:
     assert (pod.gated.priority, str(pod.gated.request)) == (5, "--gpu-memory 4Gi")
 
 
+def asking(name: str, amount: str = "1", **more: str) -> dict[str, Any]:
+    return {"name": name, "resources": {"limits": {SHARE: amount}}, **more}
+
+
+def test_a_share_may_be_handed_to_a_container_beside_the_others() -> None:
+    beside = asking("beside", restartPolicy="Always")
+    pod = decode_cluster_pod(raw_pod(containers=[{"name": "main"}], initContainers=[beside]))
+    assert (pod.wrong, pod.never) == ("", "")
+    assert pod.gated is not None
+
+
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
         ({"schedulingGates": [{"name": SHARE}, {"name": "kueue"}]}, ""),
         ({"schedulingGates": []}, ""),
         ({"containers": [{"name": "main"}]}, "no container asks for tranche.dev/share"),
+        ({"containers": [asking("main", "0")]}, "no container asks for tranche.dev/share"),
+        ({"containers": [asking("main", "2")]}, "container 'main' asks for 2 of tranche.dev/share"),
+        ({"containers": [asking("main"), asking("side", "2")]}, "container 'side' asks for 2"),
+        (
+            {"containers": [{"name": "main"}], "initContainers": [asking("first")]},
+            "init container 'first' asks for tranche.dev/share",
+        ),
+        ({"initContainers": [asking("first")]}, "init container 'first' asks for tranche.dev/share"),
     ],
 )
 def test_a_pod_that_cannot_be_placed_is_left_alone(change: dict[str, Any], wrong: str) -> None:

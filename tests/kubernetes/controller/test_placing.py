@@ -145,3 +145,31 @@ def test_a_pod_that_was_chosen_for_and_not_let_go_is_let_go_with_that_choice() -
     asyncio.run(Placing(world).round(world.now()))
     assert not world.pods["u1"].waits
     assert world.now().choices["n"].choices == {"u1": kept}
+
+
+def test_what_was_chosen_for_a_pod_that_can_never_start_is_taken_back_and_the_pod_says_why() -> None:
+    world = PlacingWorld(random.Random(1), {"n": a100s(1)}, faults=0.0)
+    world.tell("n")
+    never = "container 'main' asks for 2 of tranche.dev/share"
+
+    def choices() -> set[str]:
+        return set(world.now().choices["n"].choices)
+
+    for uid in ("gone", "runs", "waits"):
+        world.add_pod(uid, parse_request(gpu_memory="4Gi"))
+    asyncio.run(Placing(world).round(world.now()))
+    # As a controller has let them go that did not know better; one has not been let go yet.
+    world.pods = {uid: replace(each, never=never) for uid, each in world.pods.items()}
+    world.pods["waits"] = replace(world.pods["waits"], waits=True, wrong=never, node="", pinned="")
+    unheard = replace(world.now(), gpus={})
+    asyncio.run(Placing(world).round(unheard))
+    assert choices() == {"gone", "runs", "waits"}  # what the node has given is not known
+    world.held["n"] = {"runs": world.now().choices["n"].choices["runs"].grants}
+    world.tell("n")
+    done = asyncio.run(Placing(world).round(world.now()))
+    assert choices() == {"runs"}
+    assert world.pods["waits"].waits
+    assert done.wrong.keys() == {"gone", "waits"}
+    assert done.wrong["gone"].startswith(f"{never}: its node refuses it for ever")
+    again = asyncio.run(Placing(world).round(world.now()))
+    assert (choices(), set(again.wrong)) == ({"runs"}, {"gone", "waits"})

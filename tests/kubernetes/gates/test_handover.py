@@ -147,6 +147,18 @@ def test_a_container_gets_what_was_chosen_and_again_when_it_starts_again() -> No
     on_node(act)
 
 
+def test_a_container_that_asks_for_two_is_refused_and_the_controller_hears_of_it() -> None:
+    async def act(node: PlacedNode) -> None:
+        node.pod("p", "share-1", node.decided(gpu_memory="4Gi"))
+        node.listed[0] = Listed("team", "p", "main", SHARE_RESOURCE, ("share-1", "share-2"))
+        with pytest.raises(AllocationUnknown, match="2 were given"):
+            await node.handover.start(["share-1", "share-2"])
+        assert node.handover.refused.value == {"uid-p": "a container has one share, and 2 were given"}
+        assert not node.held()
+
+    on_node(act)
+
+
 def test_two_pods_that_start_at_once_get_each_its_own() -> None:
     async def act(node: PlacedNode) -> None:
         first = node.decided(mig_profile="1g.5gb")

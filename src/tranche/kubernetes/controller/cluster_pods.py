@@ -9,7 +9,7 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration, decode_terms
-from tranche.kubernetes.claims.annotations import pod_demand
+from tranche.kubernetes.claims.gate_demand import GateDemand, gate_demand
 from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules
@@ -24,7 +24,8 @@ class ClusterPod:
     """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as `PlacingRules` has them.
 
     `gated` is what is to be placed, where the pod waits at our gate and at no other; `wrong` says why it cannot be, although it
-    waits there. `raw` is what a patch of it must know. `job` is the uid of the Job that makes it anew, for jobs of ours.
+    waits there. `never` says why its node would refuse whatever was chosen for it, wherever the pod is by now. `raw` is what a
+    patch of it must know. `job` is the uid of the Job that makes it anew, for jobs of ours.
     """
 
     namespace: str
@@ -40,6 +41,7 @@ class ClusterPod:
     waits: bool = False
     gated: GatedPod | None = None
     wrong: str = ""
+    never: str = ""
     raw: Json = field(default_factory=dict)
     job: str = ""
 
@@ -68,7 +70,8 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
     gates = [str(each.get("name")) for each in spec.get("schedulingGates") or ()]
     needs = dict(pod_needs(spec))
     waits = SHARE_GATE in gates
-    gated, wrong = _gated(meta, spec, needs) if gates == [SHARE_GATE] else (None, "")
+    demand = gate_demand(meta.get("annotations") or {}, spec)
+    ours = gates == [SHARE_GATE]
     kept: Json = {}
     if waits:
         kept = {
@@ -76,7 +79,7 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
             "spec": {"schedulingGates": spec.get("schedulingGates"), "nodeSelector": spec.get("nodeSelector") or {}},
         }
     owner: Json = next((each for each in meta.get("ownerReferences") or () if each.get("controller")), {})
-    ours = JOB_LABEL in (meta.get("labels") or {}) and owner.get("kind") == "Job"
+    of_job = JOB_LABEL in (meta.get("labels") or {}) and owner.get("kind") == "Job"
     return ClusterPod(
         namespace=str(meta.get("namespace") or ""),
         name=str(meta.get("name") or ""),
@@ -87,12 +90,13 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
         ending=meta.get("deletionTimestamp") is not None,
         needs=needs,
         labels=meta.get("labels") or {},
-        asks=SHARE_RESOURCE in needs,
+        asks=needs.get(SHARE_RESOURCE, 0) > 0,
         waits=waits,
-        gated=gated,
-        wrong=wrong,
+        gated=_gated(meta, spec, needs, demand) if ours else None,
+        wrong=demand.wrong if ours else "",
+        never=demand.never,
         raw=kept,
-        job=str(owner.get("uid") or "") if ours else "",
+        job=str(owner.get("uid") or "") if of_job else "",
     )
 
 
@@ -149,17 +153,11 @@ def _amounts(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             continue  # the API server lets none in
 
 
-def _gated(meta: Json, spec: Json, needs: Mapping[str, int]) -> tuple[GatedPod | None, str]:
-    try:
-        demand = pod_demand(meta.get("annotations") or {})
-    except UsageError as error:
-        return None, error.message
-    if demand is None:
-        return None, "it waits for a share, and no annotation says for which"
-    if SHARE_RESOURCE not in needs:
-        return None, f"no container asks for {SHARE_RESOURCE}, so none can be handed the share"
+def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GateDemand) -> GatedPod | None:
+    if demand.request is None or demand.wrong:
+        return None
     tolerations = tuple(map(Toleration.decode, spec.get("tolerations") or ()))
-    pod = GatedPod(
+    return GatedPod(
         str(meta.get("namespace") or ""),
         str(meta.get("name") or ""),
         str(meta.get("uid") or ""),
@@ -170,7 +168,6 @@ def _gated(meta: Json, spec: Json, needs: Mapping[str, int]) -> tuple[GatedPod |
         meta.get("labels") or {},
         tuple(_spread(meta, spec)),
     )
-    return pod, ""
 
 
 def _spread(meta: Json, spec: Json) -> Iterator[SpreadRule]:

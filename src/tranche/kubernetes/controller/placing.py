@@ -3,18 +3,20 @@
 A choice is written twice. First into the lease of the node, in the place of the version that it was decided on: two controllers
 cannot add to one version, so no share of a node is chosen twice. Then on the pod, in one patch with its node and without its
 gate. Whatever ends between the two is taken up by the next round, of whichever controller: a pod that waits with a choice is let
-go with that choice. A choice goes when the API server says of its pod that it is over, or that it went elsewhere.
+go with that choice. A choice goes when the API server says of its pod that it is over, or that it went elsewhere; and when the
+pod's node would refuse it for ever, and has given it nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from tranche.core.errors import TrancheError
+from tranche.core.keeper import ChosenFor
 from tranche.kubernetes.controller.cluster_now import ClusterNow, gpu_nodes, spread_of
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
 from tranche.kubernetes.controller.placer import PodPlacement, Unplaced, place
@@ -78,10 +80,10 @@ class Placing:
         for node, chosen in sorted(now.choices.items()):
             await self._clear(now, node, chosen)
         for pod in now.pods.values():
-            if pod.waits and not pod.ending and (found := now.choice_of(pod)) is not None:
+            if pod.waits and not pod.never and not pod.ending and (found := now.choice_of(pod)) is not None:
                 await self._finish(now, pod, *found)
         waiting = await self._choose(now, avoided or {})
-        wrong = {pod.uid: pod.wrong for pod in now.pods.values() if pod.wrong}
+        wrong = {pod.uid: pod.wrong for pod in now.pods.values() if pod.wrong} | dict(_refused_for_ever(now))
         let_go, unwritten = frozenset(self._let_go), frozenset(self._unwritten)
         return Round(let_go, waiting, wrong, tuple(self._written), unwritten, self._unfinished or bool(unwritten))
 
@@ -89,7 +91,12 @@ class Placing:
         """Forget the choices of pods that are over, once the API server has said so for each."""
         host, gone = now.host(node), []
         for choice in chosen.choices.values():
-            if _stands(now.pods.get(choice.uid), host):
+            pod = now.pods.get(choice.uid)
+            if pod is not None and pod.never and not _has(now, node, pod):
+                _log.warning("a choice taken back", extra={"pod": str(pod), "uid": pod.uid, "why": pod.never})
+                gone.append(choice.uid)
+                continue
+            if _stands(pod, host):
                 continue
             try:
                 if await self._api.standing(choice, host) is ChoiceStanding.OVER:
@@ -154,6 +161,25 @@ class Placing:
     def _note(self, what: str, choice: ShareChoice, error: TrancheError) -> None:
         self._unfinished = True
         _log.warning(what, extra={"pod": f"{choice.namespace}/{choice.name}", "error": str(error)})
+
+
+def _has(now: ClusterNow, node: str, pod: ClusterPod) -> bool:
+    """Whether the pod has something of the node, or may have, as nobody tells of it."""
+    said = now.gpus.get(node)
+    if said is None or node in now.unreadable:
+        return True
+    return any(isinstance(each.keeper, ChosenFor) and each.keeper.uid == pod.uid for each in said.view.allocations)
+
+
+def _refused_for_ever(now: ClusterNow) -> Iterator[tuple[str, str]]:
+    """Pods that were let go all the same, by uid, with what is to be done."""
+    for pod in now.pods.values():
+        if pod.never and pod.asks and not (pod.waits or pod.finished or pod.ending or _runs(now, pod)):
+            yield pod.uid, f"{pod.never}: its node refuses it for ever, and nothing is kept for it; make the pod anew"
+
+
+def _runs(now: ClusterNow, pod: ClusterPod) -> bool:
+    return bool(pod.node) and _has(now, pod.node, pod)
 
 
 def _stands(pod: ClusterPod | None, host: str) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from tranche.kubernetes.controller.placer import Unplaced
+from tranche.kubernetes.gates.chosen_view import CHOSEN
 
 _MOST_NODES = 6
 _LONGEST_REASON = 160
+_CHOSEN = re.compile(rf"\b{CHOSEN}[0-9a-zA-Z-]+")
 
 
 def waiting_text(found: Unplaced) -> str:
     """`no node can give --gpu-memory 4Gi now: ...`, nodes with one reason together."""
     groups: dict[str, list[str]] = {}
     for node, reason in sorted(found.reasons.items()):
-        groups.setdefault(reason, []).append(node)
+        groups.setdefault(_CHOSEN.sub("a pod that it was chosen for", reason), []).append(node)
     if not groups:
         return f"{found.pod.request} waits: no node has told of GPUs whose shares are chosen by demand"
     now = "now" if found.possible else "as they are"

@@ -13,6 +13,9 @@ from tranche.planning import effect
 from tranche.planning.plan import Plan
 from tranche.planning.realise import given, realise
 
+CHOSEN = "chosen-"
+"""What the ids of such shares begin with; the pod's uid follows."""
+
 
 def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
     """The view once every choice is made true that the node's agent has not taken up yet."""
@@ -26,7 +29,7 @@ def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
         except TrancheError:
             continue  # a GPU that the node has no more: nobody can be given anything of it either
         after = effect.apply(plan, view) if isinstance(plan, Plan) else view
-        view = given(after, f"chosen-{choice.uid}", choice.grants)
+        view = given(after, f"{CHOSEN}{choice.uid}", choice.grants)
         keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
         named = (replace(each, keeper=keeper) for each in view.allocations[-1:])
         view = replace(view, allocations=(*view.allocations[:-1], *named)) if choice.grants else view

@@ -20,6 +20,7 @@ from tranche.core.keeper import PlacedPodKeeper
 from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.dra.backlog import ClaimBacklog, Realiser
 from tranche.kubernetes.dra.share_edits import share_spec
 from tranche.kubernetes.gates.leases import ShareChoice
@@ -89,10 +90,14 @@ class ShareHandover:
         KubeletUnavailable when it is not known whose they are, AllocationUnknown when nothing was chosen for its pod, WaitTimeout
         after 25 seconds: the work goes on then. The errors of what is in the way otherwise; nothing was changed.
         """
-        if len(units) != 1:
-            raise AllocationUnknown(f"a container has one share, and {len(units)} were given")
-        (unit,) = units
+        if not units:
+            raise AllocationUnknown("a container has one share, and none was given")
+        unit = units[0]
         keeper = await self._keeper_of(unit)
+        if len(units) > 1:
+            message = f"a container has one share, and {len(units)} were given"
+            self._say_refused(keeper, message)
+            raise AllocationUnknown(message, hint=f"the container is to ask for 1 of {SHARE_RESOURCE}")
         task = self._starting.get(keeper.uid)
         if task is None:
             task = asyncio.create_task(self._start(unit, keeper))
@@ -149,6 +154,10 @@ class ShareHandover:
         files, version = self._node.files(), self._node.driver_version()
         spec = share_spec(order.keeper, order.grants, gpus, files, version, self._node.mps_pipes)
         self._files.write(unit_spec(unit, spec))
+
+    def _say_refused(self, keeper: PlacedPodKeeper, why: str) -> None:
+        refused = dict(self.refused.value) if self.refused.synced else {}
+        self.refused.publish({**refused, keeper.uid: why})
 
     def _note(self, keeper: PlacedPodKeeper, task: asyncio.Task[None]) -> None:
         del self._starting[keeper.uid]
