@@ -95,7 +95,11 @@ class Switching:
             self._delete(self.rng.choice(there))
 
     def look(self) -> None:
-        """Who ran runs on in the same container, and no two have the same device. What was refused says why, and goes."""
+        """Who ran runs on in the same container, and no two have the same device. What was refused says why, and goes.
+
+        No whole GPU is offered both ways, not even for a moment.
+        """
+        self._no_gpu_is_offered_both_ways()
         for item in pods_in(self.cluster, self.namespace):
             name, status = item["metadata"]["name"], item["status"]
             if item["metadata"].get("deletionTimestamp"):
@@ -174,6 +178,15 @@ class Switching:
         self.running.pop(name, None)
         self.saw.pop(name, None)
 
+    def _no_gpu_is_offered_both_ways(self) -> None:
+        """What claims are shown before and after the kubelet was asked, they were shown while it was."""
+        before = self._free_for_claims()
+        listed = json.loads((self.node.paths.device_plugins / "kubelet_internal_checkpoint").read_text())["Data"]
+        counted = {uuid for ids in (listed["RegisteredDevices"] or {}).values() for uuid in ids}
+        both = counted & before & self._free_for_claims()
+        assert not both, f"the kubelet counts {sorted(both)}, of which claims are shown something free"
+        self.counts["looks"] += 1
+
     def _nobody_has_what_another_has(self) -> None:
         """By what each pod itself saw of its device when it began; parts of a GPU are for several."""
         parts = self._with_parts()
@@ -203,9 +216,11 @@ class Switching:
         hardware = self._hardware()
         counted = {uuid for ids in (listed["RegisteredDevices"] or {}).values() for uuid in ids}
         gpus = {hardware.slices[uuid][1] if uuid in hardware.slices else uuid for uuid in counted - self._held(listed)}
+        return Offer(frozenset(gpus), self._free_for_claims())
+
+    def _free_for_claims(self) -> frozenset[str]:
         shown = devices_published(self.cluster, self.node).values()
-        free = {str(each["attributes"]["uuid"]["string"]) for each in shown if not each.get("taints")}
-        return Offer(frozenset(gpus), frozenset(free))
+        return frozenset(str(each["attributes"]["uuid"]["string"]) for each in shown if not each.get("taints"))
 
     def _held(self, listed: dict[str, Any]) -> set[str]:
         """The devices of pods: by what the kubelet has written down, which may be older, and by what they saw themselves."""
