@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ _TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ApiClient:
-    """Requests with the rights of one client certificate. Each call is a connection of its own."""
+    """Requests with the rights of one client certificate."""
 
     server: str
     pki: Pki
@@ -67,26 +69,67 @@ class ApiClient:
         return parsed
 
     def _content(self, method: str, path: str, body: object = None, *, content_type: str = "application/json") -> bytes:
-        address = urlsplit(self.server)
-        context = ssl.create_default_context(cafile=str(self.pki.authority))
-        context.load_cert_chain(str(self.pki.certificate(self.client)), str(self.pki.key(self.client)))
-        assert address.hostname is not None
-        connection = http.client.HTTPSConnection(
-            address.hostname, address.port, timeout=_TIMEOUT_SECONDS, context=context
-        )
+        """What is answered. What only reads goes over a connection that is kept, and is asked again when that one has broken."""
+        encoded = None if body is None else json.dumps(body)
+        kept = _kept.taken(self) if method == "GET" else None
+        connection = kept or self._connection()
         try:
-            encoded = None if body is None else json.dumps(body)
             connection.request(method, path, body=encoded, headers={"Content-Type": content_type})
             answer = connection.getresponse()
             content = answer.read()
-        except http.client.HTTPException as error:
+        except (http.client.HTTPException, OSError) as error:
+            connection.close()
+            if kept is not None and not isinstance(error, TimeoutError):
+                return self._content(method, path, body, content_type=content_type)
+            if isinstance(error, OSError):
+                raise
             raise ConnectionError(f"{method} {path}: {error!r}") from error
-        finally:
+        if method == "GET" and not answer.will_close:
+            _kept.put(self, connection)
+        else:
             connection.close()
         if answer.status >= 300:
             kind = NotFound if answer.status == 404 else ClusterError
             raise kind(f"{method} {path}: {answer.status} {_message(content)}")
         return content
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        address = urlsplit(self.server)
+        context = ssl.create_default_context(cafile=str(self.pki.authority))
+        context.load_cert_chain(str(self.pki.certificate(self.client)), str(self.pki.key(self.client)))
+        assert address.hostname is not None
+        return http.client.HTTPSConnection(address.hostname, address.port, timeout=_TIMEOUT_SECONDS, context=context)
+
+
+class _KeptConnections:
+    """Connections between two requests of the main thread: a handshake costs both sides milliseconds, and whoever waits for
+    something asks ten times a second. A process that was forked has its own.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[object, ...], http.client.HTTPSConnection] = {}
+
+    def taken(self, client: ApiClient) -> http.client.HTTPSConnection | None:
+        """One that nobody uses meanwhile; None where there is none."""
+        return self._idle.pop(self._key(client), None) if _in_main_thread() else None
+
+    def put(self, client: ApiClient, connection: http.client.HTTPSConnection) -> None:
+        """Keep it for the next request."""
+        if _in_main_thread():
+            self._idle[self._key(client)] = connection
+        else:
+            connection.close()
+
+    def _key(self, client: ApiClient) -> tuple[object, ...]:
+        # A cluster that is made anew under the same name has another authority.
+        return os.getpid(), client, client.pki.authority.stat().st_mtime_ns
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+_kept = _KeptConnections()
 
 
 def answers(url: str, pki: Pki) -> bool:
