@@ -52,7 +52,7 @@ class ApiClient:
 
         `kubectl delete --all` waits for one object after another, half a second each.
         """
-        options = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         self.request(
             "DELETE", path, options if grace_seconds is None else {**options, "gracePeriodSeconds": grace_seconds}
         )

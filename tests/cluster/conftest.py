@@ -25,6 +25,15 @@ from tranche.node.locks import FileLock
 # MIG operations take a tenth of their time on hardware; tests that measure set their own.
 _TIME_SCALE = 0.1
 _numbers = itertools.count(1)
+_NAMESPACES = "/api/v1/namespaces"
+# The group and kinds of what makes pods, those first that make the others.
+_MAKERS = (
+    ("apps", "deployments"),
+    ("apps", "replicasets"),
+    ("apps", "daemonsets"),
+    ("apps", "statefulsets"),
+    ("batch", "jobs"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -96,8 +105,8 @@ def g4dn(cluster: Cluster) -> Node:
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A Kubernetes namespace of the test's own; what is in it is gone before the next test."""
     name = f"test-{os.getpid()}-{next(_numbers)}"
-    cluster.kubectl("create", "namespace", name)
-    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    cluster.api.request("POST", _NAMESPACES, {"metadata": {"name": name}})
+    account = f"{_NAMESPACES}/{name}/serviceaccounts/default"
     wait_for(f"namespace {name} has its service account", lambda: cluster.api.get(account))
     for node, resources in forget_stale_counts(cluster).items():
         _say(f"node {node} counted {', '.join(resources)}, of which its kubelet knows nothing")
@@ -105,12 +114,13 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     # A test that failed may have left a part of the cluster down.
     cluster.start(_say)
     # What makes pods goes first, or it would make new ones.
-    cluster.kubectl("delete", "deployments,replicasets,daemonsets,statefulsets,jobs", "--all", "--namespace", name)
+    for group, kind in _MAKERS:
+        cluster.api.delete_all(f"/apis/{group}/v1/namespaces/{name}/{kind}")
     # Without force: a pod that is gone from the API server then holds no device any more.
-    pods = f"/api/v1/namespaces/{name}/pods"
+    pods = f"{_NAMESPACES}/{name}/pods"
     cluster.api.delete_all(pods, grace_seconds=1)
     wait_for(f"the pods of {name} are gone", lambda: not cluster.api.get(pods)["items"])
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.api.delete(f"{_NAMESPACES}/{name}")
 
 
 def node_of(cluster: Cluster, name: str, machine: str) -> Node:
