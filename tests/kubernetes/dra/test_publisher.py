@@ -346,7 +346,7 @@ def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_w
         first, second = (gpu.uuid for gpu in node.host.driver.observe())
         async with publishing(node, ways=ways) as published:
             published.set_mode("dynamic")
-            await until(lambda: ways.claims.synced)
+            await until(lambda: "has not said what it lists" in published.publisher.ready().why)
             assert not published.writes()
             ways.plugin.publish(PluginOffer(frozenset({WholeGpu(second)}), {"nvidia.com/gpu": 1}))
             await until(lambda: len(published.slices) > 0 and published.whole)
@@ -363,6 +363,24 @@ def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_w
             await until(lambda: not published.slices and not ways.claims.value)
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_what_is_shown_is_kept_true_by_an_agent_whose_device_plugin_says_nothing(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            shown = published.devices.keys()
+        async with publishing(node, ways=Ways()) as published:
+
+            def struck() -> bool:
+                node.machine.machine.inject_xid(0, 79)  # what nobody listened to yet is reported again
+                return published.taints("gpu-0") == {TaintKey.FAULTY}
+
+            await until(struck)
+            assert published.devices.keys() == shown
+
+    on_node(tmp_path, test, "A100-40GB")
 
 
 def test_nothing_new_is_shown_while_the_node_counts_what_nobody_knows(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class OtherWay:
     strangers: frozenset[str] = frozenset()
 
 
+UNKNOWN = OtherWay(strangers=frozenset({"anything"}))
+"""While the device plugin has not said what it lists: what is shown is kept true, and nothing more is shown."""
+
+
 def open_gpus(mode: NodeMode, view: NodeView, other: OtherWay, shown: Shown, held: Collection[str]) -> frozenset[str]:
     """The GPUs, by UUID, whose devices are to be shown, free or not. `held` are those of which claims have something.
 

@@ -19,7 +19,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
 from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, kept_sizes, set_apart
-from tranche.kubernetes.dra.one_way import Opening, OtherWay, Shown, counted_otherwise, open_gpus, to_claims
+from tranche.kubernetes.dra.one_way import UNKNOWN, Opening, OtherWay, Shown, counted_otherwise, open_gpus, to_claims
 from tranche.kubernetes.dra.pool import Reasons, SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
@@ -125,7 +125,6 @@ class SlicePublisher:
         await self._services.node.first()
         await self._services.inventory.latest.first()
         await self._known.first()
-        await self._ways.plugin.first()
         if self._registered is not None:
             await _true(self._registered)
         pause = _FIRST_PAUSE_SECONDS
@@ -173,8 +172,10 @@ class SlicePublisher:
         return bool(writes.count) or not basis.waiting
 
     def _now(self, node: KubeNode, sizes: tuple[KeptSize, ...], view: NodeView) -> _Basis:
-        offer = self._ways.plugin.value
-        other = OtherWay(offer.grants, offer.strangers(node.allocatable))
+        other = UNKNOWN
+        if self._ways.plugin.synced:
+            offer = self._ways.plugin.value
+            other = OtherWay(offer.grants, offer.strangers(node.allocatable))
         mode, known, ward = mode_in_force(node.labels), self._known.value, self._sick_bay.ward.value
         return _Basis(node.name, node.uid, mode, sizes, view, known, ward, other)
 
@@ -285,6 +286,8 @@ class _Basis(NamedTuple):
             self.open_gpus >= {gpu.uuid for gpu in self.view.node} and not self.other.strangers
         ):
             return ""
+        if self.other == UNKNOWN:
+            return "claims are not shown all GPUs yet: the device plugin has not said what it lists"
         names = ", ".join(sorted(self.other.strangers)) or "GPUs"
         return (
             f"claims are not shown all GPUs yet: the node's status still counts {names} that a device plugin gave away"
