@@ -6,25 +6,28 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
+from tranche.cli.runtime import user_name
+
+CORDONED = f"cordoned by {user_name()}"
 
 
 def test_a_cordoned_gpu_is_given_to_nobody_more_and_says_why(two_a100: TestMachine) -> None:
     held = two_a100.hold("--mig-profile", "1g.5gb")
     assert two_a100.tranche("cordon", "0", "--reason", "its fan").stderr == "nothing more is given away of GPU 0\n"
     first, second = two_a100.json("gpus")["gpus"]
-    assert (first["withheld"], second["withheld"]) == ("cordoned by root: its fan", None)
+    assert (first["withheld"], second["withheld"]) == (f"{CORDONED}: its fan", None)
     assert [each["state"] for each in first["slices"]] == ["held"], "nothing is taken away"
     explained = two_a100.json("explain", "--mig-profile", "1g.5gb")["gpus"]
     assert [each["obstacle"] and each["obstacle"]["reason"] for each in explained] == ["Withheld", None]
-    assert explained[0]["obstacle"]["message"] == "cordoned by root: its fan"
+    assert explained[0]["obstacle"]["message"] == f"{CORDONED}: its fan"
     other = two_a100.hold("--mig-profile", "1g.5gb")
     grants = [grant["gpuUUID"] for each in two_a100.json("ps")["allocations"] for grant in each["grants"]]
     assert sorted(grants) == sorted([first["uuid"], second["uuid"]])
     assert held.process.poll() is other.process.poll() is None
     for command in ("gpus", "top"):
         options = () if command == "gpus" else ("--once",)
-        assert "cordoned by root: its fan" in two_a100.tranche(command, *options).stdout
-    assert "cordoned by root: its fan" in two_a100.tranche("gpus", "-o", "svg").stdout
+        assert f"{CORDONED}: its fan" in two_a100.tranche(command, *options).stdout
+    assert f"{CORDONED}: its fan" in two_a100.tranche("gpus", "-o", "svg").stdout
 
 
 def test_who_waits_for_a_cordoned_gpu_starts_when_it_is_given_away_again(make_machine: MakeMachine) -> None:
@@ -32,14 +35,14 @@ def test_who_waits_for_a_cordoned_gpu_starts_when_it_is_given_away_again(make_ma
     machine.tranche("cordon", machine.json("gpus")["gpus"][0]["uuid"])
     waiting = machine.wait_in_queue("--gpus", "1")
     (waiter,) = machine.json("ps")["waiters"]
-    assert "cordoned by root" in waiter["why"]
+    assert CORDONED in waiter["why"]
     assert machine.tranche("uncordon", "0").stderr == "GPU 0 is given away again\n"
     wait_until(lambda: bool(machine.json("ps")["allocations"]), waiting)
     assert machine.tranche("uncordon", "0").stderr == "GPU 0 was not cordoned\n"
     cordoned, uncordoned = [
         each for each in machine.json("events")["events"] if each["type"] in ("Cordoned", "Uncordoned")
     ]
-    assert cordoned["data"] == {"user": "root", "reason": "", "actor": None}
+    assert cordoned["data"] == {"user": user_name(), "reason": "", "actor": None}
     assert uncordoned["cause"] == cordoned["position"]
 
 
@@ -61,4 +64,4 @@ def test_a_gpu_that_is_not_there_is_refused_and_nothing_is_done(two_a100: TestMa
 def test_the_newer_word_counts(two_a100: TestMachine) -> None:
     two_a100.tranche("cordon", "0", "--reason", "one")
     two_a100.tranche("cordon", "0", "--reason", "other")
-    assert two_a100.json("gpus")["gpus"][0]["withheld"] == "cordoned by root: other"
+    assert two_a100.json("gpus")["gpus"][0]["withheld"] == f"{CORDONED}: other"

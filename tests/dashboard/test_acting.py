@@ -10,6 +10,7 @@ from tests.dashboard.reading import parsed, tables, text_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.dashboard.visiting import PlanForm, Visitor
 from tests.machines import TestMachine, wait_until
+from tranche.cli.runtime import user_name
 
 LAYOUT = "/act/layout?layout=all-1g.5gb"
 HOSTILE = "<img src=x onerror=alert(1)>'\"&"
@@ -54,6 +55,26 @@ def test_a_request_that_waits_is_cancelled(machine: TestMachine, acting: ServedD
     waiting.wait(60)
     assert machine.json("ps")["waiters"] == []
     assert actor_of(machine, "Cancelled") is not None
+
+
+def test_a_gpu_is_cordoned_and_given_away_again(machine: TestMachine, acting: ServedDashboard) -> None:
+    visitor, gpu = Visitor.of(acting), machine.json("gpus")["gpus"][1]["uuid"]
+    page = f"/gpus/{gpu}"
+    there, back = f"/act/cordon?gpu={gpu}", f"/act/uncordon?gpu={gpu}"
+    assert there in visitor.open(page).text
+    assert 'method="post"' not in visitor.open(back).text
+    stale = visitor.form(there)
+    assert visitor.outcome(visitor.send(visitor.form(there))) == "Done. Nothing more is given away of GPU 1."
+    assert machine.json("gpus")["gpus"][1]["withheld"] == f"cordoned by {user_name()}: from the dashboard"
+    shown = visitor.open(page).text
+    assert f"cordoned by {user_name()}: from the dashboard" in shown
+    assert (there in shown, back in shown) == (False, True)
+    assert "Nothing was done" in visitor.open(visitor.send(stale).headers["location"]).text
+    assert visitor.outcome(visitor.send(visitor.form(back))) == "Done. GPU 1 is given away again."
+    assert machine.json("gpus")["gpus"][1]["withheld"] is None
+    for kind in ("Cordoned", "Uncordoned"):
+        assert actor_of(machine, kind) == {"by": "dashboard", "user": user_name()}
+    assert "no GPU nothing on this machine" in visitor.open("/act/cordon?gpu=nothing").text
 
 
 def test_a_layout_is_applied_as_its_plan_says(machine: TestMachine, acting: ServedDashboard) -> None:

@@ -72,6 +72,8 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
     machine.hold("--gpus", "1")
     machine.wait_in_queue("--gpus", "2")
     share = machine.json("ps")["allocations"][0]["id"]
+    machine.tranche("cordon", "1", "--reason", "its fan")
+    gpu = machine.json("gpus")["gpus"][1]["uuid"]
     waiter = machine.json("ps")["waiters"][0]["id"]
     with viewer_of(browser, acting, scheme=scheme, size=size) as viewer:
 
@@ -87,6 +89,10 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
             "/act/release?id=nobody",
             "/act/layout?layout=all-1g.5gb",
             "/layouts?layout=all-1g.5gb",
+            f"/act/cordon?gpu={gpu}",
+            f"/act/uncordon?gpu={gpu}",
+            f"/gpus/{gpu}",
+            "/",
             f"/shares/{share}",
             "/queue",
         ):

@@ -24,7 +24,9 @@ from tranche.node.mps_daemons import MpsDaemons
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8899, show_default=True, help="The port on 127.0.0.1; 0: any."
 )
-@click.option("--act", is_flag=True, help="Let pages act: take a share back, cancel a request, apply a layout.")
+@click.option(
+    "--act", is_flag=True, help="Let pages act: take a share back, cancel a request, apply a layout, cordon a GPU."
+)
 @click.pass_obj
 def command(settings: Settings, /, port: int, act: bool) -> None:
     """Serve a live page of this machine to your own browser, until Ctrl-C: GPUs, slices, shares, queue and events.

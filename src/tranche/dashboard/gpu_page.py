@@ -110,6 +110,8 @@ def _facts(gpu: Document, reading: Document | None) -> Element:
     ]
     if reading is not None:
         pairs += [(word, _measured(reading[name], unit)) for word, name, unit in _GAUGES]
+    if gpu["withheld"]:
+        pairs.insert(0, ("not given away", gpu["withheld"]))
     if gpu["lost"]:
         pairs.insert(0, ("health", "lost by the driver"))
     if gpu["mig"]["mode"] == "enabled":

@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import DashboardRefusal
+from tranche.dashboard.acting.cordon import CordonDeed, UncordonDeed
 from tranche.dashboard.acting.deed import DashboardDeed
 from tranche.dashboard.acting.form_keys import FormKeys
 from tranche.dashboard.acting.layout import LayoutDeed
@@ -112,6 +113,10 @@ def deed_of(kind: str, fields: Mapping[str, str]) -> DashboardDeed | None:
     """The deed of a form or of its page's address; None when there is none."""
     if kind == "release" and (id := fields.get("id", "")):
         return ReleaseDeed(id)
+    if kind == "cordon" and (gpu := fields.get("gpu", "")):
+        return CordonDeed(gpu)
+    if kind == "uncordon" and (gpu := fields.get("gpu", "")):
+        return UncordonDeed(gpu)
     if kind == "layout" and (layout := fields.get("layout", "")):
         return LayoutDeed(layout)
     return None

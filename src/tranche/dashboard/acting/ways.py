@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from tranche.dashboard.acting.cordon import CordonDeed, UncordonDeed
 from tranche.dashboard.acting.deed import DashboardDeed
 from tranche.dashboard.acting.layout import LayoutDeed
 from tranche.dashboard.acting.pages import plan_address
@@ -12,6 +13,7 @@ from tranche.dashboard.acting.release import ReleaseDeed
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.markup import Element, element
+from tranche.documents.slices import why_withheld
 
 
 def with_ways(page: DashboardPage, path: str, query: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:
@@ -32,6 +34,10 @@ def _deeds(path: str, query: Mapping[str, str], seen: MachineSnapshot) -> Iterat
     match path.strip("/").split("/"):
         case ["shares", id] if any(each.id == id for each in seen.view.allocations):
             yield ReleaseDeed(id)
+        case ["gpus", uuid]:
+            for gpu in seen.view.node:
+                if gpu.uuid == uuid:
+                    yield UncordonDeed(uuid) if why_withheld(seen.view, gpu) else CordonDeed(uuid)
         case ["queue"]:
             for waiter in seen.queue:
                 yield ReleaseDeed(waiter.id)

@@ -1,0 +1,89 @@
+"""Giving nothing more of a GPU away, or giving it away again: what `tranche cordon` and `uncordon` do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tranche.core.state import GpuState
+from tranche.dashboard.acting.deed import DeedLabel, DeedPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.slices import why_withheld
+from tranche.local.queue import Queue
+from tranche.node.cordoning import cordon, uncordon
+from tranche.node.host import Host
+from tranche.node.session import Places
+
+_REASON = "from the dashboard"
+
+
+@dataclass(frozen=True, slots=True)
+class CordonDeed:
+    """The GPU of that UUID."""
+
+    gpu_uuid: str
+
+    @property
+    def label(self) -> DeedLabel:
+        """Which one it is."""
+        return DeedLabel("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it")
+
+    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+        """What it takes."""
+        gpu = seen.view.node.gpu(self.gpu_uuid)
+        why = why_withheld(seen.view, gpu)
+        steps = () if why else ((gpu.label, "give nothing more of it away"),)
+        holders = sum(any(grant.gpu_uuid == gpu.uuid for grant in each.grants) for each in seen.view.allocations)
+        facts = [f"{gpu.label} is {why}."] if why else [f"Whoever has something of it keeps it: {holders} now."]
+        return DeedPlan(steps, tuple(facts), self._digest(gpu, why), f"tranche cordon {gpu.index}")
+
+    def do(self, host: Host, plan: str, tell: Tell) -> str:
+        """Do it by that plan."""
+        view = host.view()
+        gpu = view.node.gpu(self.gpu_uuid)
+        refuse_another(plan, self._digest(gpu, why_withheld(view, gpu)))
+        tell(f"{gpu.label}: give nothing more of it away")
+        cordon(host, gpu, user=_user(host), reason=_REASON, clock=time.time)
+        return f"Nothing more is given away of {gpu.label}."
+
+    def _digest(self, gpu: GpuState, why: str) -> str:
+        return digest_of([self.label.name, gpu.index, why])
+
+
+@dataclass(frozen=True, slots=True)
+class UncordonDeed:
+    """The GPU of that UUID."""
+
+    gpu_uuid: str
+
+    @property
+    def label(self) -> DeedLabel:
+        """Which one it is."""
+        return DeedLabel("uncordon", "gpu", self.gpu_uuid, "Give the GPU away again", "Give it away again")
+
+    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+        """What it takes."""
+        gpu = seen.view.node.gpu(self.gpu_uuid)
+        why = why_withheld(seen.view, gpu)
+        steps = ((gpu.label, "give it away again"),) if why else ()
+        facts = (f"{gpu.label} is {why}." if why else f"{gpu.label} is not cordoned.",)
+        return DeedPlan(steps, facts, self._digest(gpu, why), f"tranche uncordon {gpu.index}")
+
+    def do(self, host: Host, plan: str, tell: Tell) -> str:
+        """Do it by that plan."""
+        view = host.view()
+        gpu = view.node.gpu(self.gpu_uuid)
+        refuse_another(plan, self._digest(gpu, why_withheld(view, gpu)))
+        tell(f"{gpu.label}: give it away again")
+        if not uncordon(host, gpu, user=_user(host), clock=time.time):
+            return f"{gpu.label} was not cordoned any more."
+        Queue(host).ring_next()
+        return f"{gpu.label} is given away again."
+
+    def _digest(self, gpu: GpuState, why: str) -> str:
+        return digest_of([self.label.name, gpu.index, why])
+
+
+def _user(host: Host) -> str:
+    assert host.actor is not None, "a page acts for somebody"
+    return host.actor.user
