@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
+from tests.kubernetes.dra.test_order import a100s, claimed
 from tests.strategies import requests
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, Slice
+from tranche.core.grid import Placement
+from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
 from tranche.dashboard.cluster.veil import veiled_overview, veiled_text, veiled_view
@@ -19,6 +23,30 @@ from tranche.dashboard.gpu_page import gpu_page
 from tranche.documents.explanation import explanation_document
 from tranche.documents.overview import overview_data
 from tranche.planning.explain import explain
+
+GPU_FIELDS = {
+    *(
+        "index",
+        "uuid",
+        "name",
+        "architecture",
+        "pciBusId",
+        "pciDeviceId",
+        "pciSubsystemId",
+        "minor",
+        "numaNode",
+        "lost",
+    ),
+    *("memoryBytes", "memoryFreeBytes", "mig", "memorySlices", "profilesSource", "changing", "withheld"),
+    *("allocationId", "allocationIds", "sharing", "slices", "room", "processes"),
+}
+SLICE_FIELDS = {
+    *("profile", "placement", "state", "owned", "allocationId", "allocationIds", "sharing", "gpuInstanceId"),
+    *("profileId", "memoryBytes", "devices", "processes"),
+}
+ALLOCATION_FIELDS = {
+    *("id", "request", "grants", "phase", "created", "keeper", "pid", "command", "fenced", "missingInstances"),
+}
 
 
 @given(shared_machines())
@@ -33,7 +61,8 @@ def test_nothing_of_a_hidden_team_is_in_the_document_or_on_a_page(view: NodeView
     assert THEIRS not in "".join(written).replace(f"have “{THEIRS}”", "")
     # And nothing else is missing: the same GPUs, slices, shares and amounts.
     for before, after in zip(overview["gpus"], shown["gpus"], strict=True):
-        assert {**before, "slices": [], "processes": []} == {**after, "slices": [], "processes": []}
+        hidden: dict[str, Any] = {"slices": [], "processes": [], "withheld": None}
+        assert {**before, **hidden} == {**after, **hidden}
         states = [(each["state"], each["allocationIds"], len(each["processes"])) for each in before["slices"]]
         assert states == [(each["state"], each["allocationIds"], len(each["processes"])) for each in after["slices"]]
     for before, after in zip(overview["allocations"], shown["allocations"], strict=True):
@@ -85,3 +114,14 @@ def test_who_sees_every_namespace_sees_all_and_who_sees_none_no_name(view: NodeV
 def test_a_message_names_only_what_may_be_seen(text: str, shown: str) -> None:
     assert veiled_text(text, OUR_SIGHT) == shown
     assert veiled_text(text, ViewerSight(everywhere=True)) == text
+
+
+def test_whoever_tells_more_in_a_document_says_whom_it_names() -> None:
+    """Each field was looked at: none but these names anybody, in the words of a person or of a program."""
+    view = claimed(a100s(1), Slice(a100s(1).node.gpus[0].uuid, parse_profile("1g.5gb"), Placement(0, 1)))
+    overview = overview_data(view, (), ())
+    (gpu,), (allocation,) = overview["gpus"], overview["allocations"]
+    assert set(overview) == {"gpus", "allocations", "waiters"}
+    assert set(gpu) == GPU_FIELDS
+    assert set(gpu["slices"][0]) == SLICE_FIELDS
+    assert set(allocation) == ALLOCATION_FIELDS

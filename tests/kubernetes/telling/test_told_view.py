@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s, claimed
 from tests.strategies import node_views, sharing_views
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
 from tranche.core.errors import UsageError
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper, ProcessKeeper
@@ -42,6 +42,13 @@ def test_the_documents_made_of_the_lease_are_those_of_the_machine(view: NodeView
         each["command"] = ""
         each["keeper"] = {**each["keeper"], **({"keyDigest": ""} if "keyDigest" in each["keeper"] else {})}
     assert json.loads(json.dumps(overview_data(heard.view, (), ()))) == json.loads(json.dumps(wanted))
+
+
+def test_what_is_withheld_is_told_with_its_reason() -> None:
+    view = a100s(1)
+    withheld = (Withheld(WholeGpu(view.node.gpus[0].uuid), "cordoned by ana: a fan is broken"),)
+    heard = told_from_lease(told_to_lease("n1", told(replace(view, withheld=withheld)), OWNER))
+    assert heard.view.withheld == withheld
 
 
 def test_commands_and_keys_stay_on_the_machine() -> None:

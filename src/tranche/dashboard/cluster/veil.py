@@ -17,6 +17,8 @@ from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight, namespace_of
 from tranche.documents.blocks import Document
 
 _PROCESS = "a process"
+_WITHHELD = "nothing more of it is given away"
+"""What stands for the reason, which is in an administrator's own words."""
 _NAMED = re.compile(r"(?<![\w./-])([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?(?![\w/-])")
 """How messages name an object of a namespace: `namespace/name`."""
 _ACCOUNT = re.compile(r"system:serviceaccount:([-.a-z0-9]+):[-.a-z0-9]+")
@@ -47,7 +49,8 @@ def veiled_view(view: NodeView, sight: ViewerSight) -> NodeView:
     known = {place for place, ids in holders.items() if seen.issuperset(ids)}
     gpus = tuple(_nameless_gpu(gpu, known) for gpu in view.node)
     allocations = tuple(each if each.id in seen else _nameless_holder(each) for each in view.allocations)
-    return replace(view, node=replace(view.node, gpus=gpus), allocations=allocations)
+    withheld = tuple(each._replace(why=_WITHHELD) for each in view.withheld)
+    return replace(view, node=replace(view.node, gpus=gpus), allocations=allocations, withheld=withheld)
 
 
 def veiled_text(text: str, sight: ViewerSight) -> str:
@@ -62,6 +65,7 @@ def veiled_text(text: str, sight: ViewerSight) -> str:
 def _veiled_gpu(gpu: Document, seen: set[str]) -> Document:
     return {
         **gpu,
+        "withheld": _WITHHELD if gpu["withheld"] else None,
         "processes": _veiled_processes(gpu["processes"], gpu["allocationIds"], seen),
         "slices": [
             {
