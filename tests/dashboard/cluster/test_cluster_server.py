@@ -38,6 +38,7 @@ ADDRESSES = (
     "/ask",
     "/ask?kind=gpu_memory&amount=4Gi",
     "/events",
+    "/waste",
     "/you",
     "/nodes/n1",
     "/nodes/n2",
@@ -50,6 +51,7 @@ ADDRESSES = (
     "/api/nodes/n1",
     "/api/nodes/n2",
     "/api/events",
+    "/api/waste",
 )
 
 

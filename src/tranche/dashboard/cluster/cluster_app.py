@@ -26,6 +26,7 @@ from tranche.dashboard.cluster.kube_viewer import KubeViewer
 from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
+from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.dashboard.frame import entered_page, plain_page
 
 _HTML = "text/html; charset=utf-8"
@@ -77,11 +78,13 @@ class ClusterApp:
         self._recheck = recheck
         self._seen: ClusterSeen | None = None
         self._namespaces: frozenset[str] = frozenset()
+        self._waste = WasteBook()
         self._kept: dict[ViewerRights, _Kept] = {}
 
     def take(self, seen: ClusterSeen) -> None:
         """This is the newest that is known of the cluster."""
         self._seen, self._namespaces = seen, seen.namespaces
+        self._waste.take(seen.snapshot)
         now = self._clock()
         for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
             self._kept.pop(rights).viewpoint.live.end()
@@ -165,7 +168,7 @@ class ClusterApp:
             viewpoint = Viewpoint(rights)
             if self._seen is not None:
                 viewpoint.take(self._seen)
-            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, self._acts))
+            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, self._waste, self._acts))
             found = self._kept[rights] = _Kept(viewpoint, Starlette(routes=routes), 0.0)
         found.used = self._clock()
         return found

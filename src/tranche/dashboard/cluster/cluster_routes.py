@@ -29,13 +29,15 @@ from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.viewpoint import Viewpoint
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
+from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
 from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_page
 from tranche.dashboard.history_view import hours_asked
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
 from tranche.kubernetes.fleet.fleet import Fleet
 
-VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/you", "You"))
+VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/waste", "Waste"), ("/you", "You"))
 """The views that every page leads to."""
 MOST_EXPLAINED = 50
 """Pods of the queue whose waiting is explained: the rest came later, and would take as long again."""
@@ -46,11 +48,15 @@ _HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPages:
-    """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all."""
+    """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all.
+
+    `waste` has added up what all namespaces hold; a page tells of it what its viewer may know.
+    """
 
     name: str
     viewpoint: Viewpoint
     fleets: FleetReader
+    waste: WasteBook
     acts: ClusterActs | None = None
 
 
@@ -82,6 +88,18 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
     async def ask(request: Request) -> Response:
         return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params)))
 
+    async def waste(request: Request) -> Response:
+        found, seen, sight = _waste_of(pages), viewpoint.snapshot, viewpoint.rights.sight
+        return await _shown(pages, request, lambda: cluster_waste_page(found, seen, sight))
+
+    async def api_waste(_: Request) -> Response:
+        found = _waste_of(pages)
+        return (
+            JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
+            if found is None
+            else JSONResponse(document("ClusterWaste", **found))
+        )
+
     async def events(request: Request) -> Response:
         everywhere, notes = viewpoint.rights.sight.everywhere, viewpoint.snapshot.notes
         return await _shown(pages, request, lambda: cluster_events_page(viewpoint.events, notes, everywhere))
@@ -111,13 +129,21 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         Route("/queue", queue),
         Route("/ask", ask),
         Route("/events", events),
+        Route("/waste", waste),
         Route("/you", you),
         *([] if pages.acts is None else acting_routes(pages.acts, viewpoint, partial(_shown, pages))),
         Route("/api/nodes", api_nodes),
         Route("/api/nodes/{name}", api_node),
         Route("/api/events", api_events),
+        Route("/api/waste", api_waste),
         Route("/{path:path}", _nothing),
     ]
+
+
+def _waste_of(pages: ClusterPages) -> dict[str, Any] | None:
+    """Whoever may not list nodes is not told how much there is in all."""
+    report, rights = pages.waste.report(), pages.viewpoint.rights
+    return None if report is None else waste_data(report, rights.sight, others=rights.all_nodes)
 
 
 def node_data(node: SeenNode) -> dict[str, Any]:

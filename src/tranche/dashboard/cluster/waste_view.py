@@ -1,0 +1,141 @@
+"""What namespaces hold of a cluster and do not use, as somebody may see it: over the last day, and now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from tranche.core.quantity import GIB
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.waste_book import SpaceUse, WasteReport
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since, table
+from tranche.documents import describe
+from tranche.documents.blocks import Document, told_holder
+from tranche.documents.held_now import held_now
+from tranche.documents.markup import Child, element
+
+MOST = 100
+"""Rows of what is unused now."""
+_NO_SPACE = "no namespace"
+
+
+def waste_data(report: WasteReport, sight: ViewerSight, others: bool) -> dict[str, Any]:
+    """The fields of a ClusterWaste document; with `others` the namespaces that may not be named are one, `null`."""
+    named = [(name, use) for name, use in report.spaces.items() if sight.sees(name)]
+    hidden = [use for name, use in report.spaces.items() if not sight.sees(name)]
+    rows = [_row(name, use) for name, use in sorted(named, key=lambda pair: (-pair[1].unused_seconds, pair[0]))]
+    if hidden and others:
+        rows.append(_row(None, _together(hidden)))
+    return {
+        "since": describe.timestamp(report.since),
+        "until": describe.timestamp(report.until),
+        "namespaces": rows,
+        "unheardNodes": report.unheard if others else None,
+    }
+
+
+def cluster_waste_page(waste: Document | None, seen: ClusterSnapshot, sight: ViewerSight) -> DashboardPage:
+    """A ClusterWaste document, and what is held and unused now of the nodes as they are shown."""
+    if waste is None:
+        return DashboardPage("Waste", element("div", notes(seen.notes), element("p", "Nothing was seen yet.")))
+    rows = [_shown(each) for each in waste["namespaces"]]
+    unheard = waste["unheardNodes"]
+    unused = sorted(_unused(seen, sight), key=lambda pair: -pair[0])
+    said = element(
+        "p",
+        "This server has looked since ",
+        moment(waste["since"]),
+        ", and keeps a day. A share is unused while no process is in its device.",
+        f" Nodes of which nothing is heard are not counted: {unheard}." if unheard else "",
+        class_="muted",
+    )
+    live = element(
+        "div",
+        notes(seen.notes),
+        figures(
+            [
+                ("held", memory(sum(each["heldBytes"] for each in waste["namespaces"]))),
+                ("held and unused", memory(sum(each["unusedBytes"] for each in waste["namespaces"]))),
+            ]
+        ),
+        table(
+            "By namespace, who held most without using it first",
+            ("Namespace", "Held", "of it unused", "Share", "Held now", "Unused now"),
+            rows,
+            "Nobody held anything.",
+        ),
+        said,
+        element("h2", "Now"),
+        table(
+            "Held, and no process is in it, the largest first",
+            ("What", "Node", "Held by", "Memory", "Held for"),
+            [row for _, row in unused[:MOST]],
+            "All that is held, and that you may see, is in use.",
+        ),
+        element("p", f"And {len(unused) - MOST:,} more.") if len(unused) > MOST else None,
+    )
+    return DashboardPage("Waste", live)
+
+
+def _together(uses: Iterable[SpaceUse]) -> SpaceUse:
+    total = SpaceUse()
+    for each in uses:
+        total.held += each.held
+        total.unused += each.unused
+        total.held_seconds += each.held_seconds
+        total.unused_seconds += each.unused_seconds
+    return total
+
+
+def _row(name: str | None, use: SpaceUse) -> dict[str, Any]:
+    return {
+        "namespace": name,
+        "heldBytes": use.held,
+        "unusedBytes": use.unused,
+        "heldByteSeconds": round(use.held_seconds),
+        "unusedByteSeconds": round(use.unused_seconds),
+    }
+
+
+def _shown(each: Document) -> Sequence[Child | None]:
+    name = "other namespaces" if each["namespace"] is None else each["namespace"] or _NO_SPACE
+    held, unused = each["heldByteSeconds"], each["unusedByteSeconds"]
+    share = f"{unused / held:.0%}" if held else None
+    return name, _hours(held), _hours(unused), share, memory(each["heldBytes"]), memory(each["unusedBytes"])
+
+
+def _hours(byte_seconds: int) -> str:
+    return f"{byte_seconds / GIB / 3600:,.1f} GiB·h"
+
+
+def _unused(seen: ClusterSnapshot, sight: ViewerSight) -> Iterator[tuple[int, Sequence[Child | None]]]:
+    """Each device that somebody holds who may be named, and that no process is in, with its bytes."""
+    for node in seen.nodes.values():
+        if node.trouble or node.seen is None:
+            continue
+        known = {each["id"]: each for each in node.overview["allocations"]}
+        spaces = node.namespaces
+        for each in held_now(node.overview["gpus"], node.overview["allocations"]):
+            if each.used or not sight.sees(spaces[each.allocation_id]):
+                continue
+            allocation = known[each.allocation_id]
+            name = told_holder(allocation).removeprefix(each.allocation_id).strip()
+            yield (
+                each.memory,
+                (
+                    _what(each.gpu, each.device),
+                    element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),
+                    element("span", share_link(each.allocation_id), f" {name}"),
+                    memory(each.memory),
+                    span_since(allocation["created"], seen.taken),
+                ),
+            )
+
+
+def _what(gpu: Document, device: Document) -> str:
+    if device is gpu:
+        return f"GPU {gpu['index']}"
+    return f"{device['profile']} at {device['placement']['start']}:{device['placement']['size']} of GPU {gpu['index']}"
