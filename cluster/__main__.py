@@ -21,6 +21,7 @@ from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, owned_by, prepare_machine, remove_cluster
 from cluster.errors import ClusterError
 from cluster.host import cluster_directories
+from cluster.older import ensure_older
 from cluster.record import load_record
 from tranche.core.errors import TrancheError
 
@@ -53,7 +54,8 @@ def command() -> None:
     envvar="TRANCHE_CLUSTER_OWNER",
     help="The process that a new cluster must not outlive: tests remove what is left of it afterwards.",
 )
-def up(name: str, nodes: tuple[str, ...], time_scale: float, owner: int | None) -> None:
+@click.option("--older", is_flag=True, help="Run Kubernetes 1.33, which is built first: five minutes, once.")
+def up(name: str, nodes: tuple[str, ...], time_scale: float, owner: int | None, older: bool) -> None:
     """Bring a cluster up, or what is down of one that exists. Prints the line that lets a shell find it.
 
     A node without a machine (`NAME=`) has no GPUs.
@@ -69,7 +71,8 @@ def up(name: str, nodes: tuple[str, ...], time_scale: float, owner: int | None) 
                 _say(f"node {node} is Ready")
     else:
         process = owned_by(owner) if owner else None
-        cluster = Cluster.create(name, wanted, time_scale=time_scale, owner=process, say=_say)
+        programs = ensure_older(_say) if older else None
+        cluster = Cluster.create(name, wanted, time_scale=time_scale, owner=process, programs=programs, say=_say)
     _say(give_image(cluster.nodes, made_image()))
     _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; a shell uses it after")
     click.echo(_shell_line(cluster))
