@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -48,6 +49,19 @@ def test_each_case_makes_these_objects(case: str, golden: Golden) -> None:
     different = [made[name] for name in sorted(made) if made[name] != usual.get(name)]
     missing = [f"{kind} {name}" for kind, name in sorted(usual.keys() - made.keys())]
     golden(f"chart-{case}.yaml", as_text([*different, {"missing": missing}]))
+
+
+def test_every_cluster_role_that_a_page_names_is_one_that_the_chart_makes() -> None:
+    objects = [item for file in cases().values() for item in render(files=(file,))]
+    made = {item["metadata"]["name"] for item in objects if item["kind"] == "ClusterRole"}
+    root = CHART.parents[2]
+    pages = [root / "README.md", root / "CHANGELOG.md", *root.glob("docs/**/*.md"), *CHART.glob("*.md")]
+    named = {(name, page.name) for page in pages for name in _CLUSTER_ROLE.findall(page.read_text())}
+    assert {(name, page) for name, page in named if name.startswith("tranche")}, "no page names one any more"
+    assert {(name, page) for name, page in named if name not in {*made, "edit", "view", "cluster-admin"}} == set()
+
+
+_CLUSTER_ROLE = re.compile(r"(?:ClusterRole\s+`|--clusterrole[= ])([a-z0-9-]+)")
 
 
 def broken(folder: Path, file: str, before: str, after: str) -> Path:
