@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from release.chart import CHART
 
 from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
@@ -32,8 +34,9 @@ from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleanin
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
+from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
+from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
@@ -49,6 +52,7 @@ from tranche.node.session import Places
 __all__ = ["short", "t4"]  # fixtures
 BOTH = {MIG_MANAGER, FEATURE_LABELS}
 PEOPLES = {LAYOUT_LABEL: "all-1g.5gb", "tranche.dev/gpu": "true", "nvidia.com/gpu.present": "true", "zone": "a"}
+MY_ANNOTATIONS = {"example.com/mine": "1", KEEP_ANNOTATION: "whole=1"}
 SET_NAMESPACE = "/apis/apps/v1/namespaces/tranche-system/daemonsets"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche-system/leases"
 PODS = "/api/v1/namespaces/tranche-system/pods"
@@ -61,13 +65,13 @@ def test_all_that_an_agent_writes_is_taken_back_and_nothing_else(
     report = Report(state, "Reason", "")
     features = feature_labels(view.node, strategy, HostFacts(product="p"))
     states = {key: value for key, value in report.labels.items() if value is not None}
-    annotations = {ATTEMPT_ANNOTATION: "x", CLAIM_PREFIX + "0": "y", SINCE_ANNOTATION: "z", "example.com/mine": "1"}
+    annotations = {ATTEMPT_ANNOTATION: "x", CLAIM_PREFIX + "0": "y", SINCE_ANNOTATION: "z", **MY_ANNOTATIONS}
     if cordoned:
         annotations[CORDON_ANNOTATION] = "true"
     paused = {"nvidia.com/gpu.deploy.dcgm": PAUSED}
     node = KubeNode(
         "n",
-        labels={**PEOPLES, **features, **states, **paused},
+        labels={**PEOPLES, **features, **states, **paused, **dict.fromkeys(FREE_LABELS, "1")},
         annotations=annotations,
         unschedulable=True,
         conditions=(report.condition,),
@@ -76,12 +80,41 @@ def test_all_that_an_agent_writes_is_taken_back_and_nothing_else(
     found = cleaning(node, BOTH)
     assert {key: value for key, value in node.labels.items() if key not in found.labels} == PEOPLES
     assert {key for key, value in found.labels.items() if value is not None} == set(paused)
-    assert node.annotations.keys() - found.annotations.keys() == {"example.com/mine"}
+    assert node.annotations.keys() - found.annotations.keys() == MY_ANNOTATIONS.keys()
     assert found.condition == CONDITION_TYPE
     assert found.uncordon is cordoned
     only_features = cleaning(node, {FEATURE_LABELS})
-    assert set(only_features.labels) == {key for key in features if key not in PEOPLES}
+    assert set(only_features.labels) == {*(key for key in features if key not in PEOPLES), *FREE_LABELS}
     assert only_features == Cleaning(labels=only_features.labels)
+
+
+POLICY = (CHART / "templates" / "policy-own-node.yaml").read_text()
+MAY_WRITE = re.compile("|".join(re.findall(r"k[.]matches\('\^(.+)\$'\)", POLICY)))
+"""The labels and annotations that the chart's policy lets an agent write on its node."""
+
+
+@given(st.from_regex(MAY_WRITE, fullmatch=True).filter(lambda key: "tranche.dev/" in key))
+def test_whatever_of_tranches_an_agent_may_write_on_a_node_is_taken_back(key: str) -> None:
+    found = cleaning(KubeNode("n", labels={key: "1"}, annotations={key: "1"}), BOTH)
+    assert key in (found.annotations if re.fullmatch(ANNOTATIONS, key) else found.labels)
+
+
+ANNOTATIONS = re.findall(r"k[.]matches\('\^(.+)\$'\)", POLICY)[1]
+WRITERS = {
+    "dra/publisher.py": "FREE_LABELS",
+    "feature_labels/labeler.py": "feature_labels",
+    "mig_manager/manager.py": "Report, and its annotations",
+    "agent/leaving.py": "takes all of it back",
+}
+"""Who writes on a node object. What each writes is in the node above, which loses it."""
+
+
+def test_nobody_else_writes_on_a_node() -> None:
+    sources = Path(cleaning.__code__.co_filename).parents[1]
+    found = {
+        str(path.relative_to(sources)) for path in sources.rglob("*.py") if ".patch_node_metadata(" in path.read_text()
+    }
+    assert found == set(WRITERS)
 
 
 def test_a_node_without_an_agent_bears_nothing() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION
+from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import changed_labels
 from tranche.kubernetes.mig_manager import operands
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
@@ -13,7 +15,7 @@ from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NOTHING_ASKED
 
 MIG_MANAGER, FEATURE_LABELS = "mig-manager", "feature-labels"
-"""The parts of an agent that write on the node object."""
+"""The parts of an agent whose work on the node object another program may do; what claims can have, no other says."""
 
 _ANNOTATION_PREFIXES = (CLAIM_PREFIX, "tranche.dev/")
 
@@ -33,15 +35,17 @@ class Cleaning:
 
 def is_marked(node: KubeNode) -> bool:
     """Whether the node bears something that only an agent writes."""
-    return bool(_annotations(node)) or node.condition(CONDITION_TYPE) is not None
+    return bool(_annotations(node) or _free_labels(node)) or node.condition(CONDITION_TYPE) is not None
 
 
 def cleaning(node: KubeNode, parts: Collection[str]) -> Cleaning:
     """How to take back what these parts of an agent have written on the node.
 
-    What people have set stays, such as the wanted layout. Paused operands run again; a cordon goes if it was an agent's.
+    What people have set stays, such as the wanted layout and the room to keep. Paused operands run again; a cordon goes if it
+    was an agent's.
     """
     labels = changed_labels(node.labels, {}, 0.0) if FEATURE_LABELS in parts else {}
+    labels |= dict.fromkeys(_free_labels(node))
     if MIG_MANAGER not in parts:
         return Cleaning(labels=labels)
     labels |= {key: None for key in NOTHING_ASKED if key in node.labels}
@@ -55,5 +59,9 @@ def cleaning(node: KubeNode, parts: Collection[str]) -> Cleaning:
     )
 
 
+def _free_labels(node: KubeNode) -> list[str]:
+    return [key for key in FREE_LABELS if key in node.labels]
+
+
 def _annotations(node: KubeNode) -> list[str]:
-    return [key for key in node.annotations if key.startswith(_ANNOTATION_PREFIXES)]
+    return [key for key in node.annotations if key.startswith(_ANNOTATION_PREFIXES) and key != KEEP_ANNOTATION]
