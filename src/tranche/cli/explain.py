@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +32,9 @@ from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.queue import WaitingRequest
 
-_POD = "pod/"
+_PODS = ("pod", "pods", "po")
+"""kubectl's words for pods."""
+_POD_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 
 
 @click.command(cls=TrancheCommand)
@@ -68,8 +71,9 @@ def command(
     """
     if waiter_id and any(value for name, value in request.items() if name != "isolation"):
         raise UsageError("a request and the id of one that waits cannot go together", hint="give one of them")
-    if waiter_id.startswith(_POD):
-        _explain_pod(waiter_id.removeprefix(_POD), namespace, kubeconfig, output)
+    kind, of_cluster, name = waiter_id.partition("/")
+    if of_cluster:
+        _explain_pod(_pod_name(kind, name), namespace, kubeconfig, output)
         return
     if namespace is not None or kubeconfig is not None:
         raise UsageError("--namespace and --kubeconfig are for pods of a cluster", hint="name the pod: pod/NAME")
@@ -88,6 +92,16 @@ def command(
         _print(answer, view.node)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
+
+
+def _pod_name(kind: str, name: str) -> str:
+    if kind.lower() not in _PODS:
+        raise UsageError(
+            f"'{kind}/{name}' cannot be explained", hint="name a pod: pod/NAME; of a job: tranche describe NAME"
+        )
+    if _POD_NAME.fullmatch(name) is None:
+        raise UsageError(f"'{name}' is no name of a pod", hint="write it as pod/NAME; list them with: kubectl get pods")
+    return name
 
 
 def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:

@@ -23,14 +23,17 @@ from tests.kubernetes.fleet.clusters import (
     published,
     t4s,
 )
+from tranche.core.board import catalogue
+from tranche.core.profile import ProfileName
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.vocabulary import profile_class
 from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim
 from tranche.kubernetes.fleet.room import served
 from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
-from tranche.kubernetes.fleet.wanted import demanded_by
+from tranche.kubernetes.fleet.wanted import demanded_by, in_words
 
 P4D, T4 = published("p4d", a100s(2), NodeMode.DYNAMIC), published("t4", t4s(), NodeMode.SHARED)
 NODES = [node("p4d", mode="dynamic"), node("t4", mode="shared")]
@@ -135,10 +138,69 @@ def whoever_may_read_little() -> Situation:
     return pod(), replace(known, nodes=(), unread={"nodes": "no", "claims of all namespaces": "no"})
 
 
+def asked_by_hand(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A claim that somebody wrote, of these requests."""
+    named = [{"name": f"r{number}", "exactly": each} for number, each in enumerate(requests)]
+    raw = {"metadata": {"namespace": "team-a", "name": "train-0-gpu"}, "spec": {"devices": {"requests": named}}}
+    return raw | more
+
+
+def every_slice_of_a_node() -> Situation:
+    asked = asked_by_hand({"deviceClassName": "tranche-slice", "allocationMode": "All"})
+    return pod(), cluster(NODES, [*P4D, *T4], [asked])
+
+
+def every_gpu_of_a_node() -> Situation:
+    asked = asked_by_hand({"deviceClassName": "tranche-whole", "allocationMode": "All"})
+    return pod(), cluster(NODES, [*P4D, *T4], [asked])
+
+
+def every_gpu_of_a_node_in_use() -> Situation:
+    known = filled(NODES, [*P4D, *T4], {"old": SMALL}, {})
+    asked = asked_by_hand({"deviceClassName": "tranche-whole", "allocationMode": "All"})
+    return pod(), replace(known, claims=(*known.claims, decode_fleet_claim(asked)))
+
+
+def a_claim_that_nobody_made() -> Situation:
+    return replace(pod(), claims={"gpu": "c-admin"}, templates={}), cluster(NODES, [*P4D, *T4])
+
+
+def a_claim_that_nobody_may_read() -> Situation:
+    known = replace(cluster(NODES, [*P4D, *T4]), unread={"claims of team-a": "no"})
+    return replace(pod(), claims={"gpu": "c-admin"}, templates={}), known
+
+
+def a_class_that_is_not_there() -> Situation:
+    known = cluster(NODES, [*P4D, *T4], [asked_by_hand({"deviceClassName": "tranche-9g-5gb"})])
+    return pod(), replace(known, classes=frozenset({"tranche", "tranche-slice", "tranche-1g-5gb"}))
+
+
+def a_class_of_somebody_elses_that_begins_alike() -> Situation:
+    return pod(), cluster(NODES, [*P4D, *T4], [asked_by_hand({"deviceClassName": "tranche-of-cake"})])
+
+
+def a_whole_gpu_and_a_slice_of_a_t4() -> Situation:
+    asked = asked_by_hand({"deviceClassName": "tranche-whole"}, {"deviceClassName": "tranche-slice"})
+    known = filled(NODES[1:], published("t4", t4s(), NodeMode.MIXED), {"old": parse_request(gpus="1")}, {})
+    return pod(), replace(known, claims=(*known.claims, decode_fleet_claim(asked)))
+
+
+def two_things_of_one_gpu() -> Situation:
+    asked = asked_by_hand({"deviceClassName": "tranche-whole"}, {"deviceClassName": "tranche-slice"})
+    return pod(), cluster(NODES[:1], published("p4d", a100s(1), NodeMode.DYNAMIC), [asked])
+
+
+def an_agent_that_left() -> Situation:
+    known = filled(NODES, [*P4D, *T4], {"old": GiB4}, {})
+    return pod("old"), replace(known, pools={})
+
+
 SITUATIONS = (
     startable, share_of_a_gpu, everything_is_held, has_its_slice, too_large, unknown_profile, too_weak_a_fence,
     kept_off_its_nodes, not_in_this_mode, one_of_several_is_held, several_gpus, whole_gpus, no_claim_yet, no_gpu, an_old_manifest,
-    somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little,
+    somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little, every_slice_of_a_node, every_gpu_of_a_node,
+    every_gpu_of_a_node_in_use, a_claim_that_nobody_made, a_claim_that_nobody_may_read, a_class_that_is_not_there,
+    a_class_of_somebody_elses_that_begins_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
 )  # fmt: skip
 
 
@@ -151,6 +213,29 @@ def text_of(found: FleetExplanation) -> str:
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.__name__)
 def test_every_situation_is_answered(situation: Callable[[], Situation], golden: Golden) -> None:
     golden(f"{situation.__name__}.txt", text_of(explain_pod(*situation())))
+
+
+@settings(max_examples=40)
+@given(st.lists(possible_requests(), min_size=1, max_size=3), st.sampled_from(["p4d", "t4"]))
+def test_who_could_be_served_later_is_served_by_an_empty_cluster(asked: list[Any], where: str) -> None:
+    """Whatever a claim asks for together: "later" is never said of what cannot be, and never withheld from what can."""
+    gpus = a100s(2) if where == "p4d" else t4s()
+    nodes, slices = [node(where, mode="mixed")], published(where, gpus)
+    requests = [claim("train-0", each, slices)["spec"]["devices"]["requests"][0] for each in asked]
+    together = asked_by_hand() | {"spec": {"devices": {"requests": requests}}}
+    full = {f"old-{number}": parse_request(gpus="1") for number in range(len(gpus))}
+    held = filled(nodes, slices, full, {})
+    later = explain_pod(pod(), replace(held, claims=(*held.claims, decode_fleet_claim(together))))
+    now = explain_pod(pod(), cluster(nodes, slices, [together]))
+    assert (later.status is WaitStatus.WAITING) == (now.status is WaitStatus.STARTABLE)
+
+
+@given(st.sampled_from([profile.name for each in catalogue() for profile in each.profiles]))
+def test_a_profile_is_called_by_its_name(profile: ProfileName) -> None:
+    wanted = demanded_by(decode_fleet_claim(asked_by_hand({"deviceClassName": profile_class(profile)})))[
+        0
+    ].alternatives[0]
+    assert in_words(wanted) == f"slice {profile}"
 
 
 def test_a_thousand_nodes_are_answered_shortly() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -50,7 +51,17 @@ def in_pieces(server: FakeApiServer) -> None:
 
 @pytest.mark.parametrize("prepare", [lambda server: None, in_pieces])
 def test_it_is_what_its_objects_say_together(prepare: Callable[[FakeApiServer], None]) -> None:
-    assert read(prepare) == cluster(NODES, SLICES)
+    def classed(server: FakeApiServer) -> None:
+        server.put(f"{GROUP}/deviceclasses/tranche", {"metadata": {"name": "tranche"}})
+        prepare(server)
+
+    assert read(classed) == replace(cluster(NODES, SLICES), classes=frozenset({"tranche"}))
+
+
+def test_who_may_not_read_device_classes_is_told_everything_else() -> None:
+    found = read(lambda server: server.refusals.update({("GET", "/deviceclasses"): (403, {"message": "no"})}))
+    assert found.classes is None
+    assert not found.unread
 
 
 def test_what_may_not_be_read_is_said_and_a_cluster_without_claims_refused() -> None:

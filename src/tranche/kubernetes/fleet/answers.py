@@ -12,7 +12,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.room import Room, against, room_of, served
+from tranche.kubernetes.fleet.room import MOST_DEVICES, Room, against, room_of, served, served_together
 from tranche.kubernetes.fleet.wanted import Demanded, Misfit, Wanted
 
 
@@ -20,7 +20,8 @@ class NodeReason(StrEnum):
     """Why a node is out, beside the reasons of single GPUs (`tranche.planning.obstacle`); FITS: it is not.
 
     NODE_SELECTOR and NODE_TAINT are between pod and node alone. NODE_MODE: the administrator gives its GPUs away otherwise.
-    NO_DEVICES: it offers none. TOO_FEW: not as many as are asked for together, were all of them free. DEVICE_TAINT: what would
+    NO_DEVICES: it offers none. TOO_FEW: not as many as are asked for together, were all of them free. TOO_MANY: more than one
+    claim can have. DEVICE_TAINT: what would
     serve cannot be had now. HELD: others have what would serve.
     """
 
@@ -33,6 +34,7 @@ class NodeReason(StrEnum):
     NO_DEVICES = "NoDevices"
     PUBLISHING = "Publishing"
     TOO_FEW = "TooFewDevices"
+    TOO_MANY = "TooManyDevices"
     DEVICE_TAINT = "DeviceTaint"
     HELD = "NoRoom"
 
@@ -85,13 +87,20 @@ def _of_devices(demands: Sequence[Demanded], node: FleetNode, room: Room | None)
         return NodeAnswer(node.name, NodeReason.NO_DEVICES, "it offers no GPUs to claims")
     if not room.pool.complete:
         return NodeAnswer(node.name, NodeReason.PUBLISHING, "it publishes its devices just now", could=True)
-    given: list[FleetDevice] = []
-    for demand in demands:
-        devices = next((found for each in demand.alternatives if (found := served(room, each)) is not None), None)
-        if devices is None:
-            return _refused(demand, node, room)
-        given += devices
-    return NodeAnswer(node.name, NodeReason.FITS, "it fits", devices=tuple(given), could=True)
+    if (given := served_together(room, demands)) is not None:
+        return NodeAnswer(node.name, NodeReason.FITS, "it fits", devices=given, could=True)
+    refusals = [_refused(each, node, room) for each in demands if served_together(room, (each,)) is None]
+    if never := next((each for each in refusals if not each.could), None):
+        return never
+    if any(each.reason != NodeReason.HELD for each in refusals):
+        return next(each for each in refusals if each.reason != NodeReason.HELD)
+    if served_together(room_of(room.pool, ()), demands) is None:
+        return NodeAnswer(node.name, NodeReason.TOO_FEW, "it never has all that is asked for at once")
+    if refusals:
+        return refusals[0]
+    holders = tuple(dict.fromkeys(each.claim.holder for each in room.holdings))
+    text = "it has each thing that is asked for, and not all of them at once"
+    return NodeAnswer(node.name, NodeReason.HELD, text, holders=holders, could=True)
 
 
 def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
@@ -106,12 +115,23 @@ def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
         return _tainted(node, [taint for each, device in fitting for taint in against(device, each)])
     empty = room_of(room.pool, ())
     if not any(served(empty, each) is not None for each in demand.alternatives):
+        if any(each.every for each in demand.alternatives):
+            if kept := [taint for each, device in fitting for taint in against(device, each)]:
+                return _tainted(node, kept)
+            return _never_every(node, len({device.name for _, device in fitting}))
         number = max(each.count for each, _ in offered)
         return NodeAnswer(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
     busy = [(each, device) for each, device in offered if not room.free(device, each)]
     holders = tuple(dict.fromkeys(held.claim.holder for _, device in busy for held in room.holders(device)))
     missing, text = _lacking(room, busy)
     return NodeAnswer(node.name, NodeReason.HELD, text, missing, holders=holders, could=True)
+
+
+def _never_every(node: FleetNode, number: int) -> NodeAnswer:
+    text = f"every device that would serve is asked for, {number:,} of them"
+    if number > MOST_DEVICES:
+        return NodeAnswer(node.name, NodeReason.TOO_MANY, f"{text}, and a claim has {MOST_DEVICES} at most")
+    return NodeAnswer(node.name, NodeReason.TOO_FEW, f"{text}, and they cannot be had together")
 
 
 def _lacking(room: Room, busy: Sequence[tuple[Wanted, FleetDevice]]) -> tuple[int, str]:

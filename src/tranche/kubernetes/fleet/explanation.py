@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tranche.core.quantity import format_memory
+from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason, node_answer
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
@@ -75,16 +76,47 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
     wanted = _wanted(claims, demands)
     if pod.phase in ("Succeeded", "Failed"):
         return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
+    if (lacking := _lacking(pod, claims, demands, fleet)) is not None:
+        status, message, advice = lacking
+        return FleetExplanation(str(pod), status, message, wanted, remedies=advice, notes=tuple(_notes(demands, fleet)))
     foreign = next((each.foreign for each in demands if each.foreign), "")
     if foreign or (not demands and not pod.templates and not pod.claims):
         return FleetExplanation(str(pod), WaitStatus.NO_GPU, foreign or "it asks for no GPU", wanted)
     if claims and all(each.allocated for each in claims):
         return _has(pod, claims, wanted, fleet)
     if not demands:
-        missing = ", ".join(sorted({*pod.templates.values(), *pod.claims.values()}))
-        message = f"its claims are not there yet; they are made from: {missing}"
+        message = "its claims may not be read by your account"
+        if fleet.knows_claims_of(pod.namespace):
+            message = (
+                f"its claims are not there yet; they are made from: {', '.join(sorted(set(pod.templates.values())))}"
+            )
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=tuple(_notes(demands, fleet)))
     return _waits(pod, demands, wanted, fleet)
+
+
+def _lacking(
+    pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[Demanded], fleet: Fleet
+) -> tuple[WaitStatus, str, tuple[str, ...]] | None:
+    """What the pod names and nobody has made: status, message, and what would help; None where all of it is there."""
+    if fleet.knows_claims_of(pod.namespace):
+        there = {each.name for each in claims}
+        absent = [each for each in pod.made_by_others if each not in there]
+        if absent:
+            message = f"there is no claim {_quoted(absent)} in namespace {pod.namespace}, which the pod names"
+            return WaitStatus.WAITING, message, ("make the claim, or name a template of claims in the pod",)
+    if fleet.classes is None or (claims and all(each.allocated for each in claims)):
+        return None
+    absent = list(dict.fromkeys(name for each in demands for name in each.classes if name not in fleet.classes))
+    for each in demands:
+        if each.classes and not set(each.classes) & fleet.classes:
+            meant = did_you_mean(absent[0], sorted(fleet.classes))
+            advice = ("ask for a class that there is: kubectl get deviceclasses", *([meant.strip()] if meant else []))
+            return WaitStatus.IMPOSSIBLE, f"there is no device class {_quoted(absent)} in this cluster", advice
+    return None
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{each}'" for each in names)
 
 
 def _wanted(claims: Sequence[FleetClaim], demands: Sequence[Demanded]) -> tuple[str, ...]:
@@ -97,8 +129,16 @@ def _wanted(claims: Sequence[FleetClaim], demands: Sequence[Demanded]) -> tuple[
 def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], fleet: Fleet) -> FleetExplanation:
     rooms = fleet.rooms()
     given = tuple(each for room in rooms.values() for each in room.holdings if each.claim in claims)
-    where = f"on node {given[0].given.node}" if given else "of its node"
-    return FleetExplanation(str(pod), WaitStatus.HAS, f"it has its devices {where}", wanted, given)
+    if given:
+        return FleetExplanation(
+            str(pod), WaitStatus.HAS, f"it has its devices on node {given[0].given.node}", wanted, given
+        )
+    devices = [each for claim in claims for each in claim.given]
+    if not devices:
+        return FleetExplanation(str(pod), WaitStatus.HAS, "it has devices of another driver than Tranche's", wanted)
+    names, node = ", ".join(each.device for each in devices), devices[0].node
+    message = f"it has {names} on node {node}, which says no more what that is: Tranche's agent does not run there"
+    return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
 
 
 def _waits(pod: FleetPod, demands: Sequence[Demanded], wanted: tuple[str, ...], fleet: Fleet) -> FleetExplanation:

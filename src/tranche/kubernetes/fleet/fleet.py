@@ -12,12 +12,16 @@ from tranche.kubernetes.fleet.room import Room, room_of
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Nodes, what they offer, and every claim. `unread` says what the caller may not read, by what was to be read."""
+    """Nodes, what they offer, and every claim. `unread` says what the caller may not read, by what was to be read.
+
+    `classes` are the names of the device classes that there are; None where that is not known.
+    """
 
     nodes: tuple[FleetNode, ...] = ()
     pools: Mapping[str, Pool] = field(default_factory=dict)
     claims: tuple[FleetClaim, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
+    classes: frozenset[str] | None = None
 
     def rooms(self) -> Mapping[str, Room]:
         """What is left of each node that offers something."""
@@ -31,3 +35,7 @@ class Fleet:
         """The claims of these names that there are."""
         wanted = set(names)
         return tuple(each for each in self.claims if each.namespace == namespace and each.name in wanted)
+
+    def knows_claims_of(self, namespace: str) -> bool:
+        """Whether a claim of that namespace that is not here does not exist."""
+        return f"claims of {namespace}" not in self.unread

@@ -16,6 +16,8 @@ from tranche.kubernetes.claims.share_request import read_share_request
 from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_GATE, SHARE_RESOURCE, CapacityName
 
 _RESOURCES = "nvidia.com/"
+EXTENDED_RESOURCES = "extended resources"
+"""What stands for a pod's own name of the claim that the scheduler makes of its extended resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,12 @@ class FleetPod:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def made_by_others(self) -> tuple[str, ...]:
+        """The names of the claims that somebody has to make for it: of no template, and not the scheduler's."""
+        own = {*self.templates, EXTENDED_RESOURCES}
+        return tuple(claim for name, claim in self.claims.items() if name not in own)
+
 
 def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
     """A `v1.Node`."""
@@ -153,7 +161,7 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
         node_selector={str(key): str(value) for key, value in _part(spec, "nodeSelector").items()},
         affinity=decode_terms(spec),
         tolerations=tuple(Toleration.decode(each) for each in spec.get("tolerations") or ()),
-        claims={name: str(claim) for name, claim in {**names, "extended resources": extended}.items() if claim},
+        claims={name: str(claim) for name, claim in {**names, EXTENDED_RESOURCES: extended}.items() if claim},
         templates={
             name: str(each["resourceClaimTemplateName"])
             for name, each in asked.items()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
@@ -43,7 +44,19 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
             pools=pools_of(slices or ()),
             claims=claims or (),
             unread=reader.unread,
+            classes=await _classes(connection),
         )
+
+
+async def _classes(connection: ApiConnection) -> frozenset[str] | None:
+    """The names of all device classes; None where the caller may not read them, which only makes an explanation poorer."""
+    reader = ClusterReader(connection)
+    found = await reader.decoded("device classes", f"{_GROUP}/deviceclasses", _name)
+    return None if found is None else frozenset(found)
+
+
+def _name(raw: Mapping[str, Any]) -> str:
+    return str((raw.get("metadata") or {}).get("name") or "")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
 from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.room import Room, against, served
+from tranche.kubernetes.fleet.room import Room, against, served_together
 from tranche.kubernetes.fleet.wanted import Demanded, Wanted
 
 _MOST = 6
@@ -78,7 +78,7 @@ def _ends(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
 
 
 def _serves(room: Room, demands: Sequence[Demanded]) -> bool:
-    return all(any(served(room, each) is not None for each in demand.alternatives) for demand in demands)
+    return served_together(room, demands) is not None
 
 
 def _less(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
-from tranche.kubernetes.fleet.wanted import Wanted
+from tranche.kubernetes.fleet.wanted import Demanded, Wanted
+
+MOST_DEVICES = 32
+"""How many devices one claim can have (`AllocationResultsMaxSize` of `resource.k8s.io`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +103,58 @@ def against(device: FleetDevice, wanted: Wanted) -> tuple[DeviceTaint, ...]:
 
 
 def served(room: Room, wanted: Wanted) -> tuple[FleetDevice, ...] | None:
-    """The devices that the scheduler would give now, in its order; None without enough of them.
+    """The devices that the scheduler would give now, in its order; None without enough of them."""
+    return served_together(room, (Demanded("", (wanted,)),))
 
-    Several are taken one after the other, each with the room that those before it leave.
+
+def served_together(room: Room, demands: Sequence[Demanded]) -> tuple[FleetDevice, ...] | None:
+    """The devices that the scheduler would give now for all of these, each by its first alternative that leaves room for the
+    rest; None where they cannot be had together, or are more than a claim can have.
+
+    Devices are taken one after the other, each with the room that those before it leave.
     """
+    found = _together(room, demands)
+    return None if found is None or len(found) > MOST_DEVICES else found
+
+
+def _together(room: Room, demands: Sequence[Demanded]) -> tuple[FleetDevice, ...] | None:
+    if not demands:
+        return ()
+    for wanted in demands[0].alternatives:
+        taken = _every(room, wanted) if wanted.every else _several(room, wanted)
+        if taken is not None and (rest := _together(taken[1], demands[1:])) is not None:
+            return (*taken[0], *rest)
+    return None
+
+
+def _several(room: Room, wanted: Wanted) -> tuple[tuple[FleetDevice, ...], Room] | None:
     taken: list[FleetDevice] = []
     for _ in range(wanted.count):
         device = next(_servable(room, wanted, taken), None)
         if device is None:
             return None
         taken.append(device)
-        memory = device.consumed(wanted.memory) if device.shared else None
-        given = ClaimedDevice(device.node, device.name, memory=memory, compute=wanted.compute)
-        guest = FleetClaim("", f"wanted {len(taken)}", given=(given,))
-        room = room_of(room.pool, [*dict.fromkeys(each.claim for each in room.holdings), guest])
-    return tuple(taken)
+        room = _less(room, device, wanted)
+    return tuple(taken), room
+
+
+def _every(room: Room, wanted: Wanted) -> tuple[tuple[FleetDevice, ...], Room] | None:
+    devices = tuple(each for each in room.pool.devices if wanted.misfit(each) is None)
+    if not 0 < len(devices) <= MOST_DEVICES:
+        return None
+    for device in devices:
+        if against(device, wanted) or not room.free(device, wanted):
+            return None
+        room = _less(room, device, wanted)
+    return devices, room
+
+
+def _less(room: Room, device: FleetDevice, wanted: Wanted) -> Room:
+    """The room when one more has the device, or what is wanted of it."""
+    memory = device.consumed(wanted.memory) if device.shared else None
+    given = ClaimedDevice(device.node, device.name, memory=memory, compute=wanted.compute)
+    guest = FleetClaim("", f"wanted {len(room.holdings)}", given=(given,))
+    return room_of(room.pool, [*dict.fromkeys(each.claim for each in room.holdings), guest])
 
 
 def _servable(room: Room, wanted: Wanted, taken: Sequence[FleetDevice]) -> Iterator[FleetDevice]:

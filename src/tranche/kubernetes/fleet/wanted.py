@@ -31,6 +31,7 @@ _ISOLATIONS = re.compile(rf'{_ATTRIBUTE}{AttributeName.ISOLATION} (?:== ("\w+")|
 _NOT_MECHANISM = re.compile(rf'{_ATTRIBUTE}{AttributeName.MECHANISM} != "([\w-]+)"')
 _CARD = re.compile(rf"{_ATTRIBUTE}{AttributeName.CARD_MEMORY} == (\d+)")
 _MODEL = re.compile(rf'{_ATTRIBUTE}{AttributeName.MODEL}\.lowerAscii\(\)\.contains\(("(?:[^"\\]|\\.)*")\)')
+_PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
 _CLASS_TYPES = {
     DeviceClassName.ANY: None,
     DeviceClassName.SLICE: DeviceType.SLICE,
@@ -53,7 +54,8 @@ class Misfit:
 class Wanted:
     """One alternative of a claim's request. None is what is not asked for; `memory` in bytes, `share` and `compute` in percent.
 
-    `type` and `label` are what its class holds: a type of device, and a profile's label. `unread` are conditions that are not in
+    `type` and `label` are what its class holds: a type of device, and a profile's label. `every` asks for all devices of a node
+    that could serve, however many there are. `unread` are conditions that are not in
     Tranche's own words, and count as met.
     """
 
@@ -69,6 +71,7 @@ class Wanted:
     card_memory: int | None = None
     model: str = ""
     distinct: bool = False
+    every: bool = False
     tolerations: tuple[Toleration, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -115,11 +118,15 @@ _TYPE_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; else empty."""
+    """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; else empty.
+
+    `classes` are the device classes that it names.
+    """
 
     name: str
     alternatives: tuple[Wanted, ...] = ()
     foreign: str = ""
+    classes: tuple[str, ...] = ()
 
 
 def demanded_by(claim: FleetClaim) -> tuple[Demanded, ...]:
@@ -146,20 +153,21 @@ def _demanded(raw: Mapping[str, Any], distinct: bool) -> Demanded:
     name = str(raw.get("name") or "")
     several: Sequence[Mapping[str, Any]] = raw.get("firstAvailable") or ([raw["exactly"]] if "exactly" in raw else [])
     alternatives = []
-    for each in several:
-        class_name = str(each.get("deviceClassName") or "")
+    classes = tuple(str(each.get("deviceClassName") or "") for each in several)
+    for each, class_name in zip(several, classes, strict=True):
         wanted = _class(class_name)
         if wanted is None:
-            return Demanded(name, foreign=f"it asks for devices of class '{class_name}', which is not Tranche's")
+            foreign = f"it asks for devices of class '{class_name}', which is not Tranche's"
+            return Demanded(name, foreign=foreign, classes=classes)
         alternatives.append(replace(_wanted(each, wanted), name=str(each.get("name") or name), distinct=distinct))
-    return Demanded(name, tuple(alternatives))
+    return Demanded(name, tuple(alternatives), classes=classes)
 
 
 def _class(name: str) -> Wanted | None:
     if name in tuple(DeviceClassName):
         return Wanted(type=_CLASS_TYPES[DeviceClassName(name)])
     label = name.removeprefix("tranche-")
-    return Wanted(type=DeviceType.SLICE, label=label) if label != name else None
+    return Wanted(type=DeviceType.SLICE, label=label) if label != name and _PROFILE_LABEL.fullmatch(label) else None
 
 
 def _wanted(raw: Mapping[str, Any], of_class: Wanted) -> Wanted:
@@ -167,6 +175,7 @@ def _wanted(raw: Mapping[str, Any], of_class: Wanted) -> Wanted:
     found = replace(
         of_class,
         count=int(raw.get("count") or 1),
+        every=raw.get("allocationMode") == "All",
         memory=_amount(capacity.get(CapacityName.MEMORY)),
         share=_amount(capacity.get(CapacityName.SHARE)),
         compute=_amount(capacity.get(CapacityName.COMPUTE)),
@@ -206,7 +215,7 @@ def _amount(text: Any) -> int | None:
 
 
 def in_words(wanted: Wanted) -> str:
-    """What is asked for, for people: `2 slices 1g-5gb`, `a share of 4 GiB`."""
+    """What is asked for, for people: `2 × slice 1g.5gb`, `share of 4 GiB`."""
     kind = {
         None: "share",
         DeviceType.SLICE: "slice",
@@ -214,7 +223,7 @@ def in_words(wanted: Wanted) -> str:
         DeviceType.WHOLE: "whole GPU",
     }[wanted.type]
     size = [
-        wanted.label and f"{wanted.label}",
+        wanted.label and _profile(wanted.label),
         wanted.memory is not None and f"of {format_memory(wanted.memory)}",
         wanted.share is not None and f"of {wanted.share}% of a GPU",
         wanted.compute is not None and f"with {wanted.compute}% of the compute at most",
@@ -222,5 +231,15 @@ def in_words(wanted: Wanted) -> str:
         wanted.model and f"on a {wanted.model}",
         bool(wanted.isolations) and f"with isolation {' or '.join(sorted(wanted.isolations))}",
     ]
-    several = f"{wanted.count} × " if wanted.count > 1 else ""
+    several = "every " if wanted.every else f"{wanted.count} × " if wanted.count > 1 else ""
     return " ".join([f"{several}{kind}", *(str(each) for each in size if each)])
+
+
+def _profile(label: str) -> str:
+    """The name of the profile that has the label: `1g.5gb+me` for `1g-5gb-me`, `1g.24gb-me` for `1g-24gb-no-me`."""
+    found = _PROFILE_LABEL.fullmatch(label)
+    if found is None:
+        return label
+    slices, memory, without, attribute = found.groups()
+    sign = "" if not attribute else "-" if without else "+"
+    return f"{slices}.{memory}{sign}{(attribute or '').replace('-', '.')}"
