@@ -6,6 +6,8 @@ import shlex
 import signal
 from collections.abc import Callable
 
+import pytest
+
 from tests.dashboard.reading import parsed, tables, text_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.dashboard.visiting import PlanForm, Visitor
@@ -239,6 +241,21 @@ def test_a_driver_that_hangs_in_the_middle_holds_up_no_page_and_a_kill_is_undone
     assert [gpu["mig"]["mode"] for gpu in machine.json("gpus")["gpus"]] == ["disabled", "disabled"]
     (newest,) = machine.json("events", "--last", "1")["events"]
     assert newest["type"] == "Recovered"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_told_to_also_while_a_driver_hangs_in_what_was_begun(
+    machine: TestMachine, acting: ServedDashboard, number: signal.Signals
+) -> None:
+    me = Visitor.of(acting)
+    form = me.form(LAYOUT)
+    machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 3_600_000)
+    answer = me.send(form)
+    wait_until(lambda: "create" in me.open(answer.headers["location"]).text)
+    acting.process.send_signal(number)
+    assert acting.process.wait(60) in (0, 128 + number, -number)
+    machine.machine.clear_injections()
+    assert [gpu["mig"]["mode"] for gpu in machine.json("gpus")["gpus"]] == ["disabled", "disabled"]
 
 
 def test_a_failure_is_told_and_undone(machine: TestMachine, acting: ServedDashboard) -> None:

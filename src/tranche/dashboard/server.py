@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 from collections.abc import Callable
 
@@ -33,6 +34,8 @@ def serve_dashboard(port: int, token: str, served: Served, ready: Callable[[Gate
             timeout_graceful_shutdown=_LAST_SECONDS,
         )
         ready(gate)
+        # When the server has ended, Ctrl-C ends the process as SIGTERM does, and waits for no thread that a driver holds.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         uvicorn.Server(config).run([listener])
 
 
