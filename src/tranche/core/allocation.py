@@ -247,12 +247,14 @@ class Allocation:
 class Withheld(NamedTuple):
     """A GPU, or a slot of one, of which nothing is given away now; `why` is a clause for people.
 
-    `for_large` says that it is kept for requests that name a size as large as it, or a whole GPU.
+    `for_large` says that it is kept for requests that name a size as large as it, or a whole GPU; `faulty` that it has reported
+    an error. Else an administrator wants it so.
     """
 
     place: Grant
     why: str
     for_large: bool = False
+    faulty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,11 +120,13 @@ def view_from_dict(data: object) -> NodeView:
 
 
 def _withheld_to_dict(withheld: Withheld) -> dict[str, Any]:
-    return {"place": grant_to_dict(withheld.place), "why": withheld.why, "forLarge": withheld.for_large}
+    place, why, for_large, faulty = withheld
+    return {"place": grant_to_dict(place), "why": why, "forLarge": for_large, "faulty": faulty}
 
 
 def _withheld_from_dict(data: Mapping[str, Any]) -> Withheld:
-    return Withheld(grant_from_dict(data["place"]), str(data["why"]), bool(data["forLarge"]))
+    for_large, faulty = bool(data["forLarge"]), bool(data.get("faulty"))
+    return Withheld(grant_from_dict(data["place"]), str(data["why"]), for_large, faulty)
 
 
 _OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted, Waiting, Impossible)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
 from tests.strategies import node_views
-from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu, Withheld
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, ProcessKeeper
 from tranche.core.request import parse_request
@@ -86,7 +86,9 @@ def test_gpus_look_as_nodes_would_publish_them_for_claims(view: NodeView, data: 
     sick = data.draw(st.lists(st.sampled_from(present.node.gpus), max_size=1)) if present.node.gpus else []
     faults: Faults = {WholeGpu(gpu.uuid): "XID 79" for gpu in sick}
     keep = data.draw(st.sampled_from(["", "whole=1", "2g.10gb, 3g.20gb=2"]))
-    alone = kept_by(present, 0)
+    cordons = data.draw(st.lists(st.sampled_from(present.node.gpus), max_size=1)) if present.node.gpus else []
+    withheld = tuple(Withheld(WholeGpu(gpu.uuid), "cordoned by somebody") for gpu in cordons)
+    alone = replace(kept_by(present, 0), withheld=withheld)
     assert by_leases(alone, faults=faults, keep=keep) == by_slices(alone, faults, keep)
 
 

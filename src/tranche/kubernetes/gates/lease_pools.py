@@ -57,7 +57,7 @@ def _node(
     # What pods have is said by their shares, and not by a taint.
     told = as_if_by_claims(said.view)
     kept = {each.place for each in said.view.withheld if each.for_large}
-    places = [each.place for each in said.view.withheld if not each.for_large]
+    places = [each.place for each in said.view.withheld if each.faulty]
     faulty = frozenset(each for each in places if isinstance(each, WholeGpu | Slice))
     reasons = reasons_against(offered, told, Circumstances(mode, faulty))
     kept_for = [each for each in offered if each.sharing is None and each.offered in kept]

@@ -27,7 +27,9 @@ def withheld_places(
     stays where it is as long as other places are no better. The view withholds what is cordoned.
     """
     found = list(view.withheld)
-    found += [Withheld(place, f"{_text(place)} has reported an error ({why})") for place, why in faults.items()]
+    found += [
+        Withheld(place, f"{_text(place)} has reported an error ({why})", faulty=True) for place, why in faults.items()
+    ]
     if sizes and mode.by_claims:
         devices = devices_of(view.node)
         told = as_if_by_claims(view)
