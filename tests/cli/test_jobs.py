@@ -415,6 +415,17 @@ def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_re
     assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the GPU is lost"
 
 
+@pytest.mark.parametrize("word", ["pod/", "pod/a/log", "POD/Train", "job/train", "pods/../x"])
+def test_explain_refuses_what_is_no_pods_name(api: ServedApi, word: str) -> None:
+    assert tranche(api, "explain", word, code=2).stderr.startswith("error: '")
+    assert not api.server.requests
+
+
+@pytest.mark.parametrize("kind", ["pod", "pods", "po", "POD"])
+def test_explain_takes_kubectls_words_for_pods(api: ServedApi, kind: str) -> None:
+    assert "no pod 'train-0'" in tranche(api, "explain", f"{kind}/train-0", code=42).stderr
+
+
 def test_explain_takes_a_pod_or_a_request_of_this_machine(api: ServedApi) -> None:
     assert "no pod 'train-0'" in tranche(api, "explain", "pod/train-0", code=42).stderr
     assert "are for pods of a cluster" in tranche(api, "explain", "--gpus", "1", "-n", "x", code=2).stderr

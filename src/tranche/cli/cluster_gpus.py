@@ -28,17 +28,16 @@ def show_nodes(kubeconfig: str | None, *, as_json: bool) -> None:
         return
     rows = []
     for each in found:
-        mode = "unknown" if each.node.mode is None else each.node.mode
         free = format_memory(each.largest_free) if each.largest_free else ""
         out = ", ".join([*each.out, *([] if each.complete else ["publishing"])])
-        rows.append((each.node.name, each.status, mode, ", ".join(each.models), each.claims, free, out))
+        rows.append((each.node.name, each.status, each.node.mode_text, ", ".join(each.models), each.claims, free, out))
     print_table(_NODE_COLUMNS, rows)
 
 
 def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
     """Print the GPUs that nodes offer to claims, and who has what of them."""
     from tranche.kubernetes.fleet.documents import gpu_document
-    from tranche.kubernetes.fleet.explanation import share_text
+    from tranche.kubernetes.fleet.explanation import held_memory, share_text
     from tranche.kubernetes.fleet.overview import summaries
 
     fleet = _fleet(kubeconfig)
@@ -50,8 +49,7 @@ def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
     for gpu in gpus:
         rows.append((gpu.node, gpu.minor, gpu.model, format_memory(gpu.memory), gpu.state))
         for held in gpu.held:
-            memory = held.device.memory if held.given.memory is None else held.given.memory
-            rows.append((gpu.node, gpu.minor, f"  {share_text(held)}", format_memory(memory), held.claim.holder))
+            rows.append((gpu.node, gpu.minor, f"  {share_text(held)}", held_memory(held), held.claim.holder))
     print_table(_GPU_COLUMNS, rows)
 
 

@@ -16,6 +16,7 @@ from tranche.kubernetes.support.facts import (
     Agents,
     ClusterFacts,
     ConditionFacts,
+    ControllerFacts,
     DaemonSetFacts,
     NodeTurn,
     OtherProgram,
@@ -371,3 +372,32 @@ def test_programs_are_known_by_what_they_run() -> None:
         assert product is not None, name
         assert product.part == part, name
     assert known_product(DaemonSetFacts("ns", "fluentd", images=("fluentd:1",))) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ready", "status", "text"),
+    [
+        (0, 0, Status.FAIL, "is scaled to 0: pods that ask by annotations are refused"),
+        (2, 0, Status.FAIL, "no replica of the controller tranche-system/tranche-controller is ready"),
+        (2, 1, Status.WARN, "1 of 2 replicas"),
+        (2, 2, Status.PASS, "is ready, 2 of 2 replicas"),
+    ],
+)
+def test_a_controller_that_does_not_serve_is_found(wanted: int, ready: int, status: Status, text: str) -> None:
+    facts = replace(HEALTHY, controllers=(ControllerFacts("tranche-system", "tranche-controller", wanted, ready),))
+    (said,) = [each for each in found(facts) if each.check == "controller"]
+    assert (said.status, text in said.text, bool(said.hint)) == (status, True, status is not Status.PASS)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "shared", "mixed", "off"])
+def test_a_node_whose_gpus_are_not_the_device_plugins_need_not_offer_any(mode: str) -> None:
+    facts = on_a(capacity={}, allocatable={})(with_labels(tranche_dev__mode=mode)(HEALTHY))
+    assert facts.nodes[0].labels["tranche.dev/mode"] == mode
+    assert [each for each in wrong(facts) if each.check == "resources"] == []
+
+
+def test_a_mode_that_is_none_is_named() -> None:
+    facts = on_a(capacity={}, allocatable={})(with_labels(tranche_dev__mode="Dynamic")(HEALTHY))
+    (said,) = [each for each in wrong(facts) if each.check == "resources"]
+    assert "'Dynamic', which is no mode" in said.text
+    assert said.hint.startswith("did you mean 'dynamic'?")

@@ -12,7 +12,7 @@ from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.tier import PROBE_PATH, ClaimFeature, Probe, probe_slice
-from tranche.kubernetes.support.facts import ClusterFacts
+from tranche.kubernetes.support.facts import ClusterFacts, ControllerFacts
 from tranche.kubernetes.support.rights import REVIEWS
 from tranche.kubernetes.support.survey import survey
 
@@ -40,6 +40,7 @@ def cluster(server: FakeApiServer) -> None:
     server.refusals |= {
         ("GET", "/version"): (200, {"gitVersion": "v1.36.0"}),
         ("GET", "/daemonsets"): (200, {"items": [agent, plugin]}),
+        ("GET", "/deployments"): (200, {"items": [deployment("tranche", "controller"), deployment("nginx")]}),
         ("POST", REVIEWS): (201, {"status": {"allowed": False}}),
         **{
             ("GET", path): (200, {"items": [ours("tranche-agent-own-node"), {"metadata": {"name": "x"}}]})
@@ -55,6 +56,13 @@ def cluster(server: FakeApiServer) -> None:
     for path, app in (("sys/pods/agent-1", "agent"), ("kube-system/pods/plugin-1", "nvidia-device-plugin-daemonset")):
         server.put(f"/api/v1/namespaces/{path}", {**pod, "metadata": {"labels": {"app": app}}})
     server.put("/api/v1/namespaces/sys/configmaps/mine", {"data": {"config.yaml": "version: v1\n"}})
+
+
+def deployment(*command: str) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "sys", "name": "-".join(command)},
+        "spec": {"replicas": 0, "template": {"spec": {"containers": [{"command": list(command)}]}}},
+    }
 
 
 def ticket(node: str, state: str, second: int) -> dict[str, Any]:
@@ -172,3 +180,8 @@ def test_a_long_list_is_read_in_pieces() -> None:
     facts, requests = asyncio.run(pieces())
     assert [node.name for node in facts.nodes] == ["a", "b"]
     assert requests[2].query["continue"] == "more"
+
+
+def test_the_controller_is_known_by_what_it_runs() -> None:
+    facts, _ = asyncio.run(_surveyed())
+    assert facts.controllers == (ControllerFacts("sys", "tranche-controller", wanted=0, ready=0),)

@@ -8,7 +8,7 @@ import click
 
 from tranche.cli.jobs.explaining import print_explanation
 from tranche.cli.jobs.target import asked_as_person, target_options
-from tranche.cli.output import print_json, print_table, show
+from tranche.cli.output import print_json, print_table, show, warn
 from tranche.cli.settings import TrancheCommand, output_option
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def _print(found: JobDescription) -> None:
     if found.pods:
         show()
         print_table(_COLUMNS, [_row(each, found) for each in found.pods])
+    for what in found.unread if not found.waiting else ():
+        warn(f"your account may not read {what}: what pods have may be missing")
     for explanation in found.waiting[:1]:
         more = len(found.waiting) - 1
         show()

@@ -221,10 +221,15 @@ def device_text(holding: HeldDevice) -> str:
     device = holding.device
     gpu = f"GPU {device.minor}"
     if device.shared:
-        memory = format_memory(device.memory if holding.given.memory is None else holding.given.memory)
+        memory = held_memory(holding)
         inside = f"slice {device.profile} of {gpu}" if device.profile else gpu
         return f"{memory} of {inside}, shared by {device.mechanism}"
     return f"slice {device.profile} of {gpu}" if device.profile else f"all of {gpu}"
+
+
+def held_memory(holding: HeldDevice) -> str:
+    """How much memory it has, for people."""
+    return "an impossible part" if holding.memory is None else format_memory(holding.memory)
 
 
 def share_text(holding: HeldDevice) -> str:

@@ -13,9 +13,11 @@ from tranche.kubernetes.claims.annotations import pod_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
-from tranche.kubernetes.claims.vocabulary import DRIVER, SHARE_GATE, SHARE_RESOURCE, CapacityName
+from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, SHARE_GATE, SHARE_RESOURCE, CapacityName
 
 _RESOURCES = "nvidia.com/"
+_PODS = 3
+"""How many of a claim's pods are named."""
 EXTENDED_RESOURCES = "extended resources"
 """What stands for a pod's own name of the claim that the scheduler makes of its extended resources."""
 
@@ -35,6 +37,16 @@ class FleetNode:
     def mode(self) -> NodeMode | None:
         """The administrator's word; None where it is no mode."""
         return node_mode(self.labels)
+
+    @property
+    def has_word(self) -> bool:
+        """Whether somebody has said how its GPUs are given away."""
+        return MODE_LABEL in self.labels
+
+    @property
+    def mode_text(self) -> str:
+        """The mode, for people; a word that is none as it stands there."""
+        return f"'{self.labels.get(MODE_LABEL)}', no mode" if self.mode is None else str(self.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,11 @@ class FleetClaim:
     @property
     def holder(self) -> str:
         """Who has it, for people."""
-        return f"pod {self.namespace}/{self.pods[0]}" if self.pods else f"claim {self.namespace}/{self.name}"
+        if not self.pods:
+            return f"claim {self.namespace}/{self.name}"
+        names = ", ".join(f"{self.namespace}/{each}" for each in self.pods[:_PODS])
+        more = len(self.pods) - _PODS
+        return f"pod{'s' if len(self.pods) > 1 else ''} {names}{f' and {more} more' if more > 0 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from tranche.kubernetes.fleet.room import HeldDevice, Room
 from tranche.kubernetes.fleet.wanted import Wanted
 
 _ANYTHING = Wanted()
+COUNT_LABEL = "nvidia.com/gpu.count"
+"""The label by which feature discovery says how many GPUs a node has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class FleetNodeSummary:
         counts: dict[str, int] = {}
         for gpu in self.gpus:
             counts[gpu.model] = counts.get(gpu.model, 0) + 1
+        there = self.node.labels.get(COUNT_LABEL, "")
+        if len(counts) == 1 and there.isdigit() and int(there) > len(self.gpus):
+            return (
+                f"{len(self.gpus)} of {int(there)} × {self.gpus[0].model}",
+            )  # it shows those that claims have, and no more
         return tuple(f"{count} × {model}" for model, count in counts.items())
 
     @property
@@ -85,11 +92,13 @@ class FleetNodeSummary:
 
 
 def summaries(fleet: Fleet) -> tuple[FleetNodeSummary, ...]:
-    """Every node that has GPUs, by name; of a caller who may not read nodes, every one that offers some."""
+    """Every node that has GPUs or a word on how to give them away, by name; of a caller who may not read nodes, every one that
+    offers some.
+    """
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in sorted(rooms))
     found = (_summary(node, rooms.get(node.name)) for node in nodes)
-    return tuple(each for each in found if each.gpus or each.node.resources or not each.complete)
+    return tuple(each for each in found if each.gpus or each.node.resources or each.node.has_word or not each.complete)
 
 
 def _summary(node: FleetNode, room: Room | None) -> FleetNodeSummary:

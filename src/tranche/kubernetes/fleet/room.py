@@ -22,6 +22,13 @@ class HeldDevice:
     given: ClaimedDevice
     device: FleetDevice
 
+    @property
+    def memory(self) -> int | None:
+        """The bytes that it has; None where the claim says what no device can give, for which no node hands anything over."""
+        if self.given.memory is None:
+            return self.device.memory
+        return self.given.memory if 0 < self.given.memory <= self.device.memory else None
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -39,8 +46,9 @@ class Room:
 
     def memory_left(self, device: FleetDevice) -> int:
         """The bytes of a shared device that nobody has."""
-        taken = (each.given.memory for each in self.by_device.get(device.name, ()))
-        return device.memory - sum(device.memory if each is None else each for each in taken)
+        held = self.by_device.get(device.name, ())
+        taken = sum(device.memory if each.given.memory is None else max(each.given.memory, 0) for each in held)
+        return max(device.memory - taken, 0)
 
     def holders(self, device: FleetDevice) -> tuple[HeldDevice, ...]:
         """Who has the device, or something that it cannot be had beside."""

@@ -31,7 +31,8 @@ _EVENTS = 5
 class JobDescription:
     """`waiting` explains each pod that has no place. `events` are the last warnings about the pods, newest last.
 
-    `chosen` is what a controller has chosen for pods, by name, in words.
+    `chosen` is what a controller has chosen for pods, by name, in words. `unread` is what the caller may not read, so that what
+    pods have may be missing.
     """
 
     job: KubeJob
@@ -40,6 +41,7 @@ class JobDescription:
     waiting: tuple[FleetExplanation, ...] = ()
     events: tuple[str, ...] = ()
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def has(self, pod: JobPod) -> tuple[str, ...]:
         """What the pod has, for people."""
@@ -65,12 +67,14 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
             for each in gated
             if each.by_gate is not None and not each.node and each.phase == "Pending"
         )
-        return JobDescription(job, pods, _of_pods(pods, found.fleet()), explained, warnings, chosen)
+        return JobDescription(
+            job, pods, _of_pods(pods, found.fleet()), explained, warnings, chosen, tuple(found.unread)
+        )
     fleet = await read_fleet(connection, namespace)
     explained = tuple(
         as_in_tier(explain_pod(each, fleet), each, tier) for each in known if not each.node and each.phase == "Pending"
     )
-    return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings)
+    return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings, unread=tuple(fleet.unread))
 
 
 def description_document(found: JobDescription) -> dict[str, object]:
@@ -80,6 +84,7 @@ def description_document(found: JobDescription) -> dict[str, object]:
         "given": [given_document(each) for held in found.holdings.values() for each in held],
         "waiting": [explanation_document(each) for each in found.waiting],
         "events": list(found.events),
+        "unread": list(found.unread),
     }
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from tranche.kubernetes.support.checks.access import check_access
 from tranche.kubernetes.support.checks.agents import check_agents
 from tranche.kubernetes.support.checks.claims import check_claims
+from tranche.kubernetes.support.checks.controllers import check_controllers
 from tranche.kubernetes.support.checks.layouts import check_layouts
 from tranche.kubernetes.support.checks.neighbours import check_neighbours
 from tranche.kubernetes.support.checks.nodes import check_nodes
@@ -29,6 +30,7 @@ def _all(facts: ClusterFacts, now: datetime, own_version: str) -> Iterator[Clust
         yield ClusterFinding("not-read", Status.WARN, f"not looked at: {what}", f"your account may not: {why}")
     yield from check_claims(facts)
     yield from check_agents(facts, own_version)
+    yield from check_controllers(facts)
     yield from check_nodes(facts)
     yield from check_layouts(facts, now)
     yield from check_turns(facts)

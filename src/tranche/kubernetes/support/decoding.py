@@ -8,7 +8,7 @@ from typing import Any
 
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.node_rules import NodeTaint
-from tranche.kubernetes.support.facts import ConditionFacts, DaemonSetFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import ConditionFacts, ControllerFacts, DaemonSetFacts, PodFacts, SurveyedNode
 
 _RESOURCES = "nvidia.com/"
 _OUR_ANNOTATIONS = ("tranche.dev/", "mig-manager.tranche.dev/")
@@ -57,6 +57,25 @@ def decode_daemon_set(raw: Json) -> DaemonSetFacts:
         ),
         version=_texts(meta, "labels").get("app.kubernetes.io/version", ""),
         desired=int(status.get("desiredNumberScheduled") or 0),
+    )
+
+
+def decode_controller(raw: Json) -> ControllerFacts | None:
+    """An `apps/v1.Deployment` that runs `tranche controller`; None for another."""
+    meta, status = _part(raw, "metadata"), _part(raw, "status")
+    spec = _part(raw, "spec")
+    containers = _part(_part(spec, "template"), "spec").get("containers") or ()
+    words = [
+        str(each) for container in containers[:1] for key in ("command", "args") for each in container.get(key) or ()
+    ]
+    if not words or words[0].rpartition("/")[2] != "tranche" or words[1:2] != ["controller"]:
+        return None
+    wanted = spec.get("replicas")
+    return ControllerFacts(
+        _text(meta, "namespace"),
+        _text(meta, "name"),
+        1 if wanted is None else int(wanted),
+        int(status.get("readyReplicas") or 0),
     )
 
 

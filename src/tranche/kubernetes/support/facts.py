@@ -118,6 +118,19 @@ class Agents:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """A Deployment that runs the controller. `wanted` is how many of it are asked for, `ready` how many serve."""
+
+    namespace: str
+    name: str
+    wanted: int = 0
+    ready: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class OtherProgram:
     """A DaemonSet that does a part of the agent's work, and the nodes that it runs on."""
 
@@ -139,6 +152,7 @@ class ClusterFacts:
     nodes: tuple[SurveyedNode, ...] = ()
     agents: tuple[Agents, ...] = ()
     others: tuple[OtherProgram, ...] = ()
+    controllers: tuple[ControllerFacts, ...] = ()
     policies: frozenset[str] | None = frozenset()
     bindings: frozenset[str] | None = frozenset()
     unread: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.tier import PROBE_PATH, PROBE_QUERY, Probe, kept_features, probe_slice
 from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
-from tranche.kubernetes.support.decoding import decode_daemon_set, decode_node, decode_pod
+from tranche.kubernetes.support.decoding import decode_controller, decode_daemon_set, decode_node, decode_pod
 from tranche.kubernetes.support.facts import (
     Agents,
     ClusterFacts,
@@ -54,12 +54,14 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
         )
     seen = tuple(decode_node(raw) for raw in nodes)
     daemon_sets = tuple(map(decode_daemon_set, await reader.objects("DaemonSets", "/apis/apps/v1/daemonsets") or ()))
+    deployments = await reader.objects("Deployments", "/apis/apps/v1/deployments") or ()
     release = str((version or {}).get("gitVersion", ""))
     return ClusterFacts(
         server_version=release,
         nodes=seen,
         agents=tuple([await _agents(reader, each, release) for each in daemon_sets if is_agent(each)]),
         others=await _others(reader, daemon_sets, seen),
+        controllers=tuple(filter(None, map(decode_controller, deployments))),
         policies=await _names(reader, "admission policies", _POLICIES),
         bindings=await _names(reader, "bindings of admission policies", _BINDINGS),
         unread=dict(reader.unread),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tranche.core.spelling import did_you_mean
+from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
 from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
@@ -18,6 +21,9 @@ def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Capacity beside what can be had of it, and beside the slices that the feature labels count."""
     served = {pod.node for agents in facts.agents for pod in agents.pods}
     for node in gpu_nodes(facts):
+        if node_mode(node.labels) is not NodeMode.STATIC:
+            yield _by_mode(node)
+            continue
         found = list(_of(node, served=node.name in served))
         yield from found
         offered = {key: count for key, count in node.allocatable.items() if count}
@@ -32,6 +38,24 @@ def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
                 "the node's agent or the strategy: under single, all GPUs must be cut alike",
                 (node.name,),
             )
+
+
+def _by_mode(node: SurveyedNode) -> ClusterFinding:
+    """A node that the device plugin offers nothing of."""
+    mode = node_mode(node.labels)
+    if mode is None:
+        word = node.labels.get(MODE_LABEL, "")
+        text = f"gives nothing away: its label {MODE_LABEL} is '{word}', which is no mode"
+        modes = ", ".join(NodeMode)
+        return ClusterFinding(
+            "resources",
+            Status.WARN,
+            text,
+            f"{did_you_mean(word, map(str, NodeMode))}it is one of {modes}",
+            (node.name,),
+        )
+    text = "gives nothing away" if mode is NodeMode.OFF else "gives its GPUs to whoever asks for shares"
+    return ClusterFinding("resources", Status.PASS, f"{text}, by its mode {mode}", nodes=(node.name,))
 
 
 def _of(node: SurveyedNode, *, served: bool) -> Iterator[ClusterFinding]:
