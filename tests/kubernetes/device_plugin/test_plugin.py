@@ -41,6 +41,7 @@ from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.ways import Ways
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
+from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
 from tranche.node.patience import Patience
 
@@ -327,6 +328,25 @@ def test_an_xid_makes_every_sibling_sick_until_a_quiet_minute_has_passed(tmp_pat
         assert "XID 48" in rig.api.events[-1][2]
         rig.skip(QUIET_SECONDS)
         await rig.counts({GPU: (1, 1), SLICE: (2, 2), "nvidia.com/mig-2g.10gb": (1, 1)})
+
+    run(tmp_path, scenario)
+
+
+def test_nothing_more_of_a_cordoned_gpu_is_given_to_pods_and_none_loses_anything(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        gpu = rig.host.view().node.gpus[0]
+        await rig.kubelet.allocate(GPU, gpu.uuid)
+        held = rig.host.view().allocations
+        cordon(rig.host, gpu, user="ada", reason="its fan", clock=lambda: 1.0)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (2, 1)})
+        await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said")
+        assert "cordoned by ada: its fan" in rig.api.events[-1][2]
+        assert rig.host.view().allocations == held
+        assert uncordon(rig.host, gpu, user="ada", clock=lambda: 2.0)
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (2, 2)})
 
     run(tmp_path, scenario)
 

@@ -17,6 +17,7 @@ from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheErr
 from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState, NodeState
+from tranche.documents.slices import why_withheld
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef, Severity
@@ -329,7 +330,14 @@ class DevicePlugin:
     def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
         if device.gpu.uuid in lost:
             return "the GPU is lost"
-        return self._blind or self._ward.why_sick(device) or why_prohibited(device) or self._why_no_more(device)
+        withheld = why_withheld(self._inventory.latest.value.view, device.gpu)
+        return (
+            self._blind
+            or self._ward.why_sick(device)
+            or why_prohibited(device)
+            or withheld
+            or self._why_no_more(device)
+        )
 
     def _why_no_more(self, device: PluginDevice) -> str:
         """Why nobody more may share the device; "" when they may, and for one that one pod alone gets."""
