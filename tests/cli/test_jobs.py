@@ -21,6 +21,7 @@ from tests.kubernetes.jobs.jobs_server import JOBS, LABELS, PODS, TEMPLATES, end
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.jobs.job import decode_job_pod
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -413,6 +414,43 @@ def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_re
     lines = tranche(api, "describe", "train").stdout.splitlines()
     assert "train-0  Pending (ContainerCreating)  p4d   all of GPU 0" in lines[6]
     assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the GPU is lost"
+
+
+START_ERROR = {
+    "reason": "StartError",
+    "message": 'failed to start: exec: "nosuchcommand": executable file not found in $PATH\n\x1b[2J',
+    "exitCode": 128,
+}
+
+
+def test_a_command_that_never_ran_is_explained_in_the_kubelets_words(api: ServedApi) -> None:
+    api.change(lambda server: put_job(server, status=ended("Failed", failed=1)))
+    api.change(lambda server: put_pod(server, phase="Failed", terminated=START_ERROR))
+    why = 'StartError: failed to start: exec: "nosuchcommand": executable file not found in $PATH'
+    described = tranche(api, "describe", "train").stdout
+    assert "Failed (exit code 128)" in described
+    assert f"train-0-abcde: {why}" in described
+    for follow in ((), ("--follow",)):
+        said = tranche(api, "logs", "train", *follow).stderr
+        assert f"train-0-abcde: {why}" in said
+        assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        ({"terminated": {"reason": "OOMKilled", "exitCode": 137}}, "OOMKilled"),
+        ({"terminated": {"reason": "Error", "exitCode": 1}}, ""),
+        ({"terminated": {"reason": "Completed", "exitCode": 0}}, ""),
+        ({"running": {}}, ""),
+        ({"waiting": {"reason": "ContainerCreating"}}, ""),
+        ({"waiting": {"reason": "ErrImagePull", "message": "no such host"}}, "ErrImagePull: no such host"),
+    ],
+)
+def test_the_kubelets_word_is_shown_where_the_command_does_not_speak_for_itself(
+    status: dict[str, Any], word: str
+) -> None:
+    assert decode_job_pod({"status": {"containerStatuses": [{"state": status}]}}).kubelets_word == word
 
 
 @pytest.mark.parametrize("word", ["pod/", "pod/a/log", "POD/Train", "job/train", "pods/../x"])

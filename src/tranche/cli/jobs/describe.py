@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tranche.kubernetes.jobs.job import JobPod
 
 _COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
+_WORDS = 5
+"""Of how many pods the kubelet's word is shown."""
 
 
 @click.command("describe", cls=TrancheCommand)
@@ -52,6 +54,8 @@ def _print(found: JobDescription) -> None:
     if found.pods:
         show()
         print_table(_COLUMNS, [_row(each, found) for each in found.pods])
+    for pod, word in [(each, each.kubelets_word) for each in found.pods if each.kubelets_word][:_WORDS]:
+        show(f"{pod.name}: {word}")
     for what in found.unread if not found.waiting else ():
         warn(f"your account may not read {what}: what pods have may be missing")
     for explanation in found.waiting[:1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +29,8 @@ def command(
 ) -> None:
     """Print the logs of a job's pods. With several pods each line begins with its pod's name.
 
-    With --follow it also waits for pods that have not started.
+    With --follow it also waits for pods that have not started. Why a command never ran, or was ended, is said on stderr, as
+    the kubelet says it.
     """
 
     async def ask(api: ApiConnection, where: str) -> None:
@@ -49,10 +51,18 @@ def command(
 
         if follow:
             await follow_logs(client, where, name, show, random=random.random, tail=tail)
+            _say_why([each for each in await client.pods(where, name) if pod in (None, each.name)])
             return
         begun = [each for each in pods if each.started or each.over]
         if not begun:
             say(f"nothing of job {job} has started; why: tranche describe {name} -n {where}")
         await print_logs(client, [each for each in begun if pod in (None, each.name)], show, tail=tail)
+        _say_why([each for each in pods if pod in (None, each.name)])
 
     asked_as_person(kubeconfig, namespace, ask)
+
+
+def _say_why(pods: Sequence[JobPod]) -> None:
+    for each in pods:
+        if each.kubelets_word:
+            say(f"{each.name}: {each.kubelets_word}")

@@ -50,7 +50,9 @@ class KubeJob:
 
 @dataclass(frozen=True, slots=True)
 class JobPod:
-    """A pod of a job. `waiting` is why its container waits; `exit_code` is None while it has not ended.
+    """A pod of a job. `waiting` is why its container waits, `ending` why it ended; `exit_code` is None while it has not.
+
+    `message` is what the kubelet says of either.
 
     `interactive` says that it has a terminal. `claims` are the names of its resource claims, by the pod's own names for them.
     """
@@ -63,6 +65,7 @@ class JobPod:
     ready: bool = False
     started: bool = False
     waiting: str = ""
+    ending: str = ""
     message: str = ""
     exit_code: int | None = None
     created: str = ""
@@ -73,6 +76,18 @@ class JobPod:
     def over(self) -> bool:
         """Whether it runs no more."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def kubelets_word(self) -> str:
+        """Why its command never ran, was ended, or waits, as the kubelet says it; "" where the command speaks for itself."""
+        reason = self.waiting or (self.ending if self.ending not in _OWN_ENDINGS else "")
+        if self.waiting in _USUAL_WAITS or not (reason or self.message):
+            return ""
+        return f"{reason}: {self.message}" if reason and self.message else reason or self.message
+
+
+_OWN_ENDINGS = ("Completed", "Error")
+_USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 
 
 def decode_job(raw: Mapping[str, Any]) -> KubeJob:
@@ -114,6 +129,7 @@ def decode_job_pod(raw: Mapping[str, Any]) -> JobPod:
         ready=bool(container.get("ready")),
         started=bool(state) and not waiting,
         waiting=str(waiting.get("reason") or ""),
+        ending=str(ended.get("reason") or status.get("reason") or ""),
         message=str(waiting.get("message") or ended.get("message") or status.get("message") or ""),
         exit_code=int(ended["exitCode"]) if "exitCode" in ended else None,
         created=str(meta.get("creationTimestamp") or ""),
