@@ -1,0 +1,111 @@
+"""The chart's page of a cluster, by a real API server: who is let in by a token of it, and who is shown whose names."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+from cluster.chart_values import simulated_machines
+from cluster.cluster import Cluster
+from cluster.helm_release import HelmRelease
+from cluster.node import Node
+from cluster.waiting import wait_for
+from cluster.workloads import phase, pod
+from release.image import MadeImage
+
+pytestmark = pytest.mark.cluster
+
+
+def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
+    cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
+) -> None:
+    p4d.import_image(agent_image.archive, agent_image.name, agent_image.digest)
+    agents, others, everything = f"{namespace}-agents", f"{namespace}-zebra", f"{namespace}-sees-all"
+    for each in (agents, others):
+        cluster.kubectl("create", "namespace", each)
+    required = {"nodeSelectorTerms": [{"matchExpressions": [_is(p4d.name)]}]}
+    values = {
+        **simulated_machines(cluster.folder),
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+        "migManager": {"enabled": False},
+        "dashboard": {"enabled": True, "nodeSelector": {"kubernetes.io/hostname": p4d.name}},
+    }
+    release = HelmRelease(cluster, "shown", agents, values)
+    for each in ("overseer", "nobody"):
+        cluster.kubectl("create", "serviceaccount", each, "--namespace", namespace)
+    view = "--clusterrole=view"
+    own, overseer = f"--serviceaccount={namespace}:default", f"--serviceaccount={namespace}:overseer"
+    cluster.kubectl("create", "rolebinding", "sees", view, own, "--namespace", namespace)
+    cluster.kubectl("create", "clusterrolebinding", everything, view, overseer)
+    try:
+        release.install()
+        page = f"{release.objects}-dashboard"
+        cluster.kubectl("rollout", "status", f"deployment/{page}", "--namespace", agents, "--timeout=120s")
+        cluster.apply(
+            *(pod("holds", each, script="sleep 600", limits={"nvidia.com/gpu": 1}) for each in (namespace, others))
+        )
+        cluster.apply(pod("waits", others, script="true", limits={"nvidia.com/gpu": 9}))
+        wait_for(
+            "both pods run", lambda: {phase(cluster, each, "holds") for each in (namespace, others)} == {"Running"}
+        )
+        address = _address(cluster, agents, page)
+        viewer, sees_all, nobody = (_token(cluster, namespace, each) for each in ("default", "overseer", "nobody"))
+        for token in ("", f"{viewer}x"):
+            assert _ask(address, "/api/nodes", token) == (401, None)
+
+        def shown() -> list[dict[str, Any]] | None:
+            _, nodes = _ask(address, "/api/nodes", viewer)
+            keepers = [each["keeper"] for node in nodes or () for each in node["overview"]["allocations"]]
+            return nodes if [each.get("name") for each in keepers].count("holds") == 1 and len(keepers) == 2 else None
+
+        (node,) = wait_for("he sees his own pod", shown)
+        assert (node["name"], node["trouble"]) == (p4d.name, None)
+        assert sorted(each["keeper"]["kind"] for each in node["overview"]["allocations"]) == ["hidden", "pod"]
+        for path in ("/", "/queue", "/events", f"/nodes/{p4d.name}", "/api/nodes", "/api/events", "/you"):
+            status, text = _get(address, path, viewer)
+            assert (status, others in text) == (200, False), path
+        assert "1 more wait in other namespaces" in _get(address, "/queue", viewer)[1]
+        assert f"{others}/waits" in _get(address, "/queue", sees_all)[1]
+        assert f"{others}/holds" in _get(address, f"/nodes/{p4d.name}", sees_all)[1]
+        assert _ask(address, "/api/nodes", nobody) == (200, [])
+        release.uninstall()
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", everything, "--ignore-not-found")
+        for each in (agents, others):
+            cluster.kubectl("delete", "namespace", each, "--wait=false")
+        p4d.renew_machine()
+
+
+def _is(name: str) -> dict[str, Any]:
+    return {"key": "kubernetes.io/hostname", "operator": "In", "values": [name]}
+
+
+def _token(cluster: Cluster, namespace: str, account: str) -> str:
+    """Of an account of the namespace."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    return str(cluster.api.request("POST", path, {"spec": {"expirationSeconds": 3600}})["status"]["token"])
+
+
+def _address(cluster: Cluster, namespace: str, name: str) -> str:
+    """Of the page's pod."""
+    pods = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io/name={name}")["items"]
+    (address,) = (each["status"]["podIP"] for each in pods)
+    return str(address)
+
+
+def _get(address: str, path: str, token: str) -> tuple[int, str]:
+    connection = HTTPConnection(address, 8899, timeout=30)
+    try:
+        given = {"Authorization": f"Bearer {token}"} if token else {}
+        connection.request("GET", path, headers={"Host": "localhost", **given})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def _ask(address: str, path: str, token: str) -> tuple[int, list[dict[str, Any]] | None]:
+    status, text = _get(address, path, token)
+    return status, json.loads(text)["nodes"] if status == 200 else None
