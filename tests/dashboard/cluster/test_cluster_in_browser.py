@@ -25,6 +25,7 @@ VIEWS = (
     "/queue",
     "/ask?kind=gpu_memory&amount=4Gi",
     "/events",
+    "/waste",
     "/you",
     "/act?kind=cordon&node=n1",
 )
