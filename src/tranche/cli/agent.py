@@ -97,6 +97,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         daemon_set=values["daemon_set"],
     )
     registered: Live[bool] = Live()
+    reserved: Live[frozenset[str]] = Live()
     ways = Ways() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
     shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"])
     driver = partial(
@@ -105,12 +106,13 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         instance=values["pod_uid"],
         cdi_folder=values["cdi_folder"],
         registered=registered,
+        reserved=reserved,
     )
     built: dict[str, tuple[Part, ...]] = {
         "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], ways=ways),),
         "mig-manager": (manager,),
         "feature-labels": (parts.feature_labels,),
-        "dra": (driver, partial(parts.claim_slices, registered=registered, ways=ways), shares),
+        "dra": (driver, partial(parts.claim_slices, registered=registered, reserved=reserved, ways=ways), shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
     return [*chosen, parts.view_news] if values["tell_view"] else chosen

@@ -31,7 +31,8 @@
     │   ├── NoRoom                   32        it would fit, but not now
     │   ├── SharingUnavailable       33
     │   ├── AllocationUnknown        34
-    │   └── MpsUserRefused           35
+    │   ├── MpsUserRefused           35
+    │   └── NotOffered               36        it is there, and nobody is given it now
     ├── kubernetes               40 to 49      the API server or the kubelet said no
     │   ├── KubernetesUnavailable    40
     │   ├── KubernetesForbidden      41
@@ -275,6 +276,13 @@ class MpsUserRefused(TrancheError):
 
     reason = "MpsUserRefused"
     exit_code = 35
+
+
+class NotOffered(TrancheError):
+    """The administrator's word, or a fault, keeps from everybody now what a scheduler chose."""
+
+    reason = "NotOffered"
+    exit_code = 36
 
 
 class KubernetesUnavailable(TrancheError):

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
 from tranche.core.devices import shared_memory
@@ -30,16 +30,22 @@ from tranche.planning.realise import Wanted, given, realise, realise_again, refu
 from tranche.planning.steps import Step
 
 
+def _permit_all(view: NodeView) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimOrder:
     """What a claim is to have, as the scheduler chose it, or a pod, as a controller did.
 
-    `request` is what comes nearest to what it asked for.
+    `request` is what comes nearest to what it asked for. `permit` raises a TrancheError when the machine as it is seen may not
+    give that now; whoever has it already is not asked.
     """
 
     keeper: ChosenFor
     request: Request
     grants: tuple[Wanted, ...]
+    permit: Callable[[NodeView], None] = field(default=_permit_all, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,7 @@ class Claims:
             if not answer.empty:
                 _refuse_used(view, same, f"a part of what {order.keeper} has is gone")
             return _Decision(replace(same, keeper=_joined(same.keeper, order.keeper)), answer, known=True)
+        order.permit(view)
         for each in known:
             _refuse_used(view, each, f"{order.keeper} was given something else before")
         others = tuple(each for each in view.allocations if each not in known)

@@ -6,9 +6,9 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from tests.mps_leftovers import end_daemons_below
 from tranche.core.allocation import Allocation
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.kubelet.proto import dra_pb2
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import XidPolicy
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
@@ -41,6 +42,13 @@ class ClaimNodeStandIn:
     cdi: Path
     now: float = 1000.0
     wants_reset: bool = False
+    reserved: Live[frozenset[str]] = field(default_factory=Live)
+
+    async def set_mode(self, mode: str) -> None:
+        """Label the node so, and wait until its parts know."""
+        self.node.set_labels({MODE_LABEL: mode})
+        seen = self.node.services.node
+        await until(lambda: seen.synced and seen.value is not None and seen.value.labels.get(MODE_LABEL) == mode)
 
     @property
     def proc(self) -> Path:
@@ -50,11 +58,18 @@ class ClaimNodeStandIn:
         return folder
 
     def allocate(
-        self, name: str, *devices: str, pool: str = "n1", consumed: Mapping[str, str] | None = None, uid: str = ""
+        self,
+        name: str,
+        *devices: str,
+        pool: str = "n1",
+        consumed: Mapping[str, str] | None = None,
+        uid: str = "",
+        tolerations: Sequence[Mapping[str, str]] = (),
     ) -> dra_pb2.Claim:
         """A claim that the scheduler has given these devices, each to a request `r<number>`; as the kubelet names it."""
         results = [
             {"request": f"r{number}/one", "driver": DRIVER, "pool": pool, "device": device}
+            | ({"tolerations": list(tolerations)} if tolerations else {})
             | ({"consumedCapacity": dict(consumed), "shareID": f"share-{name}"} if consumed else {})
             for number, device in enumerate(devices)
         ]
@@ -128,6 +143,7 @@ class ClaimNodeStandIn:
             ),
             care_seconds=care_seconds,
             proc=self.proc,
+            reserved=self.reserved,
         )
         task = asyncio.create_task(driver.run())
         try:
@@ -150,12 +166,14 @@ def ref_of(claim: dra_pb2.Claim) -> ClaimRef:
 def on_claim_node(
     test: Callable[[ClaimNodeStandIn], Coroutine[Any, Any, None]], *boards: str, machine_type: str = ""
 ) -> None:
-    """Run the test on a node with those GPUs, in a folder whose path leaves room for sockets."""
+    """Run the test on a node in mode `mixed` with those GPUs, in a folder whose path leaves room for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="d", dir="/tmp"))
 
     async def run() -> None:
         async with managed_node(folder, *boards, machine_type=machine_type) as node:
-            await test(ClaimNodeStandIn(node, DraKubelet(folder / "k"), folder / "cdi"))
+            stand_in = ClaimNodeStandIn(node, DraKubelet(folder / "k"), folder / "cdi")
+            await stand_in.set_mode("mixed")
+            await test(stand_in)
 
     try:
         asyncio.run(run())

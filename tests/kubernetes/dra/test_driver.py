@@ -16,6 +16,7 @@ from tests.kubernetes.waiting import patiently, until
 from tests.node.machines import change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
+from tranche.core.gpu_use import GpuUse
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.api.objects import KubePod, PodRef
@@ -25,6 +26,8 @@ from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
+from tranche.node.cordoning import cordon, uncordon
+from tranche.node.policy_change import change_policy
 from tranche_simulator.machine import SimulatedMachine
 
 
@@ -366,6 +369,100 @@ def _pods_of(node: ClaimNodeStandIn) -> tuple[str, ...]:
     (held,) = node.allocations
     assert isinstance(held.keeper, ClaimKeeper)
     return held.keeper.pods
+
+
+ANY = ({"operator": "Exists"},)
+RESERVED = ({"key": "tranche.dev/reserved", "operator": "Exists", "effect": "NoSchedule"},)
+
+
+@isolated
+def test_a_claim_that_tolerates_every_taint_is_given_nothing_that_the_administrator_does_not_offer() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        host, changes = node.node.host, node.node.machine.machine.total_change_calls
+        slice_, part = (
+            node.allocate("slice", "gpu-0-1g-5gb-0", tolerations=ANY),
+            node.allocate("part", "gpu-0-shared", consumed={"memory": "4Gi"}, tolerations=ANY),
+        )
+        held = node.allocate("held", "gpu-1-1g-5gb-0")
+        async with node.driver():
+            assert await node.prepare(held) == [""]
+            before = changes()
+            for mode, refused, given in (
+                ("dynamic", part, "in which claims get no parts of devices"),
+                ("shared", slice_, "in which claims get no slices"),
+                ("static", slice_, "the node's mode is static, in which claims get nothing"),
+                ("off", part, "the node's mode is off, in which claims get nothing"),
+            ):
+                await node.set_mode(mode)
+                (error,) = await node.prepare(refused)
+                assert error.startswith("NotOffered: gpu-0")
+                assert given in error
+                assert "delete the pod" in error
+                assert await node.prepare(held) == [""], "what was prepared before runs on"
+            await node.set_mode("mixed")
+            gpu = host.observe().gpus[0]
+            change_policy(host.ledger, lambda policy: policy.with_word((), GpuUse.OFF), host.observe(), clock=float)
+            for claim in (slice_, part):
+                assert "the administrator's word on the GPU is sharing=off" in (await node.prepare(claim))[0]
+            change_policy(host.ledger, lambda policy: policy.with_word((), None), host.observe(), clock=float)
+            cordon(host, gpu, user="ada", reason="fan", clock=float)
+            assert "cordoned by ada: fan" in (await node.prepare(slice_))[0]
+            uncordon(host, gpu, user="ada", clock=float)
+            assert changes() == before
+            assert [str(each.keeper) for each in node.allocations] == ["claim team/held"]
+            assert await node.prepare(slice_) == [""], "once it is offered"
+
+    on_claim_node(test, "A100-40GB", "A100-40GB")
+
+
+@isolated
+def test_room_that_is_kept_is_not_for_whom_tolerates_the_taint_and_is_for_whom_came_before_it() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        sneaky = [
+            node.allocate(f"s{number}", "gpu-0-1g-5gb-0", tolerations=each)
+            for number, each in enumerate((ANY, RESERVED))
+        ]
+        other = [{"key": "example.com/other", "operator": "Exists"}, {"key": "tranche.dev/reserved", "value": "x"}]
+        early, late = (
+            node.allocate("early", "gpu-0-1g-5gb-0", tolerations=other),
+            node.allocate("late", "gpu-0-1g-5gb-1", tolerations=ANY),
+        )
+        node.node.annotate({"tranche.dev/keep": "2g.10gb=1"})
+        node.reserved.publish(frozenset({"gpu-0-1g-5gb-0"}))
+        await until(lambda: bool(node.node.services.node.value and node.node.services.node.value.annotations))
+        async with node.driver():
+            for error in await node.prepare(*sneaky):
+                assert "gpu-0-1g-5gb-0 is not given: its room is kept for larger requests" in error
+            assert not node.allocations
+            assert await node.prepare(early, late) == ["", ""]
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_what_has_reported_an_error_is_given_to_nobody_until_it_is_well() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        listening = asyncio.create_task(node.node.services.gpu_events.run())
+        try:
+            async with node.driver(), node.kubelet.health() as reports:
+                await patiently(anext(reports))
+                await until(lambda: node.node.services.gpu_events.ready().ready)
+                node.node.machine.machine.inject_xid(0, 79)
+                async for report in reports:
+                    if {each.device.device_name for each in report.devices if each.health == 2} >= {"gpu-0"}:
+                        break
+                claim = node.allocate("a", "gpu-0-1g-5gb-0", tolerations=ANY)
+                assert "it has reported an error (XID 79)" in (await node.prepare(claim))[0]
+                node.now += QUIET_SECONDS + 1
+                async for report in reports:
+                    if all(each.health == 1 for each in report.devices):
+                        break
+                assert await node.prepare(claim) == [""]
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    on_claim_node(test, "A100-40GB")
 
 
 @isolated

@@ -80,7 +80,10 @@ class PublishingNode:
 
 @asynccontextmanager
 async def publishing(
-    node: ManagedNode, registered: Live[bool] | None = None, ways: Ways | None = None
+    node: ManagedNode,
+    registered: Live[bool] | None = None,
+    ways: Ways | None = None,
+    reserved: Live[frozenset[str]] | None = None,
 ) -> AsyncIterator[PublishingNode]:
     connection = ApiConnection(ApiServer(node.server.url))
     client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
@@ -98,6 +101,7 @@ async def publishing(
         pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
         registered=registered,
         ways=ways,
+        reserved=reserved,
         pause=0.001,
         sleep=lambda _: asyncio.sleep(0.001),
     )
@@ -178,7 +182,8 @@ def test_a_static_node_shows_nothing_and_modes_change_live(tmp_path: Path) -> No
 
 def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        async with publishing(node) as published:
+        reserved: Live[frozenset[str]] = Live()
+        async with publishing(node, reserved=reserved) as published:
             published.set_mode("dynamic")
             await published.settled()
             node.annotate({KEEP_ANNOTATION: "7g.40gb"})
@@ -194,6 +199,7 @@ def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
             await until(lambda: published.taints(f"{gpu}-1g-5gb-0") == {TaintKey.RESERVED})
             assert published.taints(place) == published.taints(gpu) == set()
             assert published.whole
+            assert reserved.value == {name for name in published.devices if TaintKey.RESERVED in published.taints(name)}
             node.annotate({KEEP_ANNOTATION: "large ones"})
             await until(lambda: ("Warning", "KeptRoomUnknown") in node.events)
             await until(lambda: not kept())

@@ -132,8 +132,12 @@ def claim_driver(
     instance: str,
     cdi_folder: Path,
     registered: Live[bool],
+    reserved: Live[frozenset[str]],
 ) -> InTier:
-    """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it."""
+    """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it.
+
+    `reserved` tells what is shown as kept for larger requests.
+    """
 
     def files() -> DeviceFiles:
         return _device_files(config.latest.value)
@@ -147,13 +151,19 @@ def claim_driver(
         configured=config.latest.first,
         clock=time.monotonic,
         registered=registered,
+        reserved=reserved,
         sick_bay=_sick_bay(services, config),
     )
     return InTier(driver, services.tier, BY_CLAIMS)
 
 
 def claim_slices(
-    services: NodeServices, config: ConfigSource, *, registered: Live[bool], ways: Ways | None = None
+    services: NodeServices,
+    config: ConfigSource,
+    *,
+    registered: Live[bool],
+    reserved: Live[frozenset[str]],
+    ways: Ways | None = None,
 ) -> InTier:
     """What shows claims the devices of this node, once the driver is registered; with `ways` those that no kubelet counts."""
 
@@ -166,6 +176,7 @@ def claim_slices(
         sick_bay=_sick_bay(services, config),
         pcie_roots=roots,
         registered=registered,
+        reserved=reserved,
         ways=ways,
     )
     return InTier(publisher, services.tier, BY_CLAIMS)

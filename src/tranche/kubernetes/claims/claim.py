@@ -22,11 +22,27 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Toleration:
+    """A taint that a request tolerates; of any key, or any effect, where that is empty."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, key: str) -> bool:
+        """Whether it covers a taint of that key without a value, by which devices are not to be allocated."""
+        if self.effect not in ("", "NoSchedule") or self.key not in ("", key):
+            return False
+        return self.operator == "Exists" or (self.key == key and not self.value)
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatedDevice:
     """One device of an allocation. `request` is the claim's, `request/subrequest` where the scheduler had a choice.
 
     `consumed` has whole numbers, in bytes for memory, where several share the device. `share_id` tells the shares of one device
-    apart. `admin_access` is for who only watches: it takes nothing.
+    apart. `admin_access` is for who only watches: it takes nothing. `tolerations` are those with which the device was chosen.
     """
 
     request: str
@@ -36,6 +52,11 @@ class AllocatedDevice:
     share_id: str = ""
     consumed: Mapping[str, int] = field(default_factory=dict, hash=False)
     admin_access: bool = False
+    tolerations: tuple[Toleration, ...] = ()
+
+    def tolerates(self, key: str) -> bool:
+        """Whether it was chosen whatever taint of that key it had."""
+        return any(each.covers(key) for each in self.tolerations)
 
     @property
     def main_request(self) -> str:
@@ -78,4 +99,14 @@ def _decode_device(raw: Mapping[str, Any]) -> AllocatedDevice:
         share_id=raw.get("shareID") or "",
         consumed={name: parse_quantity(str(amount)) for name, amount in consumed.items()},
         admin_access=bool(raw.get("adminAccess")),
+        tolerations=tuple(map(_decode_toleration, raw.get("tolerations") or ())),
+    )
+
+
+def _decode_toleration(raw: Mapping[str, Any]) -> Toleration:
+    return Toleration(
+        key=raw.get("key") or "",
+        operator=raw.get("operator") or "Equal",
+        value=raw.get("value") or "",
+        effect=raw.get("effect") or "",
     )

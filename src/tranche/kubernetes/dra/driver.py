@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +13,16 @@ from tranche.core.allocation import Slice, WholeGpu, overlap
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.claim_care import ClaimCare
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.claim_users import ClaimUsers
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.dra.given import GivenDevice
+from tranche.kubernetes.dra.kept_room import kept_sizes
+from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, Health, PluginServer
 from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
 from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
@@ -41,7 +45,8 @@ class ClaimDriver:
     """A component: does for the kubelet what claims need on this node.
 
     `instance` is the uid of the agent's pod, "" without one. `files` is asked for anew at each use, once `configured` returns.
-    `clock` is monotonic, in seconds. `registered` is told whether the kubelet has the driver.
+    `clock` is monotonic, in seconds. `registered` is told whether the kubelet has the driver. `reserved` tells the names of
+    devices that are shown as kept for larger requests.
     """
 
     name = "dra"
@@ -58,6 +63,7 @@ class ClaimDriver:
         clock: Callable[[], float],
         sick_bay: SickBay,
         registered: Live[bool] | None = None,
+        reserved: Live[frozenset[str]] | None = None,
         care_seconds: float = _CARE_SECONDS,
         proc: Path = PROC,
     ) -> None:
@@ -76,6 +82,7 @@ class ClaimDriver:
             claims=lambda: host.claims,
             observe_gpu=host.observe_gpu,
             devices=self._devices,
+            permission=self._permission,
             files=files,
             driver_version=lambda: self._inventory.latest.value.view.node.driver_version,
             mps_pipes=host.daemons.records.pipes,
@@ -83,6 +90,8 @@ class ClaimDriver:
         read = ClaimReader(services.connection).read
         self._changed = asyncio.Event()
         self._preparer = Preparer(node, read, share_files, self._changed.set)
+        self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
+        self._node = services.node
         self._pods = services.node_pods
         users = ClaimUsers(services.node_pods, services.pods.listed_by_claims, proc=proc)
         self._care = ClaimCare(host, node, self._preparer, read, share_files, users=users, clock=clock)
@@ -169,6 +178,14 @@ class ClaimDriver:
             node = self._inventory.latest.value.view.node
             there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._sick_bay.ward.value, node)
             self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
+
+    async def _permission(self, given: Sequence[GivenDevice]) -> Permission:
+        """What may be given now. Which places are kept is known once the devices were shown: who tolerates that waits for it."""
+        node, reserved = await self._node.first(), frozenset[str]()
+        kept, _ = kept_sizes({} if node is None else node.annotations)
+        if kept and any(each.allocated.tolerates(TaintKey.RESERVED) for each in given):
+            reserved = await self._reserved.first()
+        return Permission(mode_in_force(None if node is None else node.labels), self._sick_bay.ward.value, reserved)
 
     async def _devices(self) -> Mapping[str, NodeDevice]:
         """The node's devices by name, those of GPUs that are lost by now included."""

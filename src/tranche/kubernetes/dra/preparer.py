@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,6 +18,7 @@ from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
 from tranche.kubernetes.dra.backlog import ClaimBacklog, Realiser
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
+from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.planning.realise import Wanted
@@ -45,14 +46,15 @@ class ClaimStore(Realiser, Protocol):
 class ClaimNode:
     """What preparing needs of the node. `observe_gpu` and `held` block; the rest does not.
 
-    `devices` are the node's by name; `driver_version` is that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS
-    daemon by the device's UUID.
+    `devices` are the node's by name; `permission` says what of them may be given now. `driver_version` is that of the GPUs'
+    driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
     """
 
     pool: str
     claims: Callable[[], ClaimStore]
     observe_gpu: Callable[[str], GpuState]
     devices: Callable[[], Awaitable[Mapping[str, NodeDevice]]]
+    permission: Callable[[Sequence[GivenDevice]], Awaitable[Permission]]
     files: Callable[[], DeviceFiles]
     driver_version: Callable[[], str]
     mps_pipes: Callable[[str], Path]
@@ -134,9 +136,14 @@ class Preparer:
         claim = await self._read(ref)
         if claim is None:
             raise KubernetesNotFound(f"there is no {ref}: it was deleted")
-        given = given_devices(claim, ref, self._node.pool, await self._node.devices())
+        devices = await self._node.devices()
+        given = given_devices(claim, ref, self._node.pool, devices)
+        permission = await self._node.permission(given)
+        order = replace(
+            order_of(replace(claim, ref=ref), given), permit=lambda view: permission.refuse(given, devices, view)
+        )
         try:
-            await self.backlog.realise(order_of(replace(claim, ref=ref), given))
+            await self.backlog.realise(order)
         finally:
             self._changed()  # also after a refusal: then what is shown was not what is there
         seconds = round(loop.time() - asked, 6)

@@ -57,6 +57,7 @@ class SlicePublisher:
         sick_bay: SickBay,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: Live[bool] | None = None,
+        reserved: Live[frozenset[str]] | None = None,
         ways: Ways | None = None,
         pause: float = PAUSE_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
@@ -67,6 +68,7 @@ class SlicePublisher:
         self._pcie_roots = pcie_roots
         self._sick_bay = sick_bay
         self._registered = registered
+        self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
         self._ways = Ways() if ways is None else ways
         if ways is None:
             self._ways.plugin.publish(PluginOffer())
@@ -160,8 +162,9 @@ class SlicePublisher:
         self._say(self._opening.begin(basis.mode, opened))
         self._waiting = basis.waiting
         # Half a thousand devices are compared with what is shown: too long for the event loop.
-        writes, labels = await asyncio.to_thread(_decide, basis, devices, self._generation)
+        writes, labels, reserved = await asyncio.to_thread(_decide, basis, devices, self._generation)
         self._labels.publish(labels)
+        self._reserved.publish(reserved)
         if not writes.count:
             self._basis = basis
         elif not await self._write(writes):
@@ -296,8 +299,8 @@ class _Basis(NamedTuple):
 
 def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
-) -> tuple[SliceWrites, Mapping[str, str | None]]:
-    """What is to be written, and the labels of the node."""
+) -> tuple[SliceWrites, Mapping[str, str | None], frozenset[str]]:
+    """What is to be written, the labels of the node, and the devices, by name, that are kept for larger requests."""
     name, uid, mode, sizes, view, known, ward, other = basis
     opened = basis.open_gpus
     offered = tuple(each for each in devices if each.gpu_uuid in opened)
@@ -318,7 +321,8 @@ def _decide(
         offered, against = set_apart(offered, places, against)
     contents = pool_contents(name, offered, view, against, shown)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
-    return slice_writes(contents, known, Owner(name, uid), generation), labels
+    reserved = frozenset(each for each, why in against.items() if TaintKey.RESERVED in why)
+    return slice_writes(contents, known, Owner(name, uid), generation), labels, reserved
 
 
 def _shown(known: Sequence[NodeSlice]) -> Shown:

@@ -51,7 +51,7 @@ def _reasons(
         found.add(TaintKey.LOST)
     if any(overlap(device.offered, each) for each in known.faulty):
         found.add(TaintKey.FAULTY)
-    if not _offered(device, known.mode, view.use_of(uuid)) or _cordoned(here, known):
+    if not is_offered(device, known.mode, view.use_of(uuid)) or _cordoned(here, known):
         found.add(TaintKey.MODE)
     blocked = not here.gpu.lost and not here.allocations and gpu_blocked(here) is not None
     if blocked or uuid in view.changing or any(excludes(device, each) for each in held):
@@ -72,7 +72,8 @@ def _cordoned(here: Tenancy, known: Circumstances) -> bool:
     )
 
 
-def _offered(device: NodeDevice, mode: NodeMode, use: GpuUse) -> bool:
+def is_offered(device: NodeDevice, mode: NodeMode, use: GpuUse) -> bool:
+    """Whether claims get such a device in the mode, where the administrator's word on the GPU is `use`."""
     if not mode.by_claims:
         return False
     if device.sharing is not None:
