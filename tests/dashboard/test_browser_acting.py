@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running, viewer_of
 from tests.dashboard.served import ServedDashboard
-from tests.machines import TestMachine
+from tests.machines import TestMachine, wait_until
 
 pytestmark = pytest.mark.browser
 
+PICTURE = Path(__file__).parents[2] / "docs/dashboard-plan.png"
 LOOKS = [("light", WIDE), ("dark", WIDE), ("light", NARROW), ("dark", NARROW)]
 _MOST_TABS = 60
 
@@ -103,6 +105,21 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
         viewer.page.locator("#state", has_text="Done.").wait_for()
         clean("/actions")
         assert viewer.complaints == []
+
+
+def test_the_guides_picture_of_a_plan(
+    browser: Any, machine: TestMachine, acting: ServedDashboard, pytestconfig: pytest.Config
+) -> None:
+    """Nobody compares pixels; a new picture is taken with the goldens."""
+    running = machine.start("run", "-q", "--mig-profile", "2g.10gb", "--", "sleep", "600")
+    wait_until(lambda: any(each["phase"] == "active" for each in machine.json("ps")["allocations"]), running)
+    share = machine.json("ps")["allocations"][0]["id"]
+    with viewer_of(browser, acting, size=(1000, 420)) as viewer:
+        viewer.open(f"/act/release?id={share}")
+        taken = viewer.page.screenshot()
+    if pytestconfig.getoption("--update-goldens"):
+        PICTURE.write_bytes(taken)
+    assert PICTURE.read_bytes()[:8] == taken[:8]
 
 
 def test_a_page_of_another_port_can_neither_send_a_form_nor_frame_one(
