@@ -12,7 +12,7 @@ from tests.dashboard.cluster.reviewing import People
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, STANDING_SECONDS, KubeReviews
+from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer
 from tranche.dashboard.cluster.sessions import LONGEST_SECONDS, Sessions
 from tranche.dashboard.cluster.sight import ViewerSight
@@ -56,7 +56,9 @@ def test_a_token_is_its_owners_and_its_rights_are_his() -> None:
         assert eve is not None
         assert await it.reviews.sight(eve, ["blue", "zebra"]) == ViewerSight()
         it.people.let("eve", "list pods")
-        it.now = FRESH_SECONDS
+        it.now = REFUSED_SECONDS - 1
+        assert await it.reviews.sight(eve, ["blue", "zebra"]) == ViewerSight()
+        it.now = REFUSED_SECONDS
         assert await it.reviews.sight(eve, ["blue"]) == ViewerSight(everywhere=True)
 
     asking(act)
@@ -109,7 +111,7 @@ def test_a_refused_or_strange_answer_is_no_yes() -> None:
         for strange in ({}, {"allowed": "true"}, {"allowed": True, "denied": True}):
             it.server.failures = [(201, {"status": strange})]
             assert not await it.reviews.may(ANA, right)
-            it.now += FRESH_SECONDS
+            it.now += REFUSED_SECONDS
 
     asking(act)
 

@@ -1,4 +1,4 @@
-"""Asks the API server who somebody is and what he may do, and remembers its answers for half a minute.
+"""Asks the API server who somebody is and what he may do, and remembers a yes for half a minute, a no for two.
 
 Whoever could not be asked about sees nothing. While the API server does not answer, an answer that it has given stands for five
 minutes more: nobody sees more than before, and a page that is open does not go blank at each restart of a control plane.
@@ -21,7 +21,9 @@ _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 FRESH_SECONDS = 30.0
-"""For so long an answer is taken for true without asking again."""
+"""For so long a yes is taken for true without asking again."""
+REFUSED_SECONDS = 120.0
+"""And a no: of many namespaces most are others', and whoever watches would ask of each of them twice a minute."""
 STANDING_SECONDS = 300.0
 """For so long it stands when the API server cannot be asked."""
 _MOST_KEPT = 20_000
@@ -71,7 +73,7 @@ class KubeReviews:
 
     async def _known(self, key: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
         known = self._answers.get(key)
-        if known is not None and self._clock() - known.at < FRESH_SECONDS:
+        if known is not None and self._clock() - known.at < (FRESH_SECONDS if known.value else REFUSED_SECONDS):
             found: Found = known.value
             return found
         # Many who wait for one answer ask once.
