@@ -205,6 +205,7 @@ def test_an_allocation_over_a_holder_is_refused_by_the_holders_name() -> None:
     assert refused(replace(view, node=replace(view.node, sharing=ALL_MEANS)), shared).reason is Reason.GPU_BUSY
     both = refused(view_of(gpu), one("1g.5gb", 1, gpu), one("2g.10gb", 0, gpu))
     assert both.reason is Reason.GPU_BUSY, "two devices of one claim overlap"
+    assert both.text == "1g.5gb at 1:1 and 2g.10gb at 0:2 are wanted, and cannot both be there"
 
 
 def test_a_slice_beside_shares_of_the_same_gpu_is_refused() -> None:

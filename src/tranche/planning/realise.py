@@ -42,7 +42,11 @@ def realise(view: NodeView, grants: Sequence[Wanted], purpose: str) -> Plan | Ob
     """
     steps: list[Step] = []
     now = view
-    for grant in grants:
+    for number, grant in enumerate(grants):
+        for other in grants[:number]:
+            if contradicts(grant, other):
+                text = f"{_named(other)} and {_named(grant)} are wanted, and cannot both be there"
+                return obstacle(view.node.gpu(grant.gpu_uuid), Reason.GPU_BUSY, text)
         found = _steps(now, grant)
         if isinstance(found, Obstacle):
             return found
@@ -105,7 +109,7 @@ def _steps(view: NodeView, grant: Wanted) -> tuple[Step, ...] | Obstacle:
         return obstacle(gpu, Reason.LAYOUT_CHANGING, "a change of its layout is at work")
     if why := _unknown(grant, gpu):
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, why)
-    holders = [each for each in view.allocations if any(_contradicts(grant, other) for other in each.grants)]
+    holders = [each for each in view.allocations if any(contradicts(grant, other) for other in each.grants)]
     if holders:
         names = ", ".join(map(holder_text, holders))
         ids = tuple(each.id for each in holders)
@@ -129,7 +133,7 @@ def _unknown(grant: Wanted, gpu: GpuState) -> str:
     return ""
 
 
-def _contradicts(grant: Wanted, held: Grant) -> bool:
+def contradicts(grant: Wanted, held: Grant) -> bool:
     """Whether the two cannot both be given: they are not parts of one device, and overlap or exclude each other."""
     if isinstance(grant, Part) and isinstance(held, Part) and grant.device == held.device:
         return False

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
-from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity
+from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity, parse_whole
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,17 @@ def test_a_quantity_is_a_whole_number(text: str, amount: int) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a quantity"):
         parse_quantity(text)
+
+
+@pytest.mark.parametrize(("text", "amount"), [("4Gi", 4 << 30), ("1.5Ki", 1536), ("2000m", 2), ("-40", -40), ("0", 0)])
+def test_a_whole_number_is_read_with_its_sign(text: str, amount: int) -> None:
+    assert parse_whole(text) == amount
+
+
+@pytest.mark.parametrize("text", ["1500m", "0.5", "1n", "-1m"])
+def test_what_is_no_whole_number_is_not_rounded(text: str) -> None:
+    with pytest.raises(UsageError, match="not a whole number"):
+        parse_whole(text)
 
 
 @given(st.integers(0, 1 << 62))

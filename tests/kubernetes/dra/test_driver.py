@@ -163,6 +163,8 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
             node.allocate("gone", "gpu-0-1g-5gb-3", uid="another")
             assert "has uid another now, and uid-gone was asked for" in await refusal(gone)
             assert "does not have" in await refusal(node.allocate("odd", "gpu-0-1g-5gb-9"))
+            across = await refusal(node.allocate("both", "gpu-0-1g-5gb-5", "gpu-0-2g-10gb-4"))
+            assert "was given gpu-0-1g-5gb-5 and gpu-0-2g-10gb-4, which cannot both be there" in across
             node.node.server.put(
                 "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/bare", {"metadata": {"uid": "uid-bare"}}
             )
@@ -201,7 +203,12 @@ def test_a_share_is_within_its_limit_before_the_container_starts() -> None:
             (error,) = await node.prepare(three)
             assert "are needed" in error
             four = node.allocate("four", "gpu-0-shared", consumed={"memory": "900Gi"})
-            assert "which has" in (await node.prepare(four))[0]
+            assert "there is no more than" in (await node.prepare(four))[0]
+            for number, odd in enumerate(("1500m", "-4Gi", "1")):
+                claim = node.allocate(f"odd-{number}", "gpu-0-shared", consumed={"memory": odd})
+                (error,) = await node.prepare(claim)
+                assert "memory" in error or "whole number" in error
+                assert "somebody else" not in error
             await node.unprepare(one, two)
             assert await node.prepare(three) == [""], "room again"
 

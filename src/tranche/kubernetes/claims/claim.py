@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.quantity import parse_whole
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -78,7 +78,7 @@ class KubeClaim:
 
 
 def decode_claim(raw: Mapping[str, Any]) -> KubeClaim:
-    """A `resource.k8s.io` ResourceClaim; UsageError when an amount in it is no quantity."""
+    """A `resource.k8s.io` ResourceClaim; UsageError when an amount in it is no whole number."""
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
     allocation = status.get("allocation")
     results = ((allocation or {}).get("devices") or {}).get("results") or ()
@@ -97,7 +97,7 @@ def _decode_device(raw: Mapping[str, Any]) -> AllocatedDevice:
         pool=raw.get("pool", ""),
         device=raw.get("device", ""),
         share_id=raw.get("shareID") or "",
-        consumed={name: parse_quantity(str(amount)) for name, amount in consumed.items()},
+        consumed={name: parse_whole(str(amount)) for name, amount in consumed.items()},
         admin_access=bool(raw.get("adminAccess")),
         tolerations=tuple(map(_decode_toleration, raw.get("tolerations") or ())),
     )

@@ -25,6 +25,14 @@ def parse_quantity(text: str) -> int:
     return _rounded_up(_amount(text))
 
 
+def parse_whole(text: str) -> int:
+    """The quantity, which is a whole number; UsageError when it is none."""
+    amount = _amount(text)
+    if amount.denominator != 1:
+        raise UsageError(f"'{text}' is not a whole number")
+    return amount.numerator
+
+
 def parse_thousandths(text: str) -> int:
     """The quantity in thousandths, as processors are counted, rounded up; UsageError when it is none."""
     return _rounded_up(1000 * _amount(text))

@@ -49,6 +49,16 @@ class Amount:
         """Whether requests take parts of it."""
         return self.default is not None
 
+    def why_not(self, amount: int) -> str:
+        """Why nobody is given so much of it, in words; "" for what a scheduler gives that keeps to what is shown."""
+        if amount > self.value:
+            return f"there is no more than {self.value}"
+        if amount < self.least or amount < 0:
+            return f"nobody is given less than {self.least}"
+        if (amount - self.least) % self.step and amount != self.default:
+            return f"it is given in steps of {self.step} from {self.least}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDevice:

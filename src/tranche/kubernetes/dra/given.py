@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from tranche.core.allocation import nearest_request
 from tranche.core.errors import AllocationUnknown, GpuNotFound, SharingUnavailable, UsageError
@@ -12,7 +13,9 @@ from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef, KubeClaim
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.node.claims import ClaimOrder
-from tranche.planning.realise import Wanted
+from tranche.planning.realise import Wanted, contradicts
+
+_ANEW = "no scheduler gives that: delete pod and claim, and have them made and placed anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ def given_devices(
     Raises:
         AllocationUnknown: the claim is another one, is not allocated, or is allocated on another node.
         GpuNotFound: the node has no device of that name.
-        SharingUnavailable: more was consumed than a device has.
-        UsageError: it asks for access without having anything.
+        SharingUnavailable: so much of a device is given to nobody.
+        UsageError: it asks for access without having anything, or two of its devices cannot both be there.
     """
     if claim.ref.uid != wanted.uid:
         raise AllocationUnknown(f"{wanted} has uid {claim.ref.uid} now, and {wanted.uid} was asked for")
@@ -53,13 +56,17 @@ def given_devices(
                 hint="delete the pod; its successor is placed by what the node has",
             )
         for name, amount in each.consumed.items():
-            most = device.capacity.get(name)
-            if most is None or amount > most.value:
-                has = "none" if most is None else str(most.value)
-                raise SharingUnavailable(f"{wanted} was given {amount} of {name} of {each.device}, which has {has}")
+            shown = device.capacity.get(name)
+            why = "it has none" if shown is None else shown.why_not(amount)
+            if why:
+                raise SharingUnavailable(f"{wanted} was given {amount} of {name} of {each.device}: {why}", hint=_ANEW)
         found.append(GivenDevice(each, device.grant(each.consumed)))
     if not found:
         raise AllocationUnknown(f"{wanted} is allocated no device of {DRIVER}")
+    for one, other in combinations(found, 2):
+        if contradicts(one.grant, other.grant):
+            names = f"{one.allocated.device} and {other.allocated.device}"
+            raise UsageError(f"{wanted} was given {names}, which cannot both be there", hint=_ANEW)
     return tuple(found)
 
 
