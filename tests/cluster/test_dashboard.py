@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from cluster.chart_values import simulated_machines
@@ -30,14 +32,14 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         **simulated_machines(cluster.folder),
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
         "migManager": {"enabled": False},
-        "dashboard": {"enabled": True, "nodeSelector": {"kubernetes.io/hostname": p4d.name}},
+        "dashboard": {"enabled": True, "act": True, "nodeSelector": {"kubernetes.io/hostname": p4d.name}},
     }
     release = HelmRelease(cluster, "shown", agents, values)
     for each in ("overseer", "nobody"):
         cluster.kubectl("create", "serviceaccount", each, "--namespace", namespace)
-    view = "--clusterrole=view"
+    view, edit = "--clusterrole=view", "--clusterrole=edit"
     own, overseer = f"--serviceaccount={namespace}:default", f"--serviceaccount={namespace}:overseer"
-    cluster.kubectl("create", "rolebinding", "sees", view, own, "--namespace", namespace)
+    cluster.kubectl("create", "rolebinding", "edits", edit, own, "--namespace", namespace)
     cluster.kubectl("create", "clusterrolebinding", everything, view, overseer)
     try:
         release.install()
@@ -72,6 +74,24 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         assert f"{others}/waits" in _get(address, "/queue", sees_all)[1]
         assert f"{others}/holds" in _get(address, f"/nodes/{p4d.name}", sees_all)[1]
         assert _ask(address, "/api/nodes", nobody) == (200, [])
+        # Who may not patch nodes gets no form; who may delete the pod of his share does it himself, by the API server's word.
+        assert "You may not patch nodes" in _get(address, f"/act?kind=cordon&node={p4d.name}", viewer)[1]
+        (mine,) = (each["id"] for each in node["overview"]["allocations"] if each["keeper"]["kind"] == "pod")
+        release_it = f"/act?kind=release&node={p4d.name}&share={mine}"
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', _get(address, release_it, viewer)[1]))
+        refused = _send(address, fields, sees_all)
+        assert (refused, phase(cluster, namespace, "holds")) == (409, "Running")
+        assert _send(address, fields, viewer) == 303
+        path = f"/api/v1/namespaces/{namespace}"
+        assert cluster.api.get(f"{path}/pods/holds")["metadata"]["deletionTimestamp"]
+        told = [
+            each["message"]
+            for each in cluster.api.get(f"{path}/events")["items"]
+            if each["reason"] == "DoneFromDashboard"
+        ]
+        assert told == [
+            f"Take share {mine} of node {p4d.name} back: done by system:serviceaccount:{namespace}:default from the dashboard"
+        ]
         release.uninstall()
     finally:
         cluster.kubectl("delete", "clusterrolebinding", everything, "--ignore-not-found")
@@ -104,6 +124,19 @@ def _get(address: str, path: str, token: str) -> tuple[int, str]:
         connection.request("GET", path, headers={"Host": "localhost", **given})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def _send(address: str, fields: dict[str, str], token: str) -> int:
+    """The status that a form is answered with."""
+    connection = HTTPConnection(address, 8899, timeout=30)
+    kind = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://localhost"}
+    try:
+        connection.request(
+            "POST", "/act", urlencode(fields), {"Host": "localhost", "Authorization": f"Bearer {token}", **kind}
+        )
+        return connection.getresponse().status
     finally:
         connection.close()
 
