@@ -98,6 +98,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     )
     registered: Live[bool] = Live()
     reserved: Live[frozenset[str]] = Live()
+    fallen: Live[frozenset[str]] = Live()
     ways = Ways() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
     shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"])
     driver = partial(
@@ -107,12 +108,14 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         cdi_folder=values["cdi_folder"],
         registered=registered,
         reserved=reserved,
+        fallen=fallen,
     )
+    slices = partial(parts.claim_slices, registered=registered, reserved=reserved, fallen=fallen, ways=ways)
     built: dict[str, tuple[Part, ...]] = {
         "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], ways=ways),),
         "mig-manager": (manager,),
         "feature-labels": (parts.feature_labels,),
-        "dra": (driver, partial(parts.claim_slices, registered=registered, reserved=reserved, ways=ways), shares),
+        "dra": (driver, slices, shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
     return [*chosen, parts.view_news] if values["tell_view"] else chosen

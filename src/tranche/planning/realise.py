@@ -87,7 +87,9 @@ def given(view: NodeView, allocation_id: str, grants: Sequence[Grant]) -> NodeVi
 
 def refusal(found: Obstacle) -> TrancheError:
     """The error that an obstacle to what was chosen stands for."""
-    hint = "the pod is placed anew once its claim is given back; see who has what: tranche ps"
+    hint = (
+        "the pod starts once that is given back; to have it placed anew before, delete it; see who has what: tranche ps"
+    )
     match found.reason:
         case Reason.GPU_LOST:
             return HardwareError(str(found), hint="see: tranche doctor")

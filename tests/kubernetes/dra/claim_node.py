@@ -43,6 +43,7 @@ class ClaimNodeStandIn:
     now: float = 1000.0
     wants_reset: bool = False
     reserved: Live[frozenset[str]] = field(default_factory=Live)
+    fallen: Live[frozenset[str]] = field(default_factory=Live)
 
     async def set_mode(self, mode: str) -> None:
         """Label the node so, and wait until its parts know."""
@@ -144,6 +145,7 @@ class ClaimNodeStandIn:
             care_seconds=care_seconds,
             proc=self.proc,
             reserved=self.reserved,
+            fallen=self.fallen,
         )
         task = asyncio.create_task(driver.run())
         try:

@@ -378,6 +378,50 @@ def _pods_of(node: ClaimNodeStandIn) -> tuple[str, ...]:
     return held.keeper.pods
 
 
+@isolated
+def test_a_claim_that_was_deleted_under_its_pod_is_told_as_soon_as_another_meets_it_and_that_one_starts_by_itself() -> (
+    None
+):
+    async def test(node: ClaimNodeStandIn) -> None:
+        stands, deleted = node.allocate("stands", "gpu-0-1g-5gb-1"), node.allocate("deleted", "gpu-0-1g-5gb-0")
+        async with node.driver(care_seconds=3600):
+            assert await node.prepare(stands, deleted) == ["", ""]
+            processes = [node.process(pid, f"pod-{name}") for pid, name in enumerate(("stands", "deleted"), 71)]
+            await until(lambda: node.fallen.synced)
+            assert node.fallen.value == frozenset()
+            node.delete("deleted")
+            late = node.allocate("late", "gpu-0-2g-10gb-0")
+            (error,) = await node.prepare(late)
+            assert "the pod starts once that is given back; to have it placed anew before, delete it" in error
+            await until(lambda: node.fallen.value == {"uid-deleted"})
+            await node.unprepare(stands)
+            shutil.rmtree(processes[0])
+        async with node.driver():
+            shutil.rmtree(processes[1])
+            await until(partial(_later_and_free, node))
+            await until(lambda: node.fallen.value == frozenset())
+            assert await node.prepare(late) == [""]
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_every_claim_has_its_turn_to_be_asked_about() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claims = [node.allocate(f"c{number}", f"gpu-{number // 7}-1g-5gb-{number % 7}") for number in range(21)]
+        async with node.driver():
+            assert await node.prepare(*claims) == [""] * 21
+            for number in range(21):
+                node.process(100 + number, f"pod-c{number}")
+            await until(lambda: node.fallen.synced)
+            for name in ("c0", "c10", "c20"):
+                node.delete(name)
+            await until(lambda: node.fallen.value == {"uid-c0", "uid-c10", "uid-c20"})
+            assert len(node.allocations) == 21
+
+    on_claim_node(test, "A100-40GB", "A100-40GB", "A100-40GB")
+
+
 ANY = ({"operator": "Exists"},)
 RESERVED = ({"key": "tranche.dev/reserved", "operator": "Exists", "effect": "NoSchedule"},)
 

@@ -13,6 +13,8 @@ from tests.kubernetes.mig_manager.mig_node import NODE, ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.core.allocation import WholeGpu
 from tranche.core.errors import TrancheError
+from tranche.core.keeper import ClaimKeeper
+from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.resource_slices import SliceClient
@@ -30,6 +32,7 @@ from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
 from tranche.kubernetes.observation.ways import PluginOffer, Ways
+from tranche.node.claims import ClaimOrder, ClaimPromise
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
 
@@ -84,6 +87,7 @@ async def publishing(
     registered: Live[bool] | None = None,
     ways: Ways | None = None,
     reserved: Live[frozenset[str]] | None = None,
+    fallen: Live[frozenset[str]] | None = None,
 ) -> AsyncIterator[PublishingNode]:
     connection = ApiConnection(ApiServer(node.server.url))
     client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
@@ -102,6 +106,7 @@ async def publishing(
         registered=registered,
         ways=ways,
         reserved=reserved,
+        fallen=fallen,
         pause=0.001,
         sleep=lambda _: asyncio.sleep(0.001),
     )
@@ -204,6 +209,28 @@ def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
             await until(lambda: ("Warning", "KeptRoomUnknown") in node.events)
             await until(lambda: not kept())
             assert published.taints(f"{gpu}-1g-5gb-0") == set()
+
+    on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_what_a_pod_has_whose_claim_was_deleted_is_tainted_until_it_is_over(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        fallen: Live[frozenset[str]] = Live()
+        async with publishing(node, fallen=fallen) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+            gpu = WholeGpu(node.host.observe().gpus[0].uuid)
+            order = ClaimOrder(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (gpu,))
+            (promise,) = node.host.claims.promise([order])
+            assert isinstance(promise, ClaimPromise)
+            node.host.claims.fulfil(promise)
+            await until(lambda: len(node.inventory.latest.value.view.allocations) == 1)
+            assert published.taints("gpu-0") == set(), "the scheduler knows that a claim has it"
+            fallen.publish(frozenset({"uid-a"}))
+            await until(lambda: published.taints("gpu-0") == published.taints("gpu-0-1g-5gb-3") == {TaintKey.HELD})
+            assert published.taints("gpu-1") == set()
+            node.host.claims.give_back("uid-a", why="its pod has ended")
+            await until(lambda: published.taints("gpu-0") == published.taints("gpu-0-1g-5gb-3") == set())
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")
 

@@ -55,6 +55,17 @@ def test_what_claims_have_is_not_tainted() -> None:
     assert tainted(seen(uncuttable_gpu(), (CLAIM, WholeGpu(uncuttable_gpu().uuid)))) == {}
 
 
+def test_what_a_claim_has_that_is_over_is_not_offered_to_others() -> None:
+    gpu = a100()
+    view = seen(
+        gpu, (CLAIM, slice_at("1g.5gb", 3, 1, gpu)), (replace(CLAIM, uid="other"), slice_at("1g.5gb", 6, 1, gpu))
+    )
+    found = tainted(view, replace(MIXED, fallen=frozenset({CLAIM.uid, "unknown"})))
+    assert set(found.values()) == {(TaintKey.HELD,)}
+    assert {"gpu-0", "gpu-0-1g-5gb-3", "gpu-0-3g-20gb-0"} <= found.keys()
+    assert not {"gpu-0-1g-5gb-6", "gpu-0-1g-5gb-2"} & found.keys()
+
+
 def test_nothing_of_a_cordoned_gpu_is_given_to_claims_more() -> None:
     gpu = a100()
     view = seen(gpu, (CLAIM, slice_at("1g.5gb", 3, 1, gpu)))

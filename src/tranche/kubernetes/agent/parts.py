@@ -133,10 +133,11 @@ def claim_driver(
     cdi_folder: Path,
     registered: Live[bool],
     reserved: Live[frozenset[str]],
+    fallen: Live[frozenset[str]],
 ) -> InTier:
     """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it.
 
-    `reserved` tells what is shown as kept for larger requests.
+    `reserved` tells what is shown as kept for larger requests; `fallen` is told which claims are over while their pods run on.
     """
 
     def files() -> DeviceFiles:
@@ -152,6 +153,7 @@ def claim_driver(
         clock=time.monotonic,
         registered=registered,
         reserved=reserved,
+        fallen=fallen,
         sick_bay=_sick_bay(services, config),
     )
     return InTier(driver, services.tier, BY_CLAIMS)
@@ -163,6 +165,7 @@ def claim_slices(
     *,
     registered: Live[bool],
     reserved: Live[frozenset[str]],
+    fallen: Live[frozenset[str]],
     ways: Ways | None = None,
 ) -> InTier:
     """What shows claims the devices of this node, once the driver is registered; with `ways` those that no kubelet counts."""
@@ -177,6 +180,7 @@ def claim_slices(
         pcie_roots=roots,
         registered=registered,
         reserved=reserved,
+        fallen=fallen,
         ways=ways,
     )
     return InTier(publisher, services.tier, BY_CLAIMS)

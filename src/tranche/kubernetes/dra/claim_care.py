@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tranche.core.allocation import Allocation, Phase
@@ -21,14 +21,21 @@ from tranche.kubernetes.dra.claim_users import ClaimUsers
 from tranche.kubernetes.dra.given import given_devices, order_of
 from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
 from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.kubernetes.live import Live
 from tranche.node.claims import ClaimOrder, as_given, may_be_lost, processes_of
 from tranche.node.host import Host
+
+_ASKED_IN_TURN = 8
+"""Of the claims with which something runs, at each look: a claim that somebody deletes while its pod runs is seldom."""
 
 _log = logging.getLogger(__name__)
 
 
 class ClaimCare:
-    """Looks after the claims of one node. `clock` is monotonic, in seconds."""
+    """Looks after the claims of one node. `clock` is monotonic, in seconds.
+
+    `fallen` tells the claims, by uid, that are over by the API server's word and still have something: their pods run on.
+    """
 
     def __init__(
         self,
@@ -40,6 +47,7 @@ class ClaimCare:
         *,
         users: ClaimUsers,
         clock: Callable[[], float],
+        fallen: Live[frozenset[str]] | None = None,
     ) -> None:
         self._host = host
         self._node = node
@@ -48,10 +56,15 @@ class ClaimCare:
         self._files = files
         self._users = users
         self._clock = clock
+        self.fallen: Live[frozenset[str]] = Live() if fallen is None else fallen
         self._fallen: dict[str, float] = {}
+        self._asked: tuple[str, ...] = ()
 
-    async def look(self) -> None:
-        """Do what is to be done now."""
+    async def look(self, *, thorough: bool = False) -> None:
+        """Do what is to be done now.
+
+        The API server is asked about all claims where that is `thorough`, else about few of those that pods use, in turn.
+        """
         held = await self.note_pods()
         filed = await asyncio.to_thread(self._files.keepers)
         for uid, keeper in filed.items():
@@ -61,7 +74,7 @@ class ClaimCare:
             active = [each for each in allocations if each.phase is Phase.ACTIVE]
             if uid not in filed and active and uid not in self._preparer.under_way:
                 await self._write_again(active[0])
-        await self._free_the_fallen(held)
+        await self._free_the_fallen(held, len(held) if thorough else _ASKED_IN_TURN)
 
     async def note_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
         """Have the register know the pods that use claims by now; what claims have, by uid.
@@ -131,9 +144,11 @@ class ClaimCare:
             _log.info("claim not understood", extra={"claim": str(ref), "error": str(error)})
             return None
 
-    async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]]) -> None:
+    async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]], most: int) -> None:
+        """Free what is over, and find out about that many of the others whether their claims stand."""
         if not held:
             self._fallen = {}
+            self._tell_fallen(frozenset())
             return
         # Before the processes are looked for: a pod whose containers start between the two is listed.
         listed = await self._users.listed()
@@ -142,14 +157,19 @@ class ClaimCare:
         for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
             if processes:
                 living.add(uid)
-        now, fallen = self._clock(), {}
+        now, fallen, over = self._clock(), {}, set(self.fallen.value if self.fallen.synced else ())
+        in_turn = self._next_of(sorted(living & held.keys()), most)
         for uid, allocations in held.items():
-            if uid in living or uid in self._preparer.under_way:
+            if uid in self._preparer.under_way or (uid in living and uid not in in_turn):
                 continue
             keeper = allocations[0].keeper
             assert isinstance(keeper, ClaimKeeper)
             order = await self._order_of(keeper)
             stands = None if order is None else isinstance(order, ClaimOrder) and _is(order, allocations)
+            if stands is not None:
+                over = over - {uid} if stands else over | {uid}
+            if uid in living:
+                continue
             if stands is False:
                 fallen[uid] = self._fallen.get(uid, now)
             elif stands is None and uid in self._fallen:
@@ -159,6 +179,19 @@ class ClaimCare:
                 await self._preparer.forget(uid, "its claim is over, and nobody gave it back")
                 fallen.pop(uid, None)
         self._fallen = fallen
+        self._tell_fallen(frozenset(over & held.keys()))
+
+    def _next_of(self, uids: Sequence[str], most: int) -> frozenset[str]:
+        """So many of these, those first whose turn was longest ago."""
+        waiting = [each for each in uids if each not in self._asked]
+        if most >= len(uids) or not waiting:
+            self._asked, waiting = (), list(uids)
+        self._asked = (*self._asked, *waiting[:most])
+        return frozenset(waiting[:most])
+
+    def _tell_fallen(self, fallen: frozenset[str]) -> None:
+        if not self.fallen.synced or self.fallen.value != fallen:
+            self.fallen.publish(fallen)
 
     def _with_processes(self, held: Mapping[str, tuple[Allocation, ...]]) -> Mapping[str, bool]:
         view = self._host.view()

@@ -37,6 +37,7 @@ _CALM_SECONDS = 0.5
 _LONGEST_BACKLOG_SECONDS = 3.0
 _CARE_SECONDS = 15.0
 _FIRST_CARE_SECONDS = 5.0
+_THOROUGH_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class ClaimDriver:
 
     `instance` is the uid of the agent's pod, "" without one. `files` is asked for anew at each use, once `configured` returns.
     `clock` is monotonic, in seconds. `registered` is told whether the kubelet has the driver. `reserved` tells the names of
-    devices that are shown as kept for larger requests.
+    devices that are shown as kept for larger requests, `fallen` is told the uids of claims that are over while their pods run on.
     """
 
     name = "dra"
@@ -64,6 +65,7 @@ class ClaimDriver:
         sick_bay: SickBay,
         registered: Live[bool] | None = None,
         reserved: Live[frozenset[str]] | None = None,
+        fallen: Live[frozenset[str]] | None = None,
         care_seconds: float = _CARE_SECONDS,
         proc: Path = PROC,
     ) -> None:
@@ -89,12 +91,14 @@ class ClaimDriver:
         )
         read = ClaimReader(services.connection).read
         self._changed = asyncio.Event()
-        self._preparer = Preparer(node, read, share_files, self._changed.set)
+        self._refused = asyncio.Event()
+        self._refused.set()  # what was so before this agent began, it finds out at its first look
+        self._preparer = Preparer(node, read, share_files, self._changed.set, self._refused.set)
         self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
         self._node = services.node
         self._pods = services.node_pods
         users = ClaimUsers(services.node_pods, services.pods.listed_by_claims, proc=proc)
-        self._care = ClaimCare(host, node, self._preparer, read, share_files, users=users, clock=clock)
+        self._care = ClaimCare(host, node, self._preparer, read, share_files, users=users, clock=clock, fallen=fallen)
         sockets = PluginSockets(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
         self._registration = PluginRegistration(sockets, server, Live() if registered is None else registered)
@@ -154,9 +158,16 @@ class ClaimDriver:
             self._inventory.poke()
 
     async def _keep_caring(self) -> None:
+        """Now and then, and at once when a claim met what somebody has: that one's claim may be over."""
         while True:
-            await asyncio.sleep(self._care_seconds)
-            await self._look_after()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._care_seconds):
+                    await self._refused.wait()
+            refused = self._refused.is_set()
+            self._refused.clear()
+            await self._look_after(thorough=refused)
+            if refused:
+                await asyncio.sleep(min(_THOROUGH_SECONDS, self._care_seconds))
 
     async def _keep_noting(self) -> None:
         """Of each pod that comes to use a claim, before the pod can be forgotten."""
@@ -166,9 +177,9 @@ class ClaimDriver:
             except TrancheError as error:
                 _log.warning("pods not noted", extra={"reason": error.reason, "error": str(error)})
 
-    async def _look_after(self) -> None:
+    async def _look_after(self, *, thorough: bool = False) -> None:
         try:
-            await self._care.look()
+            await self._care.look(thorough=thorough)
         except TrancheError as error:
             _log.warning("claims not looked after", extra={"reason": error.reason, "error": str(error)})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tranche.core.allocation import Allocation
-from tranche.core.errors import KubernetesNotFound, TrancheError, WaitTimeout
+from tranche.core.errors import GpuBusy, KubernetesNotFound, NoRoom, TrancheError, WaitTimeout
 from tranche.core.keeper import ChosenFor
 from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
@@ -63,7 +63,8 @@ class ClaimNode:
 class Preparer:
     """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
 
-    `changed` is called whenever a claim has come to have something, or has nothing any more. Nobody is served before `open`: who
+    `changed` is called whenever a claim has come to have something, or has nothing any more; `met` when one cannot have what
+    somebody else has. Nobody is served before `open`: who
     asks waits.
     """
 
@@ -73,12 +74,14 @@ class Preparer:
         read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
         share_files: ShareFiles,
         changed: Callable[[], None] = lambda: None,
+        met: Callable[[], None] = lambda: None,
     ) -> None:
         self.backlog = ClaimBacklog(node.claims, lambda order: self._write_file(order.keeper, order.grants))
         self._node = node
         self._read = read
         self._share_files = share_files
         self._changed = changed
+        self._met = met
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
@@ -144,6 +147,9 @@ class Preparer:
         )
         try:
             await self.backlog.realise(order)
+        except (GpuBusy, NoRoom):
+            self._met()
+            raise
         finally:
             self._changed()  # also after a refusal: then what is shown was not what is there
         seconds = round(loop.time() - asked, 6)

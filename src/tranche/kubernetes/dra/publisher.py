@@ -58,6 +58,7 @@ class SlicePublisher:
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: Live[bool] | None = None,
         reserved: Live[frozenset[str]] | None = None,
+        fallen: Live[frozenset[str]] | None = None,
         ways: Ways | None = None,
         pause: float = PAUSE_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
@@ -68,6 +69,7 @@ class SlicePublisher:
         self._pcie_roots = pcie_roots
         self._sick_bay = sick_bay
         self._registered = registered
+        self._fallen: Live[frozenset[str]] = Live() if fallen is None else fallen
         self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
         self._ways = Ways() if ways is None else ways
         if ways is None:
@@ -104,6 +106,7 @@ class SlicePublisher:
             group.create_task(self._listen(self._ways.plugin.changes()))
             group.create_task(self._sick_bay.run())
             group.create_task(self._listen(self._sick_bay.ward.changes()))
+            group.create_task(self._listen(self._fallen.changes()))
             group.create_task(self._keep())
             group.create_task(self._keep_labels())
 
@@ -180,7 +183,8 @@ class SlicePublisher:
             offer = self._ways.plugin.value
             other = OtherWay(offer.grants, offer.strangers(node.allocatable))
         mode, known, ward = mode_in_force(node.labels), self._known.value, self._sick_bay.ward.value
-        return _Basis(node.name, node.uid, mode, sizes, view, known, ward, other)
+        fallen = self._fallen.value if self._fallen.synced else frozenset()
+        return _Basis(node.name, node.uid, mode, sizes, view, known, ward, other, fallen)
 
     async def _say_unknown(self, node: KubeNode) -> None:
         """Once for each word that is no mode: the administrator meant something by it."""
@@ -264,8 +268,8 @@ async def _true(live: Live[bool]) -> None:
 
 
 class _Basis(NamedTuple):
-    """The node by name and uid, its mode, what it keeps, what it is and has, what it shows, which GPUs are sick, and what the
-    device plugin may be taken to give away.
+    """The node by name and uid, its mode, what it keeps, what it is and has, what it shows, which GPUs are sick, what the device
+    plugin may be taken to give away, and the claims, by uid, that are over while their pods run on.
     """
 
     name: str
@@ -276,6 +280,7 @@ class _Basis(NamedTuple):
     known: tuple[NodeSlice, ...]
     ward: Ward
     other: OtherWay
+    fallen: frozenset[str]
 
     @property
     def open_gpus(self) -> frozenset[str]:
@@ -301,10 +306,10 @@ def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
 ) -> tuple[SliceWrites, Mapping[str, str | None], frozenset[str]]:
     """What is to be written, the labels of the node, and the devices, by name, that are kept for larger requests."""
-    name, uid, mode, sizes, view, known, ward, other = basis
+    name, uid, mode, sizes, view, known, ward, other, fallen = basis
     opened = basis.open_gpus
     offered = tuple(each for each in devices if each.gpu_uuid in opened)
-    against: Reasons = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node))))
+    against: Reasons = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node)), fallen))
     counted = counted_otherwise(offered, other, _shown(known))
     against = {
         name: tuple(sorted({*why, *((TaintKey.MODE,) if name in counted else ())})) for name, why in against.items()

@@ -1,7 +1,7 @@
 """Why a device of the node cannot be had now, as taints. Pure.
 
 A device never leaves the pool for such a reason: the scheduler counts on it for whoever has it. Nor is a device tainted for what
-claims have of it: the scheduler knows that.
+claims have of it: the scheduler knows that, until somebody deletes the claim.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from tranche.planning.tenancy import Tenancy, tenancy
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What speaks against devices beside the view: the node's mode, and what reported an error that programs do not survive."""
+    """What speaks against devices beside the view: the node's mode, what reported an error that programs do not survive, and
+    claims, by uid, that are over while their pods run on: the scheduler takes for free what these have.
+    """
 
     mode: NodeMode
     faulty: Collection[WholeGpu | Slice] = frozenset()
+    fallen: Collection[str] = frozenset()
 
 
 def reasons_against(
@@ -34,7 +37,7 @@ def reasons_against(
 ) -> dict[str, tuple[TaintKey, ...]]:
     """Why each device cannot be had, by its name; nothing where it can."""
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
-    held = _held_without_claim(view)
+    held = _held_without_claim(view, known.fallen)
     found = {}
     for each in devices:
         here = tenancies[each.gpu_uuid]
@@ -85,10 +88,10 @@ def is_offered(device: NodeDevice, mode: NodeMode, use: GpuUse) -> bool:
     return True
 
 
-def _held_without_claim(view: NodeView) -> dict[str, list[Grant]]:
+def _held_without_claim(view: NodeView, fallen: Collection[str]) -> dict[str, list[Grant]]:
     found: dict[str, list[Grant]] = {}
     for allocation in view.allocations:
-        if not isinstance(allocation.keeper, ClaimKeeper):
+        if not isinstance(allocation.keeper, ClaimKeeper) or allocation.keeper.uid in fallen:
             for grant in allocation.grants:
                 found.setdefault(grant.gpu_uuid, []).append(grant)
     return found
