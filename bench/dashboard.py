@@ -7,6 +7,7 @@ fetched as a whole whenever anything has changed, which is what the page of one 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,7 @@ class _Watched:
     server: float = 0.0
     page: float = 0.0
     seconds_busy: float = 0.0
+    server_busy: float = 0.0
 
 
 @contextlib.contextmanager
@@ -171,12 +173,13 @@ def _watched(browser: Any, *, as_a_whole: bool) -> _Watched:
         page.locator("#live.live").wait_for()
         before = page.context.new_cdp_session(page)
         before.send("Performance.enable")
-        busy = _metric(before, "TaskDuration")
+        busy, spent = _metric(before, "TaskDuration"), _processor_seconds(server.process.pid)
         page.evaluate("watchRows()")
         began = time.time()
         page.wait_for_timeout(1000 * _SECONDS)
         arrived = page.evaluate("arrived")
         seen.seconds_busy = _metric(before, "TaskDuration") - busy
+        seen.server_busy = _processor_seconds(server.process.pid) - spent
         seen.late = _lateness(server.made(), arrived, began)
         seen.server, seen.page = server.memory(), _renderer_memory()
         page.context.close()
@@ -219,6 +222,12 @@ def _renderers() -> Iterator[int]:
                 yield int(path.parent.name)
 
 
+def _processor_seconds(pid: int) -> float:
+    """Processor time of a process so far; that of the simulated cluster is in it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def resident(pid: int) -> float:
     """What a process has in memory, in MiB."""
     try:
@@ -237,6 +246,7 @@ def _told(report: Report, ours: _Watched, theirs: _Watched) -> None:
             ("p99", "ms", lambda each: quantiles(each.late, n=100)[98]),
             (f"changes seen of {_SECONDS * CHANGES:.0f}", "", lambda each: float(len(each.late))),
             ("the page's thread was busy", "%", lambda each: 100 * each.seconds_busy / _SECONDS),
+            ("the server was busy", "%", lambda each: 100 * each.server_busy / _SECONDS),
             ("memory of the server", "MiB", lambda each: each.server),
             ("memory of the page's process", "MiB", lambda each: each.page),
         )
