@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_the_documents(views: list[NodeView]) -> None:
         cells = {each.get("data-label"): text_of(each) for each in row.iter("td")}
         assert cells["Held"] == str(looks[Look.HELD] + looks[Look.SHARED])
         assert cells["Idle"] == str(looks[Look.IDLE])
-        drawn = [each.get("d", "") for each in row.iter("path") if each.get("class")]
+        drawn = [each.get("d", "") for each in row.iter("path") if "tr-box" in each.get("class", "")]
         assert sum(each.count("M") for each in drawn) == len(blocks), "each block is drawn once"
 
 
@@ -144,6 +144,22 @@ def test_nodes_are_found_by_what_is_said_of_them() -> None:
     (never,) = (each for each in rows_of(tree_of(seen)) if each.get("id") == "node-never")
     assert "its agent has not been heard" in text_of(never)
     assert "1 of 4 nodes are such." in text_of(tree_of(seen, NodeChoice(state="cordoned")))
+
+
+def test_gpus_that_change_or_are_not_given_away_are_marked_and_nobody_is_named() -> None:
+    (node,) = SimulatedCluster(1, idle=0.0).snapshot(1.0).nodes.values()
+    first, second, *rest = node.overview["gpus"]
+    marked = [{**first, "withheld": "cordoned by ada: smells"}, {**second, "changing": True}, *rest]
+    seen = ClusterSnapshot().after([replace(node, overview={**node.overview, "gpus": marked})], 1.0)
+    (row,) = rows_of(tree_of(seen))
+    assert "1 GPU not given away; 1 GPU being changed" in text_of(row)
+    assert "8 × A100-SXM4-40GB" in text_of(row)
+    assert [each.get("class") for each in row.iter("path")].count("tr-changing") == 1
+    assert "ada" not in text_of(tree_of(seen))
+    assert rows_of(tree_of(seen, NodeChoice(q="smells"))) == []
+    for state in ("not given away", "being changed"):
+        assert len(rows_of(tree_of(seen, NodeChoice(state=state)))) == 1
+    assert len(rows_of(tree_of(seen, NodeChoice(model="A100-SXM4-40GB")))) == 1
 
 
 def test_rows_are_made_again_only_where_something_has_changed() -> None:

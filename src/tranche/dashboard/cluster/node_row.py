@@ -21,6 +21,8 @@ COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "State")
 """The columns of a table of nodes."""
 
 NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
+WITHHELD, CHANGING = "not given away", "being changed"
+"""Of single GPUs; why one is not given away may name somebody, and is said on its node's page."""
 _TROUBLING = frozenset({NOT_SEEN, NOT_READY, Look.MISSING, Look.LOST})
 
 
@@ -89,7 +91,7 @@ def node_row(node: SeenNode) -> NodeRow:
     tally = NodeTally(
         1, len(gpus), slices.total(), slices["held"], slices["idle"], len(allocations), len(node.overview["waiters"])
     )
-    models = Counter(gpu.model for gpu in drawn)
+    models = Counter(str(gpu["name"]).removeprefix("NVIDIA ").strip() for gpu in gpus)
     states = frozenset(_states(node, drawn))
     told = ", ".join(f"{count} × {model}" for model, count in models.items()) or "no GPU is known"
     state = "; ".join(_state_words(node, drawn))
@@ -160,6 +162,7 @@ def _free(drawn: Sequence[GpuBlocks]) -> str:
 
 def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
     found = {str(each.look) for gpu in drawn for each in gpu.blocks} | set(_standing(node))
+    found |= {word for word, count in _marked(node) if count}
     yield from found
     if found & _TROUBLING:
         yield TROUBLE
@@ -174,6 +177,12 @@ def _standing(node: SeenNode) -> Iterator[str]:
         yield CORDONED
 
 
+def _marked(node: SeenNode) -> Iterator[tuple[str, int]]:
+    gpus = node.overview["gpus"]
+    yield WITHHELD, sum(bool(gpu.get("withheld")) for gpu in gpus)
+    yield CHANGING, sum(bool(gpu["changing"]) for gpu in gpus)
+
+
 def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
     standing = list(_standing(node))
     yield from (word for word in standing if word != NOT_SEEN)
@@ -181,8 +190,7 @@ def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
     yield from (
         f"{looks[look]} {look}" for look in (Look.LOST, Look.MISSING, Look.IN_USE, Look.PREPARING) if looks[look]
     )
-    if changing := sum(gpu.changing for gpu in drawn):
-        yield f"{changing} being changed"
+    yield from (f"{count} GPU{'s' if count > 1 else ''} {word}" for word, count in _marked(node) if count)
     if NOT_SEEN in standing:
         yield node.trouble or "its agent has not been heard"
 
@@ -193,10 +201,13 @@ def _bars(gpus: Sequence[GpuBlocks]) -> Element:
     for place, gpu in enumerate(gpus):
         for each in gpu.blocks:
             paths.setdefault((each.look, each.foreign), []).append(_box(place, each, gpu.units))
+    whole = BarBlock(0, 1, Look.FREE, "", "", "")
+    changing = "".join(_box(place, whole, 1) for place, gpu in enumerate(gpus) if gpu.changing)
     height = _LINE * -(-len(gpus) // _IN_LINE)
     return element(
         "svg",
         [each for (look, foreign), drawn in sorted(paths.items()) for each in _paths(look, foreign, "".join(drawn))],
+        element("path", d=changing, class_="tr-changing") if changing else None,
         role="img",
         aria_label=told_in_short(gpus),
         viewBox=f"0 0 {_IN_LINE * _STEP} {height}",
@@ -222,5 +233,5 @@ def shown_looks(rows: Iterable[NodeRow]) -> Mapping[str, str]:
     """The states that any of the rows is in, each with its word, in the order in which they are offered."""
     present = frozenset[str]().union(*(row.states for row in rows))
     words = {TROUBLE: "in trouble", NOT_SEEN: NOT_SEEN, NOT_READY: NOT_READY, CORDONED: CORDONED}
-    words |= {str(look): str(look) for look in Look}
+    words |= {WITHHELD: WITHHELD, CHANGING: CHANGING} | {str(look): str(look) for look in Look}
     return {state: word for state, word in words.items() if state in present}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tranche.dashboard.cluster.choice import NodeChoice
-from tranche.dashboard.cluster.node_row import COLUMNS, NodeRow, NodeTally, shown_looks
+from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NodeRow, NodeTally, shown_looks
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, notes
@@ -51,9 +51,10 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> E
 
 def _key() -> Element:
     """What the looks of the blocks mean: all of them, for the next change may bring any."""
+    marks: list[tuple[Look | str, str]] = [("tr-foreign", "not made by Tranche"), ("tr-changing", CHANGING)]
     entries = [
-        element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", str(look))
-        for look in _KEY
+        element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
+        for look, word in [*((look, str(look)) for look in _KEY), *marks]
     ]
     return element("ul", entries, class_="key", aria_label="What the blocks mean")
 
