@@ -429,7 +429,9 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
 
 
 def test_the_job_that_ends_the_agents_has_the_rights_that_it_uses_and_no_more(tmp_path: Path) -> None:
-    made = [item for item in render() if "helm.sh/hook" in item["metadata"].get("annotations", {})]
+    made = [
+        item for item in render({"dra": {"enabled": True}}) if "helm.sh/hook" in item["metadata"].get("annotations", {})
+    ]
     assert {item["metadata"]["annotations"]["helm.sh/hook"] for item in made} == {"pre-delete"}
     assert not any(
         "hook" in str(item["metadata"].get("annotations")) for item in render({"cleanup": {"enabled": False}})

@@ -21,7 +21,7 @@ from tranche.cli.settings import TrancheCommand
 )
 @click.option(
     "--without",
-    type=click.Choice(("mig-manager", "feature-labels", "controller")),
+    type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
     help="Leave what this part writes: another program does its work.",
 )
@@ -37,10 +37,12 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
 
     `helm uninstall` runs it as a job before it deletes the rest. Labels, annotations and the condition of the agents go; what
     people have set stays, such as nvidia.com/mig.config, and so do nodes on which agents of another DaemonSet run. Running pods
-    keep their slices, and the GPUs stay as they are cut. The claim templates that annotations have made go, but for those that
-    pods still need. What is done is said on stderr, a line for each node.
+    keep their slices, and the GPUs stay as they are cut. Pods with claims are named first: they end only while an agent is there.
+    The claim templates that annotations have made go, but for those that pods still need. What is done is said on stderr, a line
+    for each node.
     """
     try:
+        from tranche.kubernetes.agent.claims_left import say_claims_left
         from tranche.kubernetes.agent.leaving import leave
         from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
         from tranche.kubernetes.controller.leaving import remove_templates
@@ -48,6 +50,8 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
         raise extra_missing("'tranche leave'", "kubernetes", error) from error
     parts = {MIG_MANAGER, FEATURE_LABELS} - set(without)
 
+    if "dra" not in without:
+        say_claims_left(kubeconfig, os.environ, say)
     leave(kubeconfig, os.environ, namespace or "tranche-system", daemon_set, parts, patience, say)
     if "controller" not in without:
         remove_templates(kubeconfig, os.environ, say)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
@@ -15,6 +17,8 @@ from tranche.kubernetes.live import Live
 _PERIOD_SECONDS = 600.0
 """Each agent asks: of 5,000 nodes that is 17 requests in a second."""
 _RETRY_SECONDS = 2.0
+LOOK_SECONDS = 5.0
+"""So often a part asks whether it still owes something in another tier."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,14 +72,32 @@ class TierWatch:
             await self._sleep(pause)
 
 
-class InTier:
-    """A component that runs only while the cluster's tier is one of `tiers`; else it is ready and does nothing."""
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What a component still owes in a tier that is not its own: `settle` works at it, until cancelled, while `left` says so."""
 
-    def __init__(self, component: Component, tier: Live[Tier], tiers: frozenset[Tier]) -> None:
+    left: Callable[[], Awaitable[bool]]
+    settle: Callable[[], Coroutine[None, None, None]]
+
+
+class InTier:
+    """A component that runs only while the cluster's tier is one of `tiers`; else it is ready, and does no more than it owes."""
+
+    def __init__(
+        self,
+        component: Component,
+        tier: Live[Tier],
+        tiers: frozenset[Tier],
+        *,
+        owed: Owed | None = None,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
         self.name = component.name
         self._component = component
         self._tier = tier
         self._tiers = tiers
+        self._owed = owed
+        self._look_seconds = look_seconds
 
     def ready(self) -> Readiness:
         """As the component says while it runs."""
@@ -85,28 +107,44 @@ class InTier:
 
     async def run(self) -> None:
         """Follow the tier until cancelled."""
-        async for tier in self._tier.changes():
-            if tier not in self._tiers:
-                continue
-            work = asyncio.ensure_future(self._component.run())
-            try:
-                await self._while_in(work)
-            finally:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+        while True:
+            if await self._tier.first() in self._tiers:
+                await self._during(self._component.run(), self._until(False))
+            elif self._owed is None:
+                await self._until(True)
+            elif await self._owed.left():
+                _log.info("settling what is left of another tier", extra={"part": self.name})
+                await self._during(self._owed.settle(), self._settled(self._owed))
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._look_seconds):
+                        await self._until(True)
 
-    async def _while_in(self, work: asyncio.Future[None]) -> None:
-        """Until the tier is another; what the component fails with is the caller's."""
-        left = asyncio.ensure_future(self._left())
+    async def _during(self, work: Coroutine[None, None, None], end: Coroutine[None, None, None]) -> None:
+        """Until the end has come; what the work fails with is the caller's."""
+        tasks = (asyncio.ensure_future(work), asyncio.ensure_future(end))
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left.cancel()
-        if work.done():
-            work.result()
+            done = tasks[0].done()
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if done:
+            tasks[0].result()
             raise RuntimeError(f"{self.name} ended without being asked to")
 
-    async def _left(self) -> None:
+    async def _until(self, inside: bool) -> None:
+        """Return once the tier is one of ours, or none."""
         async for tier in self._tier.changes():
-            if tier not in self._tiers:
+            if (tier in self._tiers) is inside:
                 return
+
+    async def _settled(self, owed: Owed) -> None:
+        """Return once nothing is owed any more at two looks, so that the last answer has gone out, or the tier is ours again."""
+        found = [True, True]
+        while any(found[-2:]) and self._tier.value not in self._tiers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_seconds):
+                    await self._until(True)
+            found.append(await owed.left())

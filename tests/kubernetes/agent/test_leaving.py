@@ -29,6 +29,7 @@ from tranche.core.state import DaemonState
 from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
 from tranche.hardware.host_facts import HostFacts
 from tranche.hardware.nodes import ContainerEdits
+from tranche.kubernetes.agent.claims_left import say_claims_left
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, leave, take_files_along
 from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleaning, cleaning, is_marked
 from tranche.kubernetes.api.connection import ApiConnection
@@ -146,6 +147,29 @@ async def leaving(server: FakeApiServer, folder: Path, patience: float = 60.0) -
     ended = asyncio.to_thread(leave, config, {}, "tranche-system", "tranche-agent", BOTH, patience, said.append)
     await patiently(ended)
     return said
+
+
+def test_pods_that_will_not_end_without_an_agent_are_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            result = {"driver": "gpu.tranche.dev", "pool": "one", "device": "gpu-0", "request": "r"}
+            for name, driver in (("train", "gpu.tranche.dev"), ("net", "example.com")):
+                allocation = {"devices": {"results": [{**result, "driver": driver}]}}
+                reserved = [{"resource": "pods", "name": name, "uid": name}]
+                status = {"allocation": allocation, "reservedFor": reserved}
+                path = f"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/{name}"
+                server.put(path, {"metadata": {"namespace": "team", "name": name}, "status": status})
+            said: list[str] = []
+            config = str(kubeconfig_in(tmp_path, server.url))
+            await patiently(asyncio.to_thread(say_claims_left, config, {}, said.append))
+            assert len(said) == 1
+            assert said[0].startswith("1 pods have GPUs by claims")
+            assert said[0].endswith(": team/train")
+            server.refusals["GET", "/resourceclaims"] = (403, {"message": "no"})
+            await patiently(asyncio.to_thread(say_claims_left, config, {}, said.append))
+            assert "may not read claims" in said[1]
+
+    asyncio.run(run())
 
 
 def test_the_agents_end_before_the_nodes_are_cleaned(tmp_path: Path) -> None:

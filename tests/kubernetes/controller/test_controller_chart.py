@@ -16,9 +16,12 @@ from tranche.cli.controller import command
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.controller.card_watch import CardWatch
+from tranche.kubernetes.controller.left_at_gate import LeftAtGate
+from tranche.kubernetes.controller.placing_api import PlacingClient
 from tranche.kubernetes.controller.template_store import KEPT, TemplateStore
 from tranche.kubernetes.controller.webhook import PATH
 from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
@@ -136,6 +139,16 @@ async def _used() -> set[tuple[str, str]]:
         for task in (cards, following):
             task.cancel()
         await asyncio.gather(cards, following, return_exceptions=True)
+        left = {"metadata": {"uid": "u"}, "spec": {"schedulingGates": [{"name": "tranche.dev/share"}]}}
+        server.put("/api/v1/namespaces/team/pods/left", {**left, "status": {"phase": "Pending"}})
+        leases = LeaseClient(connection, NAMESPACE, now=lambda: moment, random=lambda: 0.0)
+        client = PlacingClient(connection, leases, now=lambda: moment)
+        replicas = [LeftAtGate(connection, client.say, random=lambda: 0.0) for _ in range(2)]
+        telling = [asyncio.create_task(each.run()) for each in replicas]
+        await until(lambda: any(seen.method == "PATCH" and "/events/" in seen.path for seen in server.requests))
+        for task in telling:
+            task.cancel()
+        await asyncio.gather(*telling, return_exceptions=True)
         await connection.close()
         return {_right(seen) for seen in server.requests}
 

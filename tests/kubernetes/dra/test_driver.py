@@ -19,7 +19,11 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.core.gpu_use import GpuUse
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
+from tranche.kubernetes.agent.parts import claim_driver
 from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
 from tranche.kubernetes.live import Live
@@ -646,3 +650,37 @@ def test_the_kubelet_hears_of_a_faulty_slice_and_of_its_recovery() -> None:
             await asyncio.gather(listening, return_exceptions=True)
 
     on_claim_node(test, "A100-40GB", "A100-40GB")
+
+
+@isolated
+def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0-1g-5gb-3")
+        async with node.driver():
+            assert await node.prepare(claim) == [""]
+        # The chart's new word starts the agent anew.
+        tier: Live[Tier] = Live()
+        tier.publish(Tier.GATES)
+        source = ConfigSource(StartSettings(), node.node.services.api, "tranche", Live())
+        source.latest.publish(PluginConfig())
+        driver = claim_driver(
+            replace(node.node.services, tier=tier),
+            source,
+            kubelet_folder=node.kubelet.folder,
+            instance="pod-2",
+            cdi_folder=node.cdi,
+            registered=Live(),
+            reserved=Live(),
+            fallen=Live(),
+            look_seconds=0.01,
+        )
+        running = asyncio.create_task(driver.run())
+        await node.kubelet.register()
+        assert driver.ready().ready
+        await node.unprepare(claim)
+        assert not node.allocations
+        await until(lambda: not node.kubelet.sockets)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    on_claim_node(test, "A100-40GB")

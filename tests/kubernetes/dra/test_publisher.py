@@ -88,9 +88,12 @@ async def publishing(
     ways: Ways | None = None,
     reserved: Live[frozenset[str]] | None = None,
     fallen: Live[frozenset[str]] | None = None,
+    *,
+    withdraws: bool = False,
 ) -> AsyncIterator[PublishingNode]:
     connection = ApiConnection(ApiServer(node.server.url))
     client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
+    run = SlicePublisher.withdraw if withdraws else SlicePublisher.run
     publisher = SlicePublisher(
         node.services,
         client,
@@ -111,7 +114,7 @@ async def publishing(
         sleep=lambda _: asyncio.sleep(0.001),
     )
     found = PublishingNode(node, publisher)
-    tasks = [asyncio.create_task(publisher.run()), asyncio.create_task(node.services.gpu_events.run())]
+    tasks = [asyncio.create_task(run(publisher)), asyncio.create_task(node.services.gpu_events.run())]
     try:
         yield found
     finally:
@@ -429,5 +432,19 @@ def test_nothing_new_is_shown_while_the_node_counts_what_nobody_knows(tmp_path: 
             assert not published.writes()
             node.server.put(NODE, {**node.server.objects[NODE], "status": {"allocatable": {"nvidia.com/gpu": "0"}}})
             await published.settled()
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def test_a_node_whose_cluster_gives_shares_otherwise_by_now_shows_claims_nothing(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+            published.set_mode("dynamic")
+            await published.settled()
+        node.server.refusals["DELETE", "counters-0"] = (503, {"message": "not now"})
+        async with publishing(node, withdraws=True) as withdrawing:
+            await until(lambda: ("DELETE", "n1-tranche-0-counters-0") in withdrawing.writes())
+            node.server.refusals.clear()
+            await until(lambda: not withdrawing.slices)
 
     on_node(tmp_path, test, "A100-40GB")

@@ -16,13 +16,13 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.gates.gpu_news import GpuNews
 from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.inventory import Snapshot
-from tranche.kubernetes.tier_watch import InTier, TierWatch
+from tranche.kubernetes.tier_watch import InTier, Owed, TierWatch
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
 NODE = KubeNode("n1", "uid-n1", {"tranche.dev/mode": "dynamic"})
@@ -125,5 +125,33 @@ def test_the_tier_is_found_out_and_a_part_runs_only_in_its_own() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    on_server(act)
+
+
+def test_a_part_does_what_it_owes_in_another_tier_and_no_longer() -> None:
+    async def act(server: FakeApiServer, connection: ApiConnection) -> None:
+        tier: Live[Tier] = Live()
+        part, settling, left = Counting(), Counting(), [True]
+
+        async def is_left() -> bool:
+            return left[0]
+
+        claims = InTier(part, tier, BY_CLAIMS, owed=Owed(is_left, settling.run), look_seconds=0.01)
+        running = asyncio.create_task(claims.run())
+        tier.publish(Tier.GATES)  # as an agent finds it that was started anew with another word
+        await until(lambda: settling.running == 1)
+        assert (part.running, claims.ready().ready) == (0, True)
+        tier.publish(Tier.CLAIMS)
+        await until(lambda: (part.running, settling.running) == (1, 0))
+        tier.publish(Tier.GATES)
+        await until(lambda: (part.running, settling.running) == (0, 1))
+        left[0] = False
+        await until(lambda: settling.running == 0)
+        left[0] = True
+        await until(lambda: settling.running == 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert settling.running == 0
 
     on_server(act)

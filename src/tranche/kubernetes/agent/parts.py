@@ -4,13 +4,16 @@ news of the node.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
 from tranche.hardware.daemon_group import why_tied
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
@@ -37,7 +40,7 @@ from tranche.kubernetes.rollout.own_ticket import Me
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.kubernetes.telling.view_news import ViewNews
-from tranche.kubernetes.tier_watch import InTier
+from tranche.kubernetes.tier_watch import LOOK_SECONDS, InTier, Owed
 
 
 def device_plugin(
@@ -134,6 +137,7 @@ def claim_driver(
     registered: Live[bool],
     reserved: Live[frozenset[str]],
     fallen: Live[frozenset[str]],
+    look_seconds: float = LOOK_SECONDS,
 ) -> InTier:
     """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it.
 
@@ -156,7 +160,24 @@ def claim_driver(
         fallen=fallen,
         sick_bay=_sick_bay(services, config),
     )
-    return InTier(driver, services.tier, BY_CLAIMS)
+    # A kubelet gives back what its pods have by claims to nobody else, and ends no such pod before.
+    return InTier(
+        driver,
+        services.tier,
+        BY_CLAIMS,
+        owed=Owed(partial(_claims_left, services), driver.run),
+        look_seconds=look_seconds,
+    )
+
+
+async def _claims_left(services: NodeServices) -> bool:
+    """Whether the kubelet may still have something to give back: a pod has claims, or the register says so."""
+    if services.node_pods.synced and any(pod.claims for pod in services.node_pods.value):
+        return True
+    try:
+        return bool(await asyncio.to_thread(lambda: services.host.claims.held()))
+    except TrancheError:
+        return True  # not known
 
 
 def claim_slices(
@@ -183,7 +204,8 @@ def claim_slices(
         fallen=fallen,
         ways=ways,
     )
-    return InTier(publisher, services.tier, BY_CLAIMS)
+    # While the driver is still there the kubelet leaves them, and the scheduler would go on giving them away.
+    return InTier(publisher, services.tier, BY_CLAIMS, owed=Owed(partial(_claims_left, services), publisher.withdraw))
 
 
 def _sick_bay(services: NodeServices, config: ConfigSource) -> SickBay:

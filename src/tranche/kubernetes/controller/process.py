@@ -24,6 +24,7 @@ from tranche.kubernetes.component import Component
 from tranche.kubernetes.controller.card_watch import CardWatch
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
 from tranche.kubernetes.controller.identity import WebhookIdentity
+from tranche.kubernetes.controller.left_at_gate import LeftAtGate
 from tranche.kubernetes.controller.placer_loop import PlacerLoop
 from tranche.kubernetes.controller.placing_api import PlacingClient
 from tranche.kubernetes.controller.sweeper import Sweeper
@@ -101,8 +102,9 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     )
     tier = TierWatch(connection, options.tier)
     leases = LeaseClient(connection, options.namespace or server.namespace, now=now, random=random.random)
+    client = PlacingClient(connection, leases, now=now)
     placer = PlacerLoop(
-        PlacingClient(connection, leases, now=now),
+        client,
         ClusterWatch(connection, options.namespace or server.namespace, random=random.random),
         Leadership(leases, options.replica, clock=time.monotonic, name=PLACER_LEASE, label=PLACING_LABEL),
         clock=time.monotonic,
@@ -113,6 +115,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         tier,
         InTier(cards, tier.latest, BY_CLAIMS),
         InTier(Sweeper(store, random=random.random), tier.latest, BY_CLAIMS),
+        InTier(LeftAtGate(connection, client.say, random=random.random), tier.latest, BY_CLAIMS),
         InTier(placer, tier.latest, frozenset((Tier.GATES,))),
     ]
     supervisor = Supervisor(components, clock=time.monotonic)

@@ -110,6 +110,22 @@ class SlicePublisher:
             group.create_task(self._keep())
             group.create_task(self._keep_labels())
 
+    async def withdraw(self) -> None:
+        """Remove every slice of the node until cancelled: claims are given nothing more of it."""
+        async with aclosing(self._slices.watch()) as snapshots:
+            async for slices in snapshots:
+                while not await self._removed(slices):
+                    await self._sleep(_LONGEST_PAUSE_SECONDS)
+
+    async def _removed(self, slices: Sequence[NodeSlice]) -> bool:
+        try:
+            for each in slices:
+                await self._slices.delete(each)
+        except TrancheError as error:
+            _log.warning("ResourceSlices not removed", extra={"reason": error.reason, "error": str(error)})
+            return False
+        return True
+
     async def _follow(self) -> None:
         async with aclosing(self._slices.watch()) as snapshots:
             async for slices in snapshots:
