@@ -213,6 +213,47 @@ def test_delete_removes_what_submit_made_and_nothing_else(api: ServedApi) -> Non
     assert "no job 'train'" in tranche(api, "delete", "train", code=42).stderr
 
 
+def test_delete_leaves_no_name_out_for_one_that_is_not_there(api: ServedApi) -> None:
+    for name in ("a", "b", "c"):
+        tranche(api, "submit", "--gpus", "1", "--name", name, *ANYTHING)
+    done = tranche(api, "delete", "a", "nosuch", "b", "neither", "c", code=42)
+    assert not _names(api, JOBS)
+    for text in ("deleted team-a/c", "no job 'nosuch'", "no job 'neither'"):
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--", "python", "\udcff.py"], "the command"),
+        (["--env", "A=\udcff", "--", "x"], "--env A"),
+        (["--env", "B", "--", "x"], "--env B"),
+        (["--workdir", "/\udcff", "--", "x"], "--workdir"),
+        (["--volume", "/\udcff:/x", "--", "x"], "--volume"),
+        (["--node-selector", "a=\udcff", "--", "x"], "--node-selector"),
+    ],
+)
+def test_bytes_that_no_object_can_hold_are_refused(api: ServedApi, words: list[str], what: str) -> None:
+    done = tranche(api, "submit", "--gpus", "1", "--image", "train:1", *words, code=2, B="\udcff")
+    assert done.stderr.startswith(f"error: {what} holds bytes that are no UTF-8: b'")
+
+
+def test_a_profile_without_a_class_is_answered_with_what_nodes_offer(api: ServedApi) -> None:
+    def a_node(server: FakeApiServer) -> None:
+        from tests.kubernetes.fleet.clusters import a100s, published
+
+        for each in published("p4d", a100s(1)):
+            server.put(f"{SLICES}/{each['metadata']['name']}", each)
+        for number in range(90):
+            server.put(f"{CLASSES}/tranche-{number}g-{number}gb", {})
+
+    api.change(a_node)
+    done = tranche(api, "submit", "--mig-profile", "2g.11gb", *ANYTHING, code=30)
+    assert "hint: did you mean 'tranche-" in done.stderr
+    assert "nodes offer 1g.10gb, 1g.5gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb" in done.stderr.replace("1g.5gb+me, ", "")
+    assert len(done.stderr) < 400
+
+
 def test_nodes_and_their_gpus_are_shown_with_who_has_what(api: ServedApi, golden: Golden) -> None:
     def a_cluster(server: FakeApiServer) -> None:
         from tests.kubernetes.fleet.clusters import a100s, node, published, t4s

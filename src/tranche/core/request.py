@@ -122,7 +122,7 @@ def parse_request(
     if len(given) != 1:
         raise UsageError(
             "ask for exactly one of --gpus, --gpu, --gpu-memory and --mig-profile",
-            hint="for example: tranche run --gpu-memory 4Gi -- python train.py",
+            hint="for example: --gpu-memory 4Gi",
         )
     demand: Demand
     if gpus is not None:

@@ -54,6 +54,26 @@ def test_the_variable_names_the_file_and_the_option_wins(tmp_path: Path) -> None
     assert (server.url, server.namespace, server.token, server.tls) == ("http://two:2", "there", None, None)
 
 
+def test_the_variable_lists_files_as_for_kubectl(tmp_path: Path) -> None:
+    """Of each name the first file that has it counts, files that are not there do not, and paths are each file's own."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = tmp_path / "a" / "config", tmp_path / "b" / "config"
+    first.write_text(yaml.safe_dump({"clusters": [{"name": "c", "cluster": {"server": "http://one:1"}}]}))
+    write_config(second, cluster={"server": "http://two:2"}, user={"tokenFile": "token"}, namespace="there")
+    (tmp_path / "b" / "token").write_text("secret")
+    server = find_api_server(None, {"KUBECONFIG": f"{tmp_path / 'gone'}:{first}::{second}"})
+    assert (server.url, server.namespace) == ("http://one:1", "there")
+    assert server.token is not None
+    assert server.token() == "secret"
+    reverse = find_api_server(None, {"KUBECONFIG": f"{second}:{first}"})
+    assert reverse.url == "http://two:2"
+    with pytest.raises(KubeconfigInvalid, match=r"cannot read the kubeconfig .*gone"):
+        find_api_server(None, {"KUBECONFIG": f"{tmp_path / 'gone'}:{tmp_path / 'gone-too'}"})
+    with pytest.raises(KubeconfigInvalid, match=r"cannot read the kubeconfig .*:"):
+        find_api_server(f"{first}:{second}", {})  # the option names one file
+
+
 def test_certificates_are_taken_inline_and_from_files_beside_the_config(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:

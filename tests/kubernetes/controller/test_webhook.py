@@ -20,6 +20,7 @@ from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, Tran
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.claims.cards import shared_cards
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.controller.card_watch import CardWatch, only_cards
@@ -201,3 +202,21 @@ def test_no_refusal_makes_a_terminal_act_or_a_line_of_its_own(text: str) -> None
         for annotated in (wrong, {"tranche.dev/gpus": "1", **wrong}):
             answer = answered(review(annotated))[1]["response"]
             assert answer["allowed"] or answer["status"]["message"].isprintable()
+
+
+@pytest.mark.parametrize("also", [{}, {"tranche.dev/gpus": "1"}])
+def test_nobody_says_himself_what_was_chosen_for_his_pod(also: dict[str, str]) -> None:
+    found = answered(review({"tranche.dev/share": "{}", **also}))[1]["response"]
+    assert not found["allowed"]
+    assert "the controller alone writes it" in found["status"]["message"]
+
+
+WORDS = st.sampled_from(
+    ["1", "33", "0.5", "4Gi", "-1", "x", "2g.10gb", "9g.5gb", "hard", "none", "30", "101", "A" * 65]
+)
+
+
+@given(st.dictionaries(st.sampled_from([*_OPTIONS, *_CONTAINERS]), WORDS, min_size=1, max_size=4))
+def test_no_refusal_speaks_of_options_that_annotations_do_not_have(annotations: dict[str, str]) -> None:
+    found = answered(review(annotations))[1]["response"]
+    assert found["allowed"] or "--" not in found["status"]["message"]

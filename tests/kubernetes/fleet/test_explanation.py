@@ -195,12 +195,22 @@ def an_agent_that_left() -> Situation:
     return pod("old"), replace(known, pools={})
 
 
+def a_configuration_of_another_hand() -> Situation:
+    raw = claim("train-0", GiB4, P4D)
+    raw["spec"]["devices"]["config"][0]["opaque"]["parameters"] = {
+        "apiVersion": "gpu.nvidia.com/v1",
+        "kind": "GpuConfig",
+    }
+    return pod(), cluster(NODES, [*P4D, *T4], [raw])
+
+
 SITUATIONS = (
     startable, share_of_a_gpu, everything_is_held, has_its_slice, too_large, unknown_profile, too_weak_a_fence,
     kept_off_its_nodes, not_in_this_mode, one_of_several_is_held, several_gpus, whole_gpus, no_claim_yet, no_gpu, an_old_manifest,
     somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little, every_slice_of_a_node, every_gpu_of_a_node,
     every_gpu_of_a_node_in_use, a_claim_that_nobody_made, a_claim_that_nobody_may_read, a_class_that_is_not_there,
     a_class_of_somebody_elses_that_begins_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
+    a_configuration_of_another_hand,
 )  # fmt: skip
 
 

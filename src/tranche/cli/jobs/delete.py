@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tranche.cli.jobs.target import asked_as_person, target_options
-from tranche.cli.output import say
+from tranche.cli.output import fail, say
 from tranche.cli.settings import TrancheCommand
+from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesRejected
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
@@ -20,14 +21,23 @@ if TYPE_CHECKING:
 def command(names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs, with their pods and claims. Running commands get SIGTERM, and are killed after 30 seconds.
 
-    delete leaves alone what tranche submit did not make.
+    delete leaves alone what tranche submit did not make. A name that cannot be deleted keeps none of the others: the exit code is
+    that of the first error.
     """
 
     async def ask(api: ApiConnection, where: str) -> None:
         from tranche.kubernetes.jobs.client import JobClient
 
+        failures = []
         for name in dict.fromkeys(names):
-            await JobClient(api).delete(where, name)
-            say(f"deleted {where}/{name}")
+            try:
+                await JobClient(api).delete(where, name)
+                say(f"deleted {where}/{name}")
+            except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
+                failures.append(error)
+        for each in failures[1:]:
+            fail(each.message, each.hint)
+        if failures:
+            raise failures[0]
 
     asked_as_person(kubeconfig, namespace, ask)

@@ -90,6 +90,7 @@ def command(
     from tranche.kubernetes.jobs.wish import (
         JobWish,
         checked_name,
+        checked_texts,
         name_from,
         parse_environment,
         parse_pairs,
@@ -111,6 +112,7 @@ def command(
         parallelism=parallelism,
         completions=completions or parallelism,
     )
+    checked_texts(wish)
     output = output or ("yaml" if dry_run else "name")
     asked_as_person(kubeconfig, namespace, lambda api, where: _submit(api, where, wish, dry_run, output))
 

@@ -11,10 +11,10 @@ import binascii
 import os
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tranche.core.errors import KubeconfigInvalid
 from tranche.node.bounded import read_bounded
@@ -63,12 +63,15 @@ def find_api_server(
 ) -> ApiServer:
     """The API server of the named file, of `$KUBECONFIG`, or of the cluster whose pod this is, in this order.
 
+    `$KUBECONFIG` may list several files, which are read as kubectl reads them: of each name the first counts, and files that are
+    not there do not.
     `~/.kube/config` is not looked at: an agent must not act with a person's rights by accident. KubeconfigInvalid when there is
     none of them, or when one cannot be used; without a `plugin` to run them, also when it names a credential plugin.
     """
-    path = kubeconfig or environ.get("KUBECONFIG")
-    if path:
-        return _from_file(Path(path), plugin)
+    if kubeconfig:
+        return _from_files([Path(kubeconfig)], plugin)
+    if listed := [Path(each) for each in environ.get("KUBECONFIG", "").split(os.pathsep) if each]:
+        return _from_files([each for each in listed if each.exists()] or listed[:1], plugin)
     if environ.get("KUBERNETES_SERVICE_HOST") and service_account.is_dir():
         return _in_cluster(environ, service_account)
     raise KubeconfigInvalid(
@@ -88,17 +91,26 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
     return ApiServer(f"https://{host}:{port}", tls, _token_file(service_account / "token"), namespace)
 
 
-def _from_file(path: Path, plugin: CredentialPlugin | None) -> ApiServer:
-    try:
-        config = load_yaml(read_bounded(path).decode())
-    except (OSError, ValueError) as error:
-        raise KubeconfigInvalid(f"cannot read the kubeconfig {path}: {error}") from error
-    where = f"kubeconfig {path}"
-    if not isinstance(config, dict):
-        raise KubeconfigInvalid(f"{where} is not a mapping")
-    context = _named(config, "contexts", "context", config.get("current-context"), where)
-    cluster = _named(config, "clusters", "cluster", context.get("cluster"), where)
-    user = _named(config, "users", "user", context.get("user"), where) if context.get("user") else {}
+class _Entry(NamedTuple):
+    """What a file says under a name. Paths in it are relative to the file's folder."""
+
+    values: Mapping[str, Any]
+    file: Path
+
+
+_Configs = Sequence[_Entry]
+"""Whole files, in the order in which they count."""
+
+
+def _from_files(paths: Sequence[Path], plugin: CredentialPlugin | None) -> ApiServer:
+    configs = [_Entry(_read(path), path) for path in paths]
+    where = f"kubeconfig {os.pathsep.join(map(str, paths))}"
+    current = next((name for each in configs if (name := each.values.get("current-context"))), None)
+    context = _named(configs, "contexts", "context", current, where).values
+    cluster, cluster_file = _named(configs, "clusters", "cluster", context.get("cluster"), where)
+    user, user_file = (
+        _named(configs, "users", "user", context.get("user"), where) if context.get("user") else _Entry({}, paths[0])
+    )
     for kind, entry in (("user", user), ("cluster", cluster)):
         for key in _UNSERVED[kind]:
             if entry.get(key) and not (key == "exec" and plugin is not None):
@@ -111,19 +123,29 @@ def _from_file(path: Path, plugin: CredentialPlugin | None) -> ApiServer:
     given = plugin(user["exec"]) if plugin is not None and isinstance(user.get("exec"), dict) else Credential("")
     return ApiServer(
         url.rstrip("/"),
-        _tls(cluster, user, path, given) if url.startswith("https://") else None,
-        (lambda: given.token) if given.token else _token(user, path),
+        _tls(cluster, cluster_file, user, user_file, given) if url.startswith("https://") else None,
+        (lambda: given.token) if given.token else _token(user, user_file),
         str(context.get("namespace") or "default"),
         cluster.get("tls-server-name"),
     )
 
 
-def _named(config: Mapping[str, Any], group: str, kind: str, name: object, where: str) -> Mapping[str, Any]:
-    entries = config.get(group)
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(kind), dict):
-            found: Mapping[str, Any] = entry[kind]
-            return found
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        config = load_yaml(read_bounded(path).decode())
+    except (OSError, ValueError) as error:
+        raise KubeconfigInvalid(f"cannot read the kubeconfig {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise KubeconfigInvalid(f"kubeconfig {path} is not a mapping")
+    return config
+
+
+def _named(configs: _Configs, group: str, kind: str, name: object, where: str) -> _Entry:
+    for config, file in configs:
+        entries = config.get(group)
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(kind), dict):
+                return _Entry(entry[kind], file)
     raise KubeconfigInvalid(f"{where} has no {kind} '{name}'")
 
 
@@ -148,20 +170,22 @@ def _token_file(path: Path) -> Callable[[], str]:
     return read
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], config: Path, given: Credential) -> ssl.SSLContext:
-    where = f"kubeconfig {config}"
+def _tls(
+    cluster: Mapping[str, Any], cluster_file: Path, user: Mapping[str, Any], user_file: Path, given: Credential
+) -> ssl.SSLContext:
     try:
-        authority = _pem(cluster, "certificate-authority", config)
+        authority = _pem(cluster, "certificate-authority", cluster_file)
         tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
         if cluster.get("insecure-skip-tls-verify"):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
-        certificate = given.certificate or _pem(user, "client-certificate", config)
-        key = given.key or _pem(user, "client-key", config)
+        certificate = given.certificate or _pem(user, "client-certificate", user_file)
+        key = given.key or _pem(user, "client-key", user_file)
         if certificate and key:
             _load_client_certificate(tls, certificate, key)
     except (OSError, ValueError) as error:
-        raise KubeconfigInvalid(f"{where}: its certificates cannot be used: {error}") from error
+        files = " and ".join(dict.fromkeys(map(str, (cluster_file, user_file))))
+        raise KubeconfigInvalid(f"kubeconfig {files}: its certificates cannot be used: {error}") from error
     return tls
 
 

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tranche.core.errors import UsageError
 from tranche.core.request import Request, parse_request
@@ -72,7 +73,7 @@ def pod_demand(annotations: Mapping[str, str]) -> PodDemand | None:
     try:
         request = parse_request(**{option.replace("-", "_"): annotations[name] for option, name in names.items()})
     except UsageError as error:
-        raise UsageError(_in_their_words(error.message, names), hint=_in_their_words(error.hint, names)) from error
+        raise UsageError(in_annotations(error.message, names), hint=in_annotations(error.hint, names)) from error
     return PodDemand(request, _container(annotations, containers))
 
 
@@ -104,8 +105,8 @@ def _refuse_unknown(annotations: Mapping[str, str]) -> None:
             )
 
 
-def _in_their_words(text: str, names: Mapping[str, str]) -> str:
-    """Options become the annotations that stand for them, and a request's text keeps its form."""
+def in_annotations(text: str, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The text with annotations in the place of options: those of `names`, by option, else Tranche's own."""
 
     def annotation(match: re.Match[str]) -> str:
         option = match[1]

@@ -203,7 +203,7 @@ def _refuse_impossible(request: Request) -> None:
     if number > MOST_DEVICES:
         raise DoesNotFit(
             f"{request} asks for {number} GPUs, and a claim has {MOST_DEVICES} at most",
-            hint="ask for fewer in each pod, and for more pods with --parallelism",
+            hint="ask for fewer in each pod, and for more pods",
         )
     if len(request.gpu_model) > _LONGEST_MODEL:
         raise DoesNotFit(

@@ -12,6 +12,7 @@ from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION
 from tranche.kubernetes.claims.annotations import CONTAINER, PodDemand, pod_demand
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.observation.resources import is_device_resource
 
 POD_CLAIM = "tranche"
@@ -29,10 +30,18 @@ _KINDS = ("initContainers", "containers")
 
 
 def demand_of(pod: Json) -> PodDemand | None:
-    """What the pod asks for by annotations; None when nothing has to be done for it. UsageError as `pod_demand`."""
+    """What a pod that is created asks for by annotations; None when nothing has to be done for it.
+
+    UsageError as `pod_demand`, and for one that says itself what was chosen for it.
+    """
     annotations = _annotations(pod)
     if MIRROR_POD_ANNOTATION in annotations:
         return None  # the kubelet runs such a pod whatever its object says
+    if SHARE_GATE in annotations:
+        raise UsageError(
+            f"the annotation {SHARE_GATE} says what was chosen for a pod, and the controller alone writes it",
+            hint="leave it out, and ask by another: tranche.dev/gpu-memory: 4Gi",
+        )
     return pod_demand(annotations)
 
 

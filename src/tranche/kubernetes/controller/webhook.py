@@ -19,6 +19,7 @@ from tranche.core.errors import (
 from tranche.core.printable import one_line
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.annotations import in_annotations
 from tranche.kubernetes.claims.cards import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
@@ -117,7 +118,7 @@ class PodWebhook:
             extra={"namespace": review.namespace, "pod": pod, "reason": error.reason, "error": error.message},
         )
         message = f"{error.message}; {error.hint}" if error.hint else error.message
-        return refused(review.uid, status.value, message)
+        return refused(review.uid, status.value, in_annotations(message))
 
 
 def _refuse_tier(tier: Tier | None) -> None:

@@ -91,7 +91,7 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
                 f"its claims are not there yet; they are made from: {', '.join(sorted(set(pod.templates.values())))}"
             )
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=tuple(_notes(demands, fleet)))
-    return _waits(pod, demands, wanted, fleet)
+    return _waits(pod, claims, demands, wanted, fleet)
 
 
 def _lacking(
@@ -141,14 +141,16 @@ def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], f
     return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
 
 
-def _waits(pod: FleetPod, demands: Sequence[Demanded], wanted: tuple[str, ...], fleet: Fleet) -> FleetExplanation:
+def _waits(
+    pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[Demanded], wanted: tuple[str, ...], fleet: Fleet
+) -> FleetExplanation:
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in fleet.pools)
     answers = [node_answer(pod, demands, node, rooms.get(node.name)) for node in nodes]
     get = next((each for each in answers if each.reason == NodeReason.FITS), None)
     groups = _groups(each for each in answers if each.reason != NodeReason.FITS)
     advice = () if get is not None else remedies(pod, demands, answers, nodes, rooms)
-    notes = tuple(_notes(demands, fleet))
+    notes = tuple(_notes(demands, fleet, claims))
     shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
     status, message = _status(pod, answers, get)
     return FleetExplanation(
@@ -200,7 +202,10 @@ def _group(answers: Sequence[NodeAnswer]) -> NodeGroup:
     )
 
 
-def _notes(demands: Sequence[Demanded], fleet: Fleet) -> Iterable[str]:
+def _notes(demands: Sequence[Demanded], fleet: Fleet, claims: Sequence[FleetClaim] = ()) -> Iterable[str]:
+    for claim in claims:
+        if claim.ignored:
+            yield f"the configuration of claim {claim.namespace}/{claim.name} is none of Tranche's: {claim.ignored}"
     for what in fleet.unread:
         yield (
             f"your account may not read {what}; what they hold counts as free"

@@ -14,7 +14,8 @@ from tranche.kubernetes.fleet.room import Room, room_of
 class Fleet:
     """Nodes, what they offer, and every claim. `unread` says what the caller may not read, by what was to be read.
 
-    `classes` are the names of the device classes that there are; None where that is not known.
+    `classes` are the names of the device classes that there are; None where that is not known. `within` is the namespace whose
+    claims these are; empty for all.
     """
 
     nodes: tuple[FleetNode, ...] = ()
@@ -22,6 +23,7 @@ class Fleet:
     claims: tuple[FleetClaim, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
     classes: frozenset[str] | None = None
+    within: str = ""
 
     def rooms(self) -> Mapping[str, Room]:
         """What is left of each node that offers something."""
@@ -38,4 +40,4 @@ class Fleet:
 
     def knows_claims_of(self, namespace: str) -> bool:
         """Whether a claim of that namespace that is not here does not exist."""
-        return f"claims of {namespace}" not in self.unread
+        return self.within in ("", namespace) and f"claims of {namespace}" not in self.unread

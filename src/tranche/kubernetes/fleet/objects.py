@@ -64,7 +64,8 @@ class ClaimedDevice:
 class FleetClaim:
     """A resource claim. `requests` and `constraints` are as the API has them; `given` are devices of Tranche's driver.
 
-    `asked` is the request that it was made from, as the options that make it; empty where it does not say. `pods` are the names
+    `asked` is the request that it was made from, as the options that make it; empty where it does not say, and `ignored` says
+    why what it has of a configuration for Tranche's driver is none. `pods` are the names
     of those that it is reserved for. One without a name stands for what a pod has without a claim.
     """
 
@@ -77,6 +78,7 @@ class FleetClaim:
     allocated: bool = False
     given: tuple[ClaimedDevice, ...] = ()
     pods: tuple[str, ...] = ()
+    ignored: str = ""
 
     @property
     def holder(self) -> str:
@@ -144,16 +146,18 @@ def decode_fleet_claim(raw: Mapping[str, Any]) -> FleetClaim:
     meta, status = _part(raw, "metadata"), _part(raw, "status")
     devices = _part(_part(raw, "spec"), "devices")
     results = _part(_part(status, "allocation"), "devices").get("results") or ()
+    asked, ignored = _asked(devices)
     return FleetClaim(
         namespace=str(meta.get("namespace") or ""),
         name=str(meta.get("name") or ""),
         uid=str(meta.get("uid") or ""),
-        asked=_asked(devices),
+        asked=asked,
         requests=tuple(devices.get("requests") or ()),
         constraints=tuple(devices.get("constraints") or ()),
         allocated="allocation" in status,
         given=tuple(_given(each) for each in results if each.get("driver") == DRIVER),
         pods=tuple(str(each.get("name")) for each in status.get("reservedFor") or () if each.get("resource") == "pods"),
+        ignored=ignored,
     )
 
 
@@ -201,15 +205,17 @@ def _by_gate(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> Request | None
     return None if demand is None else demand.request
 
 
-def _asked(devices: Mapping[str, Any]) -> str:
+def _asked(devices: Mapping[str, Any]) -> tuple[str, str]:
+    """The request in the driver's configuration, and why another is none."""
+    ignored = ""
     for each in devices.get("config") or ():
         opaque = _part(each, "opaque")
         if opaque.get("driver") == DRIVER:
             try:
-                return str(read_share_request(_part(opaque, "parameters")))
-            except UsageError:
-                continue  # of another version, or another hand
-    return ""
+                return str(read_share_request(_part(opaque, "parameters"))), ""
+            except UsageError as error:
+                ignored = error.message  # of another version, or another hand
+    return "", ignored
 
 
 def _given(raw: Mapping[str, Any]) -> ClaimedDevice:

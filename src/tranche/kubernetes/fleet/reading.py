@@ -35,8 +35,10 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
                 hint="it needs Kubernetes 1.36 or newer; doctor --cluster and kubectl show what its nodes have",
             )
         nodes = await reader.decoded("nodes", "/api/v1/nodes", decode_fleet_node)
+        within = ""
         claims = await reader.decoded("claims of all namespaces", f"{_GROUP}/resourceclaims", decode_fleet_claim)
         if claims is None:
+            within = namespace
             path = f"{_GROUP}/namespaces/{namespace}/resourceclaims"
             claims = await reader.decoded(f"claims of {namespace}", path, decode_fleet_claim)
         return Fleet(
@@ -45,6 +47,7 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
             claims=claims or (),
             unread=reader.unread,
             classes=await _classes(connection),
+            within=within,
         )
 
 

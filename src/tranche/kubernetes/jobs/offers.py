@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, ProfileUnknown
+from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
+from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.cards import SharedCards, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
 from tranche.kubernetes.claims.tier import Tier
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.vocabulary import DRIVER, profile_class
+from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.tier_reading import CLASSES, handed_out, tier_in_force
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -72,10 +77,22 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
         return
     ours = sorted(name for name in known if name.startswith(_PROFILE_CLASS) or name == "tranche")
     if isinstance(request.demand, MigSlice) and ours:
+        profile = request.demand.profile
         raise ProfileUnknown(
-            f"this cluster has no device class for {request.demand.profile}", hint=f"it has {', '.join(ours)}"
+            f"this cluster has no device class for {profile}", hint=await _profile_hint(api, profile, ours)
         )
     raise ClaimsUnavailable(
         f"this cluster has no device class {' or '.join(sorted(names - known))}",
         hint="whoever runs the cluster installs Tranche's chart with dra.enabled=true",
     )
+
+
+async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Sequence[str]) -> str:
+    """The classes that are spelled nearly so, and the profiles that nodes offer."""
+    meant = did_you_mean(profile_class(profile), classes)
+    query = {"fieldSelector": f"spec.driver={DRIVER}"}
+    slices = await ClusterReader(api).objects("what nodes offer", RESOURCE_SLICES, **query)
+    offered = {device.profile for pool in decode_pools(slices or ()).values() for device in pool.devices} - {""}
+    if not offered:
+        return f"{meant}list them with: kubectl get deviceclasses"
+    return f"{meant}nodes offer {', '.join(sorted(offered))}"

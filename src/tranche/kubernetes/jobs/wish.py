@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,29 @@ class JobWish:
     interactive: bool = False
     parallelism: int = 1
     completions: int = 1
+
+
+def checked_texts(wish: JobWish) -> JobWish:
+    """The wish, if an object of Kubernetes can hold all of its texts; UsageError otherwise."""
+    volumes = [each.source for each in wish.volumes] + [each.path for each in wish.volumes]
+    texts = {
+        "the command": wish.command,
+        "--image": (wish.image,),
+        "--workdir": (wish.workdir,),
+        "--volume": volumes,
+        "--node-selector": (*wish.node_selector, *wish.node_selector.values()),
+        **{f"--env {name}": (value,) for name, value in wish.environment.items()},
+    }
+    for what, values in texts.items():
+        for value in values:
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(
+                    f"{what} holds bytes that are no UTF-8: {os.fsencode(value)!r}",
+                    hint="an object of Kubernetes holds text alone; give the bytes in a file, or encoded",
+                ) from error
+    return wish
 
 
 def checked_name(name: str) -> str:

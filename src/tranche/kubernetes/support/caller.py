@@ -22,8 +22,9 @@ def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: 
         KubeconfigInvalid: there is none of them, or one cannot be used.
     """
     own = home / ".kube" / "config"
-    chosen = kubeconfig or environ.get("KUBECONFIG") or (str(own) if own.is_file() else None)
-    return find_api_server(chosen, environ, plugin=credential_of_plugin)
+    if not kubeconfig and not environ.get("KUBECONFIG", "").strip(os.pathsep) and own.is_file():
+        kubeconfig = str(own)
+    return find_api_server(kubeconfig, environ, plugin=credential_of_plugin)
 
 
 def credential_of_plugin(settings: Mapping[str, Any]) -> Credential:
