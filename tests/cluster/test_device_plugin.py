@@ -187,8 +187,14 @@ def test_slices_of_a_sick_gpu_are_not_given_away(cluster: Cluster, p4d: Node) ->
     with plugin_on(cluster, p4d, "--mig-strategy=mixed"):
         cut(p4d, "all-1g.5gb")
         wait_for_counts(cluster, p4d, mig_1g_5gb=56)
-        p4d.machine.inject_xid(3, 31)
-        p4d.machine.inject_xid(4, 48)
+
+        def struck() -> bool:
+            # Again: the agent listens anew to GPUs whose MIG mode has changed, and may not have done so yet.
+            p4d.machine.inject_xid(3, 31)
+            p4d.machine.inject_xid(4, 48)
+            return counts(cluster, p4d)[SLICE] == 49
+
+        wait_for("the slices of one GPU are given to nobody", struck, period=1.0)
         wait_for_counts(cluster, p4d, mig_1g_5gb=49)
         wait_for("the reason is visible", lambda: "XID 48" in cluster.kubectl("describe", "node", p4d.name))
         capacity = cluster.api.get(f"/api/v1/nodes/{p4d.name}")["status"]["capacity"]
