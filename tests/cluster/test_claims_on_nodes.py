@@ -42,6 +42,8 @@ def claims_on(cluster: Cluster, node: Node, mode: str = "dynamic", *options: str
             yield agent
     finally:
         give_by_claims(cluster, node, None)
+        # The kubelet takes half a minute to remove them, and the scheduler of the next test believes them.
+        cluster.api.delete_all("/apis/resource.k8s.io/v1/resourceslices")
         node.renew_machine()
 
 
