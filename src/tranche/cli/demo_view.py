@@ -79,7 +79,8 @@ def print_result(result: DemoResult, machine: str, simulated: bool) -> None:
     show()
     show(f"{result.ratio:.2f} times faster in slices; the jobs' own times alone give {result.ideal_ratio:.2f}")
     show()
-    show(_overheads(result, machine, simulated))
+    for line in _overheads(result, machine, simulated).split("\n"):
+        show(line)
     rows = [_mixed_row(record, result) for record in result.mixed]
     print_table(("REQUEST", "SERVED BY", "GPU", "INSTANCE", "WAITED", "RAN"), rows)
     show()
