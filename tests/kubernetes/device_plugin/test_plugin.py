@@ -100,7 +100,8 @@ class Rig:
         self._skipped = 0.0
         self.hosted: Supervisor
         self.mps_tied = ""
-        flags = {"--mig-strategy": "mixed", "--kubelet-socket": str(self.kubelet.socket)}
+        self.laid_out = False
+        flags = {"--mig-strategy": settings.pop("strategy", "mixed"), "--kubelet-socket": str(self.kubelet.socket)}
         start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
         self.holdings = PodResourcesStandIn()
         self.pods = PodRegister(host, self.holdings, no_pods, clock=self.clock)
@@ -122,6 +123,7 @@ class Rig:
             cdi_folder=self.cdi_folder,
             ways=ways,
             to_claims=to_claims,
+            laid_out=lambda: self.laid_out,
         )
 
     def clock(self) -> float:
@@ -278,6 +280,27 @@ def test_what_was_listed_counts_as_listed_until_kubelet_and_node_show_that_it_is
         await until(lambda: not ways.plugin.value.grants, "the other way is free")
 
     run(tmp_path, scenario, ways=ways)
+
+
+def test_a_gpu_that_is_still_cut_on_demand_is_no_whole_one(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "dynamic"}))
+        await rig.counts({GPU: (0, 0)})
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        cut, whole = (gpu.uuid for gpu in rig.host.view().node)
+        assert "GpuStillCut" not in rig.api.reasons
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "static"}))
+        await rig.counts({GPU: (2, 1)})
+        await until(lambda: "GpuStillCut" in rig.api.reasons, "said")
+        assert "2 slices made on demand" in rig.api.events[-1][2]
+        with pytest.raises(grpc.aio.AioRpcError, match="still cut"):
+            await rig.kubelet.allocate(GPU, cut)
+        await rig.kubelet.allocate(GPU, whole)
+        rig.laid_out = True  # as a layout wants them: NVIDIA's strategy none gives such GPUs away as well
+        rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "static", "nvidia.com/mig.config": "all-1g.5gb"}))
+        await rig.counts({GPU: (2, 2)})
+
+    run(tmp_path, scenario, ways=Ways(), strategy="none")
 
 
 def test_without_a_driver_for_claims_the_mode_means_nothing(tmp_path: Path) -> None:

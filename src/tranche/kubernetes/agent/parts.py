@@ -33,6 +33,7 @@ from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.gates.share_driver import ShareDriver
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
 from tranche.kubernetes.observation.health import XidPolicy, xid_policy
 from tranche.kubernetes.observation.ways import Ways
 from tranche.kubernetes.rollout.budget import Budget
@@ -56,6 +57,10 @@ def device_plugin(
             return ()
         return ways.claims.value if ways is not None and ways.claims.synced else None
 
+    def laid_out() -> bool:
+        node = services.node.value if services.node.synced else None
+        return node is not None and node.labels.get(STATE_LABEL) == MigState.SUCCESS
+
     return DevicePlugin(
         config,
         services.inventory,
@@ -68,6 +73,7 @@ def device_plugin(
         cdi_folder=cdi_folder,
         ways=ways,
         to_claims=to_claims,
+        laid_out=laid_out,
     )
 
 

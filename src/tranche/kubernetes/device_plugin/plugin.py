@@ -34,6 +34,7 @@ from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fen
 from tranche.kubernetes.device_plugin.offers import given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.server import ListedDevice
+from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.health import Ward, recall_lost, xid_policy
@@ -93,10 +94,12 @@ class DevicePlugin:
         cdi_folder: Path = CDI_FOLDER,
         ways: Ways | None = None,
         to_claims: Callable[[], Collection[str] | None] = tuple,
+        laid_out: Callable[[], bool] = lambda: False,
     ) -> None:
         """`node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways` nothing is offered beside what
         pods have already on a node whose mode is another than static, nor of GPUs of which claims are shown something free: by
-        UUID what `to_claims` says, None while nobody knows.
+        UUID what `to_claims` says, None while nobody knows. `laid_out` says whether a layout has cut the GPUs as they are; else
+        those that were cut on demand are not offered as whole ones.
         """
         self._config = config
         self._inventory = inventory
@@ -109,6 +112,7 @@ class DevicePlugin:
         self._cdi_folder = cdi_folder
         self._ways = ways
         self._to_claims = to_claims
+        self._laid_out = laid_out
         self._counted = Counted()
         self._unknown_since: float | None = None
         self._wake = asyncio.Event()
@@ -118,7 +122,7 @@ class DevicePlugin:
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
         self._blind_since: float | None = None
         self._blind = ""
-        self._basis: tuple[Snapshot, PluginConfig, Ward, str] | None = None
+        self._basis: tuple[Snapshot, PluginConfig, Ward, str, bool] | None = None
         self._listable: Mapping[str, Sequence[Listable]] = {}
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
         self._news: Mapping[str, Announcement] = {}
@@ -177,7 +181,7 @@ class DevicePlugin:
             self._wake.clear()
             await self._discharge()
             snapshot, config = self._inventory.latest.value, self._config.latest.value
-            basis = (snapshot, config, self._ward, self._blindness(endpoints))
+            basis = (snapshot, config, self._ward, self._blindness(endpoints), self._heeds_cuts)
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
                 self._listable = await self._decide(snapshot, config)
                 self._basis = basis
@@ -336,8 +340,19 @@ class DevicePlugin:
             or self._ward.why_sick(device)
             or why_prohibited(device)
             or withheld
+            or self._why_still_cut(device)
             or self._why_no_more(device)
         )
+
+    @property
+    def _heeds_cuts(self) -> bool:
+        """Whether slices that are there were made on demand, by all that is known, and the device plugin gives GPUs away."""
+        return self._ways is not None and self._mode is NodeMode.STATIC and not self._laid_out()
+
+    def _why_still_cut(self, device: PluginDevice) -> str:
+        if device.piece is not None or not self._heeds_cuts:
+            return ""
+        return why_still_cut(self._inventory.latest.value.view, device.gpu)
 
     def _why_no_more(self, device: PluginDevice) -> str:
         """Why nobody more may share the device; "" when they may, and for one that one pod alone gets."""
@@ -379,7 +394,8 @@ class DevicePlugin:
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
-                found[f"sick {device.gpu.uuid}"] = Announcement(Severity.WARNING, "GpuUnhealthy", message)
+                reason = "GpuStillCut" if why == self._why_still_cut(device) else "GpuUnhealthy"
+                found[f"sick {device.gpu.uuid}"] = Announcement(Severity.WARNING, reason, message)
         return found
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
@@ -397,7 +413,7 @@ class DevicePlugin:
         refuse_request(devices, config.sharing)
         self._refuse_condemned(devices)
         for device in devices:
-            if why := why_prohibited(device):
+            if why := why_prohibited(device) or self._why_still_cut(device):
                 raise GpuBusy(f"{device.gpu.label}: {why}")
         try:
             allocation_id = await self._pods.hand_over(resource, held_with(devices))
