@@ -275,7 +275,8 @@ def test_modes_change_at_random_while_pods_come_and_go(
         wait_for(
             "every pod runs or waits for room",
             calm,
-            timeout=120,
+            # Who was refused while another mode was in force is tried again by the kubelet after more than a minute.
+            timeout=300,
             explain=switching.described,
         )
         ran = len(switching.running)
