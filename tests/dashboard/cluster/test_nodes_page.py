@@ -55,10 +55,12 @@ def test_the_numbers_are_those_of_the_documents(views: list[NodeView]) -> None:
     page = tree_of(seen)
     assert figures(page) == {
         "nodes": str(len(views)),
+        "nodes not seen": "0",
         "GPUs": str(len(gpus)),
         "slices": str(slices.total()),
         "slices held": str(slices["held"]),
         "slices idle": str(slices["idle"]),
+        "slices unknown": "0",
         "shares": str(sum(len(view.allocations) for view in views)),
         "waiting": "0",
     }
@@ -144,6 +146,30 @@ def test_nodes_are_found_by_what_is_said_of_them() -> None:
     (never,) = (each for each in rows_of(tree_of(seen)) if each.get("id") == "node-never")
     assert "its agent has not been heard" in text_of(never)
     assert "1 of 4 nodes are such." in text_of(tree_of(seen, NodeChoice(state="cordoned")))
+
+
+@given(VIEWS)
+def test_what_a_node_that_is_not_heard_had_is_unknown_and_neither_held_nor_free(views: list[NodeView]) -> None:
+    seen = snapshot_of(views)
+    *heard, last = seen.nodes.values()
+    seen = seen.after([replace(last, trouble="its agent does not answer")], 2.0)
+    slices = {
+        node.name: Counter(each["state"] for gpu in node.overview["gpus"] for each in gpu["slices"])
+        for node in seen.nodes.values()
+    }
+    page = tree_of(seen)
+    told = figures(page)
+    assert (told["nodes"], told["nodes not seen"]) == (str(len(views)), "1")
+    assert told["slices"] == str(sum(each.total() for each in slices.values()))
+    assert told["slices unknown"] == str(slices[last.name].total())
+    assert told["slices held"] == str(sum(slices[each.name]["held"] for each in heard))
+    assert told["slices idle"] == str(sum(slices[each.name]["idle"] for each in heard))
+    (row,) = (each for each in rows_of(page) if each.get("id") == f"node-{last.name}")
+    cells = {each.get("data-label"): text_of(each) for each in row.iter("td")}
+    assert (cells["Held"], cells["Idle"], cells["Free"]) == ("unknown", "unknown", "unknown")
+    assert all(str(each.get("aria-label")).startswith("as last seen: ") for each in row.iter("svg"))
+    for state in ("free", "idle"):
+        assert row.get("id") not in {each.get("id") for each in rows_of(tree_of(seen, NodeChoice(state=state)))}
 
 
 def test_gpus_that_change_or_are_not_given_away_are_marked_and_nobody_is_named() -> None:

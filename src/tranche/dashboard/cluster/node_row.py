@@ -23,16 +23,24 @@ COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "State")
 NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
 WITHHELD, CHANGING = "not given away", "being changed"
 """Of single GPUs; why one is not given away may name somebody, and is said on its node's page."""
+UNKNOWN = "unknown"
+_ROOM = frozenset({Look.FREE, Look.IDLE})
+"""What somebody could be given; of a node that is not heard nobody knows whether it still can."""
 _TROUBLING = frozenset({NOT_SEEN, NOT_READY, Look.MISSING, Look.LOST})
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTally:
-    """How many of what there are; shares of one node or of many."""
+    """How many of what there are; shares of one node or of many.
+
+    `slices` are all that are known of; those of nodes that are not heard are `unknown`, and neither `held` nor `idle`.
+    """
 
     nodes: int = 0
+    unheard: int = 0
     gpus: int = 0
     slices: int = 0
+    unknown: int = 0
     held: int = 0
     idle: int = 0
     shares: int = 0
@@ -41,7 +49,10 @@ class NodeTally:
     @staticmethod
     def total(of: Iterable[NodeTally]) -> NodeTally:
         """All of them together."""
-        each = [(one.nodes, one.gpus, one.slices, one.held, one.idle, one.shares, one.waiting) for one in of]
+        each = [
+            (one.nodes, one.unheard, one.gpus, one.slices, one.unknown, one.held, one.idle, one.shares, one.waiting)
+            for one in of
+        ]
         return NodeTally(*map(sum, zip(*each, strict=True))) if each else NodeTally()
 
 
@@ -88,8 +99,17 @@ def node_row(node: SeenNode) -> NodeRow:
     gpus, allocations = node.overview["gpus"], node.overview["allocations"]
     drawn = blocks_of(gpus, allocations)
     slices = Counter(each["state"] for gpu in gpus for each in gpu["slices"])
+    heard = _heard(node)
     tally = NodeTally(
-        1, len(gpus), slices.total(), slices["held"], slices["idle"], len(allocations), len(node.overview["waiters"])
+        nodes=1,
+        unheard=0 if heard else 1,
+        gpus=len(gpus),
+        slices=slices.total(),
+        unknown=0 if heard else slices.total(),
+        held=slices["held"] if heard else 0,
+        idle=slices["idle"] if heard else 0,
+        shares=len(allocations),
+        waiting=len(node.overview["waiters"]),
     )
     models = Counter(str(gpu["name"]).removeprefix("NVIDIA ").strip() for gpu in gpus)
     states = frozenset(_states(node, drawn))
@@ -124,12 +144,12 @@ def told_in_short(gpus: Sequence[GpuBlocks]) -> str:
 
 
 def _shown(node: SeenNode, drawn: Sequence[GpuBlocks], told: str, state: str) -> Element:
-    looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
+    looks, heard = Counter(each.look for gpu in drawn for each in gpu.blocks), _heard(node)
     cells: list[tuple[str, Child | Sequence[Child]]] = [
-        ("GPUs", _bars(drawn) if drawn else "not known"),
-        ("Held", str(looks[Look.HELD] + looks[Look.SHARED])),
-        ("Idle", str(looks[Look.IDLE])),
-        ("Free", _free(drawn)),
+        ("GPUs", _bars(drawn, "" if heard else "as last seen: ") if drawn else "not known"),
+        ("Held", str(looks[Look.HELD] + looks[Look.SHARED]) if heard else UNKNOWN),
+        ("Idle", str(looks[Look.IDLE]) if heard else UNKNOWN),
+        ("Free", _free(drawn) if heard else UNKNOWN),
         ("State", _last_seen(node, state)),
     ]
     return element(
@@ -148,6 +168,11 @@ def _shown(node: SeenNode, drawn: Sequence[GpuBlocks], told: str, state: str) ->
     )
 
 
+def _heard(node: SeenNode) -> bool:
+    """Whether what is known of it is of now."""
+    return not node.trouble and node.seen is not None
+
+
 def _last_seen(node: SeenNode, state: str) -> list[Child]:
     if not node.trouble or node.seen is None:
         return [state or "–"]
@@ -161,7 +186,8 @@ def _free(drawn: Sequence[GpuBlocks]) -> str:
 
 
 def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
-    found = {str(each.look) for gpu in drawn for each in gpu.blocks} | set(_standing(node))
+    looks = {each.look for gpu in drawn for each in gpu.blocks}
+    found = {str(look) for look in (looks if _heard(node) else looks - _ROOM)} | set(_standing(node))
     found |= {word for word, count in _marked(node) if count}
     yield from found
     if found & _TROUBLING:
@@ -169,7 +195,7 @@ def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
 
 
 def _standing(node: SeenNode) -> Iterator[str]:
-    if node.trouble or node.seen is None:
+    if not _heard(node):
         yield NOT_SEEN
     if node.standing.ready is False:
         yield NOT_READY
@@ -195,7 +221,7 @@ def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
         yield node.trouble or "its agent has not been heard"
 
 
-def _bars(gpus: Sequence[GpuBlocks]) -> Element:
+def _bars(gpus: Sequence[GpuBlocks], said_first: str) -> Element:
     """The bars of all GPUs, eight in a line; blocks that look alike are one path, for there may be tens of thousands."""
     paths: dict[tuple[Look, bool], list[str]] = {}
     for place, gpu in enumerate(gpus):
@@ -209,7 +235,7 @@ def _bars(gpus: Sequence[GpuBlocks]) -> Element:
         [each for (look, foreign), drawn in sorted(paths.items()) for each in _paths(look, foreign, "".join(drawn))],
         element("path", d=changing, class_="tr-changing") if changing else None,
         role="img",
-        aria_label=told_in_short(gpus),
+        aria_label=f"{said_first}{told_in_short(gpus)}",
         viewBox=f"0 0 {_IN_LINE * _STEP} {height}",
         height=height,
         preserveAspectRatio="none",

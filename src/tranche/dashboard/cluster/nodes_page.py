@@ -33,10 +33,12 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> E
     total = NodeTally.total(each.tally for each in rows)
     counted = {
         "nodes": total.nodes,
+        "nodes not seen": total.unheard,
         "GPUs": total.gpus,
         "slices": total.slices,
         "slices held": total.held,
         "slices idle": total.idle,
+        "slices unknown": total.unknown,
         "shares": total.shares,
         "waiting": total.waiting,
     }
