@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 from cluster.agents import NAMESPACE, AgentPod
 from cluster.claims import claim_template, devices_published
@@ -14,6 +17,9 @@ from tests.cluster.test_claim_defects import Neighbour, Planter
 from tests.cluster.test_claims_on_nodes import claiming, claims_on, gone, shares, wait_for_phases
 
 pytestmark = pytest.mark.cluster
+
+WAIT_SECONDS = float(os.environ.get("TRANCHE_CLAIM_FALLEN_SECONDS", "0"))
+"""For how long the API server says that a claim is over: after 30 and a look, whatever nobody uses is free."""
 
 
 def test_a_claim_that_somebody_edits_while_its_pod_runs_keeps_what_it_was_given(
@@ -42,6 +48,24 @@ def test_a_claim_that_somebody_edits_while_its_pod_runs_keeps_what_it_was_given(
         assert phases(cluster, namespace)["Running"] == 2
 
         planter.delete("edited", "thief")
+        gone(cluster, p4d, namespace)
+
+
+def test_a_pod_that_deletes_its_claim_and_empties_its_environment_keeps_its_slice_alone(
+    cluster: Cluster, p4d: Node, namespace: str
+) -> None:
+    script = "exec env -i /bin/sh -c 'trap exit TERM; while :; do sleep 1; done'"
+    planter, device = Planter(cluster, p4d, namespace, script), "gpu-0-1g-5gb-0"
+    with claims_on(cluster, p4d):
+        planter.plant("quiet", device)
+        wait_for("it runs", lambda: phase(cluster, namespace, "quiet") == "Running")
+        cluster.api.delete(f"{planter.claims}/quiet")
+        wait_for("others are kept from it", lambda: device in _tainted(cluster, p4d), timeout=60)
+        time.sleep(WAIT_SECONDS)
+        assert phase(cluster, namespace, "quiet") == "Running"
+        planter.plant("thief", device)
+        planter.wait_for_reason("thief", f"overlaps what claim {namespace}/quiet holds")
+        planter.delete("thief", "quiet")
         gone(cluster, p4d, namespace)
 
 
