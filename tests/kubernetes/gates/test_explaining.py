@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,8 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_pod
-from tranche.kubernetes.gates.explaining import explain_gated
+from tranche.kubernetes.gates.chosen_view import with_choices
+from tranche.kubernetes.gates.explaining import chosen_text, explain_gated
 from tranche.kubernetes.gates.leases import (
     CHOICES,
     NodeChoices,
@@ -79,22 +81,92 @@ def test_nodes_that_are_out_say_why_and_what_would_help_is_named() -> None:
 
 
 def test_what_was_chosen_is_said_and_so_is_why_a_node_refuses() -> None:
-    view = a100s(1)
-    granted = decide(view, parse_request(mig_profile="2g.10gb"))
-    assert isinstance(granted, Granted)
-    text = json.dumps({"node": "n1", "grants": [grant_to_dict(each) for each in granted.grants]})
-    pod = replace(WAITS, gated=False, node="n1", chosen=text)
-    request = parse_request(mig_profile="2g.10gb")
-    found = explain_gated(pod, request, fleet_of(n1=view))
-    assert found.status is WaitStatus.HAS
+    view, request = a100s(1), parse_request(mig_profile="2g.10gb")
+    pod, fleet = given_pod(view)
+    found = explain_gated(pod, request, fleet)
+    assert (found.status, "hands it over when its container starts" in found.message) == (WaitStatus.PREPARING, True)
     assert "2g.10gb" in found.message
     assert "node n1" in found.message
-    refusing = replace(fleet_of(n1=view), said={"n1": NodeGpus("n1", view, 1, {"u1": "it is taken"})})
+    held = with_choices(view, fleet.chosen["n1"].values())
+    handed = replace(fleet, said={"n1": NodeGpus("n1", held)})
+    assert explain_gated(pod, request, handed).status is WaitStatus.HAS
+    assert explain_gated(replace(pod, phase="Running"), request, fleet).status is WaitStatus.HAS
+    refusing = replace(fleet, said={"n1": NodeGpus("n1", view, 1, {"u1": "it is taken"})})
     refused = explain_gated(pod, request, refusing)
     assert (refused.status, "cannot hand it over yet: it is taken" in refused.message) == (WaitStatus.PREPARING, True)
     unbound = explain_gated(replace(pod, node="", message="0/2 nodes"), request, GateFleet())
     assert "the scheduler has yet to bind it: 0/2 nodes" in unbound.message
     assert explain_gated(replace(pod, phase="Failed"), request, GateFleet()).status is WaitStatus.FINISHED
+
+
+def given_pod(view: NodeView) -> tuple[FleetPod, GateFleet]:
+    """A pod that was let go with a slice, and the fleet with that choice."""
+    granted = decide(view, parse_request(mig_profile="2g.10gb"))
+    assert isinstance(granted, Granted)
+    choice = ShareChoice("team", "p", "u1", granted.grants)
+    text = json.dumps({"node": "n1", "grants": [grant_to_dict(each) for each in granted.grants]})
+    pod = replace(WAITS, gated=False, node="n1", chosen=text)
+    return pod, replace(fleet_of(n1=view), chosen={"n1": {"u1": choice}})
+
+
+def test_the_pods_own_annotation_is_believed_where_nothing_else_is_known_and_nowhere_else() -> None:
+    view, request = a100s(1), parse_request(mig_profile="2g.10gb")
+    pod, fleet = given_pod(view)
+    (whole,) = (each for each in [decide(view, parse_request(gpus="1"))] if isinstance(each, Granted))
+    edited = json.dumps({"node": "n1", "grants": [grant_to_dict(each) for each in whole.grants]})
+    liar = replace(pod, chosen=edited)
+    assert "2g.10gb" in explain_gated(liar, request, fleet).message
+    assert chosen_text(liar, fleet) == chosen_text(pod, fleet)
+    unread = GateFleet(unread={"what nodes have": "no"})
+    found = explain_gated(liar, request, unread)
+    assert "2g.10gb" not in found.message
+    assert "by the pod's own annotation" in found.notes[-1]
+    nothing = explain_gated(replace(pod, uid="u2"), request, fleet)
+    assert nothing.status is WaitStatus.IMPOSSIBLE
+    assert "no share was chosen for it" in nothing.message
+    assert SHARE in nothing.remedies[0]
+    assert chosen_text(replace(pod, uid="u2"), fleet) == ""
+
+
+@pytest.mark.parametrize(
+    ("annotations", "container", "words"),
+    [
+        ({}, {}, "no annotation says for which"),
+        ({"tranche.dev/gpu": "much"}, {}, "much"),
+        ({"tranche.dev/gpu": "0.5", "tranche.dev/gpus": "1"}, {}, "ask for 2 things"),
+        ({"tranche.dev/gpus": "1"}, {"resources": {"limits": {SHARE: "2"}}}, "asks for 2 of tranche.dev/share"),
+        ({"tranche.dev/gpus": "1"}, {"resources": {}}, "no container asks for tranche.dev/share"),
+    ],
+)
+def test_a_pod_that_can_never_be_chosen_for_is_told_why(
+    annotations: dict[str, str], container: dict[str, Any], words: str
+) -> None:
+    raw = {
+        "metadata": {"namespace": "team", "name": "p", "uid": "u1", "annotations": annotations},
+        "spec": {
+            "schedulingGates": [{"name": SHARE}],
+            "containers": [{"name": "main", "resources": {"limits": {SHARE: "1"}}} | container],
+        },
+        "status": {"phase": "Pending"},
+    }
+    pod = decode_fleet_pod(raw)
+    assert words in pod.gate_problem
+    found = explain_gated(pod, pod.by_gate, fleet_of(n1=a100s(1)))
+    assert (found.status, found.message) == (
+        WaitStatus.IMPOSSIBLE,
+        f"it waits at the gate for ever: {pod.gate_problem}",
+    )
+    assert found.remedies
+
+
+def test_nobody_is_called_by_an_id_of_his_node() -> None:
+    view = a100s(1)
+    whole = decide(view, parse_request(gpus="1"))
+    assert isinstance(whole, Granted)
+    taken = with_choices(view, [ShareChoice("team", "other", "u9", whole.grants)])
+    found = explain_gated(WAITS, parse_request(gpus="1"), fleet_of(n1=taken))
+    assert [each.text for each in found.groups] == ["held whole by pod team/other"]
+    assert all("chosen-" not in text for text in (*found.remedies, found.message))
 
 
 def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_controllers_word() -> None:

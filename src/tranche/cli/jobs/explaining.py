@@ -19,7 +19,7 @@ async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetE
     from tranche.kubernetes.gates.changed_tier import as_in_tier
 
     pod, tier = await read_pod(api, namespace, name), await tier_in_force(api)
-    if pod.by_gate is not None:
+    if pod.by_gate is not None or pod.gate_problem:
         from tranche.kubernetes.gates.explaining import explain_gated
         from tranche.kubernetes.gates.reading import read_gate_fleet
 

@@ -35,7 +35,9 @@ class PendingPod:
     @property
     def asks(self) -> bool:
         """Whether it asks for something that may be a GPU."""
-        return bool(self.pod.by_gate or self.pod.claims or self.pod.templates or self.pod.limits)
+        return bool(
+            self.pod.by_gate or self.pod.gate_problem or self.pod.claims or self.pod.templates or self.pod.limits
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], si
 def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet) -> WaitingPod | None:
     """Why it waits; None where it wants none of our GPUs. Fleet and gates are veiled."""
     pod = pending.pod
-    answer = explain_pod(pod, fleet) if pod.by_gate is None else explain_gated(pod, pod.by_gate, gates)
+    by_gate = pod.by_gate is not None or bool(pod.gate_problem)
+    answer = explain_gated(pod, pod.by_gate, gates) if by_gate else explain_pod(pod, fleet)
     return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.core.request import Request
 from tranche.kubernetes.api.node_rules import NodeTaint, NodeTerm, Toleration, decode_terms
-from tranche.kubernetes.claims.annotations import pod_demand
+from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
-from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, SHARE_GATE, SHARE_RESOURCE, CapacityName
+from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, SHARE_GATE, CapacityName
 
 _RESOURCES = "nvidia.com/"
 _PODS = 3
@@ -96,7 +96,7 @@ class FleetPod:
 
     `message` is the scheduler's own word on why it is not bound. `affinity` are terms of which a node has to meet one, if any.
     `limits` are how many it asks for of each of NVIDIA's extended resources. `by_gate` is what it asks for where a controller
-    chooses its share, `chosen` the choice as it is written on it.
+    chooses its share, `gate_problem` why none can be chosen, and `chosen` the choice as it is written on it.
     """
 
     namespace: str
@@ -112,6 +112,7 @@ class FleetPod:
     templates: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     by_gate: Request | None = None
+    gate_problem: str = ""
     chosen: str = ""
     uid: str = ""
 
@@ -170,6 +171,7 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
     asked = {str(each.get("name")): each for each in spec.get("resourceClaims") or ()}
     made = {str(each.get("name")): each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     names = {name: made.get(name) or each.get("resourceClaimName") for name, each in asked.items()}
+    demand = gate_demand(_part(meta, "annotations"), spec)
     extended = _part(status, "extendedResourceClaimStatus").get("resourceClaimName")
     return FleetPod(
         namespace=str(meta.get("namespace") or ""),
@@ -188,21 +190,11 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
             if each.get("resourceClaimTemplateName")
         },
         limits=_limits(spec),
-        by_gate=_by_gate(meta, spec),
+        by_gate=demand.request,
+        gate_problem=demand.wrong,
         chosen=str(_part(meta, "annotations").get(SHARE_GATE) or ""),
         uid=str(meta.get("uid") or ""),
     )
-
-
-def _by_gate(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> Request | None:
-    limits = (_part(_part(each, "resources"), "limits") for each in spec.get("containers") or ())
-    if not any(SHARE_RESOURCE in each for each in limits):
-        return None
-    try:
-        demand = pod_demand(_part(meta, "annotations"))
-    except UsageError:
-        return None
-    return None if demand is None else demand.request
 
 
 def _asked(devices: Mapping[str, Any]) -> tuple[str, str]:

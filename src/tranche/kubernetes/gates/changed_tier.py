@@ -28,9 +28,10 @@ def as_in_tier(found: FleetExplanation, pod: FleetPod, tier: Tier) -> FleetExpla
     """The explanation, unless the pod waits in another way than the cluster gives shares: then what it waits for never comes."""
     if found.status not in _WAITS or pod.node:
         return found
-    if pod.by_gate is not None and pod.gated and tier in BY_CLAIMS:
+    by_gate = pod.by_gate is not None or bool(pod.gate_problem)
+    if by_gate and pod.gated and tier in BY_CLAIMS:
         return _for_ever(found, LEFT_AT_GATE, AT_GATE_ADVICE)
-    if pod.by_gate is None and (pod.claims or pod.templates) and tier is Tier.GATES:
+    if not by_gate and (pod.claims or pod.templates) and tier is Tier.GATES:
         return _for_ever(found, _LEFT_WITH_CLAIM, _WITH_CLAIM_ADVICE)
     return found
 

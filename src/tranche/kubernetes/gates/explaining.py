@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.errors import TrancheError
+from tranche.core.keeper import ChosenFor
 from tranche.core.request import Request
 from tranche.core.wire import grant_from_dict
 from tranche.documents import describe
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.gates.reading import GateFleet
 from tranche.planning.explain import Explanation, explain
-from tranche.planning.remedies import Remedy
 
 _NAMED = 3
 _GROUPS = 12
 _ADVICE = 4
+_MADE_ANEW = (
+    "delete the pod and make it anew: by annotations in a namespace whose pods the webhook sees, or with the gate "
+    f"{SHARE_GATE}, one annotation that says for what, and one of {SHARE_RESOURCE} for a container that stays"
+)
 
 
-def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExplanation:
-    """Why the pod waits, or what was chosen for it. Pure."""
-    wanted = (str(request),)
+def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> FleetExplanation:
+    """Why the pod waits, or what was chosen for it; `request` is None where it cannot be told what it asks for. Pure."""
+    wanted = () if request is None else (str(request),)
     notes = tuple(f"your account may not read {what}" for what in fleet.unread)
     if pod.phase in ("Succeeded", "Failed"):
         return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
     if not pod.gated:
         return _chosen(pod, wanted, fleet, notes)
+    if request is None or pod.gate_problem:
+        message = f"it waits at the gate for ever: {pod.gate_problem}"
+        return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
     if not fleet.views:
         word = fleet.last_word or "it waits at the gate until the controller chooses its share"
         return FleetExplanation(str(pod), WaitStatus.WAITING, word, wanted, notes=notes)
@@ -54,7 +62,7 @@ def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExp
         f"{number} serve it now; {len(could):,} of them could later" if could else f"{number} ever serve it as they are"
     )
     advice = tuple(
-        f"on node {name}: {_advice_text(remedy, fleet.views[name])}"
+        f"on node {name}: {_told(remedy.text, remedy.allocation_ids, fleet.views[name])}"
         for name in could
         for remedy in answers[name].remedies
         if name not in outs
@@ -65,19 +73,57 @@ def explain_gated(pod: FleetPod, request: Request, fleet: GateFleet) -> FleetExp
 
 
 def chosen_text(pod: FleetPod, fleet: GateFleet) -> str:
-    """What was chosen for a pod: `1g.5gb at 6:1 of GPU 0 on node p4d`; "" where that cannot be read."""
+    """What was chosen for a pod: `1g.5gb at 6:1 of GPU 0 on node p4d`; "" where that cannot be read.
+
+    The annotation on the pod says it as well, and whoever may edit the pod may change it: it counts where nothing else is known.
+    """
+    found = _known_choice(pod, fleet) or (None if _is_known(pod, fleet) else _annotated(pod))
+    if found is None:
+        return ""
+    view = fleet.views.get(found.node)
+    return f"{'; '.join(_grant_text(each, view) for each in found.grants)} on node {found.node}"
+
+
+class _Choice(NamedTuple):
+    """What was chosen for a pod; `has` once the node's register says that it has it."""
+
+    node: str
+    grants: tuple[Grant, ...]
+    has: bool = False
+
+
+def _known_choice(pod: FleetPod, fleet: GateFleet) -> _Choice | None:
+    """By what the node's agent says, else by the controller's lease."""
+    for name, said in fleet.said.items():
+        for each in said.view.allocations:
+            if isinstance(each.keeper, ChosenFor) and each.keeper.uid == pod.uid:
+                return _Choice(name, each.grants, has=True)
+    return next((_Choice(name, each[pod.uid].grants) for name, each in fleet.chosen.items() if pod.uid in each), None)
+
+
+def _is_known(pod: FleetPod, fleet: GateFleet) -> bool:
+    """Whether what was chosen could be read: the node of the pod has told, or some node where it has none yet."""
+    return bool(fleet.said) and not fleet.unknown and (not pod.node or pod.node in fleet.said)
+
+
+def _annotated(pod: FleetPod) -> _Choice | None:
     try:
         data = json.loads(pod.chosen)
-        node, grants = str(data["node"]), tuple(map(grant_from_dict, data["grants"]))
+        return _Choice(str(data["node"]), tuple(map(grant_from_dict, data["grants"])))
     except (ValueError, KeyError, TypeError, AttributeError, TrancheError):
-        return ""
-    view = fleet.views.get(node)
-    return f"{'; '.join(_grant_text(each, view) for each in grants)} on node {node}"
+        return None
 
 
 def _chosen(pod: FleetPod, wanted: tuple[str, ...], fleet: GateFleet, notes: tuple[str, ...]) -> FleetExplanation:
+    known = _known_choice(pod, fleet)
     text = chosen_text(pod, fleet) or "a share"
+    if known is None and not _is_known(pod, fleet):
+        notes = (*notes, "what was chosen is by the pod's own annotation: what its node says cannot be read")
     refused = next((each.refused[pod.uid] for each in fleet.said.values() if pod.uid in each.refused), "")
+    if known is None and _is_known(pod, fleet):
+        why = pod.gate_problem or f"it has not waited at the gate {SHARE_GATE}"
+        message = f"no share was chosen for it, and its node does not start it: {why}"
+        return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
     if refused:
         message = f"{text} was chosen for it, and the node cannot hand it over yet: {refused}"
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
@@ -85,6 +131,9 @@ def _chosen(pod: FleetPod, wanted: tuple[str, ...], fleet: GateFleet, notes: tup
         message = f"{text} was chosen for it; the scheduler has yet to bind it" + (
             f": {pod.message}" if pod.message else ""
         )
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
+    if known is not None and not known.has and pod.phase == "Pending":
+        message = f"{text} was chosen for it; its node hands it over when its container starts"
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
     return FleetExplanation(str(pod), WaitStatus.HAS, f"it has {text}", wanted, notes=notes)
 
@@ -96,11 +145,10 @@ def _grant_text(grant: Grant, view: NodeView | None) -> str:
     return grant.gpu_uuid if slot is None else f"{slot.profile} at {slot.placement} of {grant.gpu_uuid}"
 
 
-def _advice_text(remedy: Remedy, view: NodeView) -> str:
-    """What would help, with pods in the place of ids that mean something on the node alone."""
-    text = remedy.text
+def _told(text: str, ids: Collection[str], view: NodeView) -> str:
+    """The text with pods in the place of ids that mean something on the node alone."""
     for each in view.allocations:
-        if each.id in remedy.allocation_ids:
+        if each.id in ids:
             text = text.replace(each.id, str(each.keeper))
     return text
 
@@ -133,7 +181,8 @@ def _refusal(name: str, found: Explanation, view: NodeView) -> _Row:
         return _Row(name, found.impossible.reason, found.summary)
     obstacles = [each.obstacle for each in found.gpus if each.obstacle is not None]
     reason = str(obstacles[0].reason) if obstacles else NodeReason.HELD
-    text = "; ".join(list(dict.fromkeys(each.text for each in obstacles))[:_NAMED])
+    texts = (_told(each.text, each.allocation_ids, view) for each in obstacles)
+    text = "; ".join(list(dict.fromkeys(texts))[:_NAMED])
     ids = {each for obstacle in obstacles for each in obstacle.allocation_ids}
     holders = dict.fromkeys(str(each.keeper) for each in view.allocations if each.id in ids)
     return _Row(name, reason, text, tuple(holders))

@@ -58,14 +58,14 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     warnings = await _warnings(reader, namespace, pods)
     waits = any(not each.node and each.phase == "Pending" for each in known)
     tier = await tier_in_force(connection) if waits else Tier.NONE
-    gated = [each for each in known if each.by_gate is not None]
+    gated = [each for each in known if each.by_gate is not None or each.gate_problem]
     if gated:
         found = await read_gate_fleet(connection, gated[0])
         chosen = {each.name: (text,) for each in gated if (text := chosen_text(each, found))}
         explained = tuple(
             as_in_tier(explain_gated(each, each.by_gate, found), each, tier)
             for each in gated
-            if each.by_gate is not None and not each.node and each.phase == "Pending"
+            if not each.node and each.phase == "Pending"
         )
         return JobDescription(
             job, pods, _of_pods(pods, found.fleet()), explained, warnings, chosen, tuple(found.unread)
