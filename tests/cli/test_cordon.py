@@ -33,6 +33,9 @@ def test_a_cordoned_gpu_is_given_to_nobody_more_and_says_why(two_a100: TestMachi
 def test_who_waits_for_a_cordoned_gpu_starts_when_it_is_given_away_again(make_machine: MakeMachine) -> None:
     machine = make_machine("T4")
     machine.tranche("cordon", machine.json("gpus")["gpus"][0]["uuid"])
+    (uncordon,) = machine.json("explain", "--gpus", "1")["remedies"]
+    assert uncordon["kind"] == "Uncordon"
+    assert uncordon["message"].endswith(": tranche uncordon 0")
     waiting = machine.wait_in_queue("--gpus", "1")
     (waiter,) = machine.json("ps")["waiters"]
     assert CORDONED in waiter["why"]

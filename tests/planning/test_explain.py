@@ -111,6 +111,8 @@ def _try_remedies(view: NodeView, request: Request) -> None:
                 assert remedy.allocation_ids or remedy.process_ids
                 ended = without(view, remedy.allocation_ids, remedy.process_ids)
                 assert isinstance(decide(ended, request), Granted)
+            case Kind.UNCORDON:
+                assert isinstance(decide(replace(view, withheld=()), request), Granted)
             case Kind.DESTROY_FOREIGN:
                 assert remedy.instances
                 assert not set(remedy.instances) & view.owned

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.strategies import node_views, requests_for
+from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, view_of
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, Withheld, overlap
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Occupant, placements
@@ -17,6 +17,7 @@ from tranche.planning.explain import explain
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.obstacle import Reason
 from tranche.planning.recording import view_from_dict, view_to_dict
+from tranche.planning.remedies import Kind
 from tranche.planning.withholding import size_rank
 
 
@@ -119,3 +120,36 @@ def test_a_gpu_that_is_withheld_says_why(view: NodeView, data: st.DataObject) ->
 
 def _other_reasons(view: NodeView, request: Request) -> set[Reason]:
     return {each.obstacle.reason for each in explain(view, request).gpus if each.obstacle is not None}
+
+
+@given(st.data())
+def test_taking_cordons_back_is_named_where_it_lets_a_request_start_and_as_few_as_that_takes(
+    data: st.DataObject,
+) -> None:
+    view = data.draw(node_views(max_gpus=3))
+    assume(view.node.gpus)
+    request = data.draw(requests_for(view))
+    gpus = data.draw(st.lists(st.sampled_from(view.node.gpus), min_size=1, unique_by=lambda gpu: gpu.uuid))
+    cordoned = replace(view, withheld=tuple(Withheld(WholeGpu(gpu.uuid), "cordoned by ada") for gpu in gpus))
+    found = [each for each in explain(cordoned, request).remedies if each.kind is Kind.UNCORDON]
+    waits = not isinstance(decided(cordoned, request), Granted)
+    assert bool(found) == (waits and isinstance(decided(view, request), Granted))
+    for remedy in found:
+        named = {int(each) for each in remedy.text.partition("tranche uncordon ")[2].split()}
+        assert named <= {gpu.index for gpu in gpus}
+        back = {gpu.uuid for gpu in gpus if gpu.index in named}
+
+        def granted(uuids: set[str]) -> bool:
+            kept = tuple(each for each in cordoned.withheld if each.place.gpu_uuid not in uuids)
+            return isinstance(decided(replace(cordoned, withheld=kept), request), Granted)
+
+        assert granted(back)
+        assert not any(granted(back - {uuid}) for uuid in back)
+
+
+def test_what_is_faulty_or_kept_for_large_requests_is_for_no_administrator_to_give() -> None:
+    gpu = gpu_on(FAMILY_BOARDS[0])
+    for withheld in (Withheld(WholeGpu(gpu.uuid), "broken", faulty=True), Withheld(WholeGpu(gpu.uuid), "said so")):
+        view = replace(view_of(gpu), withheld=(withheld,))
+        kinds = [each.kind for each in explain(view, Request(WholeGpus(1))).remedies]
+        assert (Kind.UNCORDON in kinds) == withheld.by_administrator

@@ -256,6 +256,11 @@ class Withheld(NamedTuple):
     for_large: bool = False
     faulty: bool = False
 
+    @property
+    def by_administrator(self) -> bool:
+        """Whether it is an administrator's word, which he can take back."""
+        return not self.for_large and not self.faulty
+
 
 @dataclass(frozen=True, slots=True)
 class NodeView:

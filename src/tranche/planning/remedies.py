@@ -1,13 +1,13 @@
 """What would help a request that waits: each remedy is tried on the view it would lead to before it is named.
 
-Ordered by cost: ask for another slice that fits now; accept a weaker fence; wait; let foreign idle instances go; move or cut
-anew; another GPU model. On a large machine only a few GPUs are searched for whom to wait for; what starts now is looked for on
-all of them.
+Ordered by cost: ask for another slice that fits now; accept a weaker fence; wait; take a cordon back; let foreign idle instances
+go; move or cut anew; another GPU model. On a large machine only a few GPUs are searched for whom to wait for; what starts now is
+looked for on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, islice
@@ -43,6 +43,7 @@ class Kind(StrEnum):
     OTHER_SLICE = "OtherSlice"
     WEAKER_FENCE = "WeakerFence"
     WAIT = "Wait"
+    UNCORDON = "Uncordon"
     DESTROY_FOREIGN = "DestroyForeign"
     RECUT = "Recut"
     OTHER_MODEL = "OtherModel"
@@ -131,6 +132,7 @@ def remedies(index: IndexedView, request: Request, terms: Terms, reserved: Reser
         *_other_slices(question),
         *_weaker_fences(question),
         *_waits(question),
+        *_uncordons(question),
         *_foreign(question),
         *_recuts(question),
         *_models(question),
@@ -220,6 +222,30 @@ def _waits(question: _Question) -> Iterator[Remedy]:
     if holders is not None:
         ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
         yield Remedy(Kind.WAIT, _wait_text(question.near, holders), None, ids, pids)
+
+
+def _uncordons(question: _Question) -> Iterator[Remedy]:
+    """GPUs that an administrator wants nothing given away of, as few as would do, were the word on them taken back."""
+    view = question.near
+    cordoned = {each.place.gpu_uuid for each in view.withheld if each.by_administrator}
+    granted = question.granted(_uncordoned(view, cordoned)) if cordoned else None
+    if granted is None:
+        return
+    needed = {each.gpu_uuid for each in granted.grants} & cordoned
+    for uuid in sorted(needed):
+        if question.granted(_uncordoned(view, needed - {uuid})) is not None:
+            needed.discard(uuid)
+    gpus = [gpu for gpu in view.node if gpu.uuid in needed]
+    if not gpus:
+        return
+    labels, indices = _listed([gpu.label for gpu in gpus]), " ".join(str(gpu.index) for gpu in gpus)
+    why = "the reason for its cordon is" if len(gpus) == 1 else "the reasons for their cordons are"
+    yield Remedy(Kind.UNCORDON, f"give {labels} away again, once {why} gone: tranche uncordon {indices}")
+
+
+def _uncordoned(view: NodeView, uuids: Collection[str]) -> NodeView:
+    kept = tuple(each for each in view.withheld if not (each.by_administrator and each.place.gpu_uuid in uuids))
+    return replace(view, withheld=kept)
 
 
 def _foreign(question: _Question) -> Iterator[Remedy]:
