@@ -79,6 +79,23 @@ def test_a_gpu_is_cordoned_and_given_away_again(machine: TestMachine, acting: Se
     assert "no GPU nothing on this machine" in visitor.open("/act/cordon?gpu=nothing").text
 
 
+@pytest.mark.parametrize(
+    ("typed", "kept"), [("its fan", "its fan"), (" \n", "from the dashboard"), (f"{HOSTILE}\n2", f"{HOSTILE} 2")]
+)
+def test_a_cordon_has_the_reason_that_its_viewer_types_as_text(
+    machine: TestMachine, acting: ServedDashboard, typed: str, kept: str
+) -> None:
+    visitor, gpu = Visitor.of(acting), machine.json("gpus")["gpus"][1]["uuid"]
+    form = visitor.form(f"/act/cordon?gpu={gpu}&reason=of+the+link")
+    assert form.fields["reason"] == ""
+    assert visitor.outcome(visitor.send(form.with_fields(reason=typed))).startswith("Done.")
+    assert machine.json("gpus")["gpus"][1]["withheld"] == f"cordoned by {user_name()}: {kept}"
+    for path in (f"/gpus/{gpu}", f"/act/uncordon?gpu={gpu}", "/", "/events"):
+        page = parsed(visitor.open(path).text)
+        assert not list(page.iter("img")), path
+    assert kept in text_of(parsed(visitor.open(f"/gpus/{gpu}").text))
+
+
 def test_a_layout_is_applied_as_its_plan_says(machine: TestMachine, acting: ServedDashboard) -> None:
     visitor = Visitor.of(acting)
     assert LAYOUT.partition("?")[2] in visitor.open("/layouts?layout=all-1g.5gb").text

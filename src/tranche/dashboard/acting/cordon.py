@@ -15,18 +15,20 @@ from tranche.node.host import Host
 from tranche.node.session import Places
 
 _REASON = "from the dashboard"
+_ASKS = "Why, for whoever waits because of it"
 
 
 @dataclass(frozen=True, slots=True)
 class CordonDeed:
-    """The GPU of that UUID."""
+    """The GPU of that UUID; `reason` is in the words of whoever sends the form, and no part of the plan."""
 
     gpu_uuid: str
+    reason: str = ""
 
     @property
     def label(self) -> DeedLabel:
         """Which one it is."""
-        return DeedLabel("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it")
+        return DeedLabel("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it", _ASKS)
 
     def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
         """What it takes."""
@@ -43,7 +45,7 @@ class CordonDeed:
         gpu = view.node.gpu(self.gpu_uuid)
         refuse_another(plan, self._digest(gpu, why_withheld(view, gpu)))
         tell(f"{gpu.label}: give nothing more of it away")
-        cordon(host, gpu, user=_user(host), reason=_REASON, clock=time.time)
+        cordon(host, gpu, user=_user(host), reason=" ".join(self.reason.split()) or _REASON, clock=time.time)
         return f"Nothing more is given away of {gpu.label}."
 
     def _digest(self, gpu: GpuState, why: str) -> str:

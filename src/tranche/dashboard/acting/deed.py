@@ -41,7 +41,8 @@ class DeedPlan:
 class DeedLabel:
     """What tells a deed from others: its kind, which is in its page's address, and the field that names what it is done to.
 
-    `title` says what it is, in words, `verb` is on its button.
+    `title` says what it is, in words, `verb` is on its button. `asks` is what its form asks for besides, in the
+    field `reason`; "" for nothing.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class DeedLabel:
     value: str
     title: str
     verb: str
+    asks: str = ""
 
     @property
     def name(self) -> str:

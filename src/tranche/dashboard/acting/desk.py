@@ -114,7 +114,7 @@ def deed_of(kind: str, fields: Mapping[str, str]) -> DashboardDeed | None:
     if kind == "release" and (id := fields.get("id", "")):
         return ReleaseDeed(id)
     if kind == "cordon" and (gpu := fields.get("gpu", "")):
-        return CordonDeed(gpu)
+        return CordonDeed(gpu, fields.get("reason", ""))
     if kind == "uncordon" and (gpu := fields.get("gpu", "")):
         return UncordonDeed(gpu)
     if kind == "layout" and (layout := fields.get("layout", "")):

@@ -11,6 +11,7 @@ from tranche.dashboard.parts import code, table
 from tranche.documents.markup import Child, Element, element
 
 _CHANGED = "The machine has changed: another plan comes out now, and this one is not carried out any more."
+_LONGEST_REASON = 200
 _WORDS = {
     OperationState.RUNNING: "It goes on.",
     OperationState.DONE: "Done.",
@@ -87,9 +88,11 @@ def _form(deed: DashboardDeed, plan: DeedPlan, key: str) -> Element | None:
         how = element("p", "This dashboard only shows; ", code("tranche dashboard --act"), " serves one that acts.")
         return element("div", how, element("p", "In a terminal: ", code(plan.command)))
     hidden = {**deed.label.fields, "plan": plan.digest, "key": key}
+    asked = element("input", name="reason", id="reason", value="", maxlength=_LONGEST_REASON)
     return element(
         "form",
         [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
+        element("p", element("label", deed.label.asks, " ", asked)) if deed.label.asks else None,
         element("button", deed.label.verb, id="do"),
         action=f"/act/{deed.label.kind}",
         method="post",
