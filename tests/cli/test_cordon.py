@@ -64,6 +64,11 @@ def test_a_gpu_that_is_not_there_is_refused_and_nothing_is_done(two_a100: TestMa
     assert two_a100.json("events")["events"] == []
 
 
+def test_a_reason_is_one_line_whatever_bytes_it_has(two_a100: TestMachine) -> None:
+    two_a100.tranche("cordon", "0", "--reason", " its\nfan \udcff ")
+    assert two_a100.json("gpus")["gpus"][0]["withheld"] == f"{CORDONED}: its fan ?"
+
+
 def test_the_newer_word_counts(two_a100: TestMachine) -> None:
     two_a100.tranche("cordon", "0", "--reason", "one")
     two_a100.tranche("cordon", "0", "--reason", "other")

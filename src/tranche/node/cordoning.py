@@ -11,8 +11,12 @@ from tranche.node.host import Host
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:
-    """Give nothing more of the GPU away from the next decision on. Said again, the newer word counts."""
-    word = Cordon(gpu.uuid, user, reason, clock())
+    """Give nothing more of the GPU away from the next decision on. Said again, the newer word counts.
+
+    The reason is kept as one line, with `?` for bytes of a terminal that are no UTF-8.
+    """
+    said = " ".join(reason.encode(errors="replace").decode().split())
+    word = Cordon(gpu.uuid, user, said, clock())
     with host.ledger.write() as db:
         records.set_cordon(db, word)
         chronicle.cordoned(db, gpu, word, host.actor)

@@ -45,7 +45,7 @@ class CordonDeed:
         gpu = view.node.gpu(self.gpu_uuid)
         refuse_another(plan, self._digest(gpu, why_withheld(view, gpu)))
         tell(f"{gpu.label}: give nothing more of it away")
-        cordon(host, gpu, user=_user(host), reason=" ".join(self.reason.split()) or _REASON, clock=time.time)
+        cordon(host, gpu, user=_user(host), reason=self.reason.strip() or _REASON, clock=time.time)
         return f"Nothing more is given away of {gpu.label}."
 
     def _digest(self, gpu: GpuState, why: str) -> str:
