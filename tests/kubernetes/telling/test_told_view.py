@@ -137,5 +137,18 @@ def test_what_cannot_be_read_is_an_error_and_not_an_empty_node(packed: str) -> N
     assert told_node(lease) == "n1"
 
 
+@pytest.mark.parametrize(("name", "readable"), [("trainer \U0001f680", True), ("trainer \ud800", False)])
+def test_half_a_character_is_not_read_and_a_whole_one_is(name: str, readable: bool) -> None:
+    view = claimed(a100s(1), _slice())
+    (gpu,) = view.node.gpus
+    node = replace(view.node, gpus=(replace(gpu, name=name),))
+    lease = told_to_lease("n1", replace(view, node=node), OWNER)
+    if readable:
+        assert told_from_lease(lease).view.node.gpus[0].name == name
+    else:
+        with pytest.raises(UsageError):
+            told_from_lease(lease)
+
+
 def _slice() -> Slice:
     return Slice(a100s(1).node.gpus[0].uuid, parse_profile("1g.5gb"), Placement(0, 1))

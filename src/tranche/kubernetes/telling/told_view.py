@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,8 @@ _VIEW = "tranche.dev/view"
 _SHORT = "tranche.dev/short"
 _LONGEST_NAME = 200
 _LONGEST_VIEW = 16 * 1024**2
+_HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+"""Half of a character in JSON; alone it is text that nobody can write as UTF-8."""
 
 _Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
 
@@ -99,7 +102,11 @@ def told_from_lease(lease: Lease) -> ToldView:
             found = file.read(_LONGEST_VIEW + 1)
         if len(found) > _LONGEST_VIEW:
             raise ValueError("it is too long")
-        view = view_from_dict(json.loads(found.decode()))
+        text = found.decode()
+        data = json.loads(text)
+        if _HALF.search(text):
+            json.dumps(data, ensure_ascii=False).encode()  # half a character would break every page that shows it
+        view = view_from_dict(data)
         return ToldView(lease.annotations[_NODE], view, lease.annotations.get(_SHORT) == "true")
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
         raise UsageError(f"lease {lease.name} does not say what the node has: {error}") from error

@@ -1,0 +1,112 @@
+"""What others wrote is text on every page of a cluster: names of pods and nodes, labels, messages, models, layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from bench.simulated_cluster import SimulatedCluster
+
+from tests.dashboard.reading import parsed, shape, text_of
+from tests.documents.test_markup import HOSTILE
+from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
+from tranche.dashboard.cluster.cluster_deed import ClusterDeed, PodToDelete, node_plan, release_plan
+from tranche.dashboard.cluster.kube_event import decode_kube_event
+from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
+from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
+from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
+from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
+from tranche.dashboard.frame import DashboardPage, whole_page
+from tranche.documents.markup import printable
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
+from tranche.kubernetes.fleet.objects import FleetPod
+
+ALL = ViewerSight(everywhere=True)
+NOW = 2e9
+
+
+def node_of(said: str) -> SeenNode:
+    """A node of which everything that somebody else can name is called so."""
+    (plain,) = SimulatedCluster(1).snapshot(1.0).nodes.values()
+    held = [
+        {**each, "id": f"a{place}", "keeper": {"kind": "pod", "namespace": said, "name": said}}
+        for place, each in enumerate(plain.overview["allocations"])
+    ]
+    known = {each["id"]: f"a{place}" for place, each in enumerate(plain.overview["allocations"])}
+
+    def named(found: Any) -> Any:
+        match found:
+            case dict():
+                return {name: named(value) for name, value in found.items()}
+            case list():
+                return [named(each) for each in found]
+            case str():
+                return known.get(found, found)
+            case _:
+                return found
+
+    gpus = [{**named(gpu), "name": said, "withheld": said} for gpu in plain.overview["gpus"]]
+    standing = NodeStanding(mode=said, labels={said: said, "nvidia.com/mig.config": said})
+    return SeenNode(said, standing, {**plain.overview, "gpus": gpus, "allocations": held}, 1.0, said)
+
+
+def answer(said: str) -> FleetExplanation:
+    groups = (NodeGroup(said, said, (said,), 1, holders=(said,)),)
+    return FleetExplanation(said, WaitStatus.WAITING, said, (said,), groups=groups, remedies=(said,), notes=(said,))
+
+
+def pages(said: str) -> dict[str, DashboardPage | None]:
+    node = node_of(said)
+    seen = ClusterSnapshot().after([node], 1.0, notes=(said,))
+    book = WasteBook()
+    book.take(ClusterSnapshot().after([SeenNode(said, overview=node.overview, seen=1.0)], 1.0))
+    report = book.report()
+    assert report is not None
+    uuid = node.overview["gpus"][0]["uuid"]
+    event = decode_kube_event(
+        {
+            "metadata": {"uid": said, "namespace": said, "name": said},
+            "involvedObject": {"kind": said, "namespace": said, "name": said},
+            "reason": said,
+            "message": said,
+            "lastTimestamp": "2026-11-22T10:00:00Z",
+        }
+    )
+    waiting = WaitingPod(PendingPod(FleetPod(said, said)), answer(said))
+    layout = node_plan(ClusterDeed("layout", said, "all-1g.5gb"), node)
+    release = release_plan(ClusterDeed("release", said, share="a0"), [PodToDelete(said, said, said)])
+    return {
+        "node": node_page(node, (said,), NOW, node_acts(node)),
+        "gpu": node_gpu_page(node, uuid, (said,), NOW, 1),
+        "share": node_share_page([node], "a0", NOW, share_act),
+        "queue": cluster_queue_page([waiting], 1, 1, (said,), NOW),
+        "ask": cluster_ask_page({"kind": said, "amount": said, "gpu_model": said}, answer(said), ""),
+        "no answer": cluster_ask_page({"amount": said}, None, said),
+        "events": cluster_events_page([event], (said,), True),
+        "waste": cluster_waste_page(waste_data(report, ALL, True), seen, ALL),
+        "layout": plan_page(layout, "key", "", moved=said),
+        "release": plan_page(release, "", said),
+        "refused": refused_page(said, said),
+    }
+
+
+def tree_of(page: DashboardPage | None) -> ElementTree.Element:
+    assert page is not None
+    return parsed(whole_page(page, path="/", machine="here", version="a.1", taken=1.0))
+
+
+# No half characters: the API server writes none, and what an agent tells is not read where it has any.
+@pytest.mark.parametrize("text", [each for each in HOSTILE if each.encode(errors="ignore")])
+def test_what_others_wrote_is_text_on_every_page(text: str) -> None:
+    plain, hostile = pages("plain words"), pages(text)
+    for name, page in hostile.items():
+        found = tree_of(page)
+        # What does not fit into a block is left out of a drawing.
+        drawn = ("rect", "text")
+        shapes = [[each for each in shape(tree) if each[0] not in drawn] for tree in (found, tree_of(plain[name]))]
+        assert shapes[0] == shapes[1], name
+        assert printable(text).strip() in text_of(found), name
