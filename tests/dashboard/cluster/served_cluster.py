@@ -25,15 +25,17 @@ _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _SECONDS = 60.0
 
 
-def tell(server: FakeApiServer, node: str, view: NodeView, renewed: datetime | None = None) -> None:
-    """As the node's agent does it."""
+def tell(
+    server: FakeApiServer, node: str, view: NodeView, renewed: datetime | None = None, *, lasts: int | None = None
+) -> None:
+    """As the node's agent does it; what it tells counts for `lasts` seconds, or for as long as an agent says."""
     lease = told_to_lease(node, told(view), (node, f"uid-{node}"))
     moment = (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     server.put(
         f"{_LEASES}/{view_lease_name(node)}",
         {
             "metadata": {"labels": dict(lease.labels), "annotations": dict(lease.annotations)},
-            "spec": {"holderIdentity": node, "leaseDurationSeconds": lease.seconds, "renewTime": moment},
+            "spec": {"holderIdentity": node, "leaseDurationSeconds": lasts or lease.seconds, "renewTime": moment},
         },
     )
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running
 from tests.dashboard.cluster.reviewing import People
-from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page
-from tests.dashboard.cluster.test_cluster_server import fill_cluster, wait_until
+from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page, tell
+from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until
+from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
 
@@ -28,6 +29,9 @@ VIEWS = (
     "/waste",
     "/you",
     "/act?kind=cordon&node=n1",
+    "/act?kind=layout&node=n1&layout=all-1g.5gb",
+    "/act?kind=release&node=n1&share=a0b0c0d0",
+    "/gpus/GPU-00000000-0000-4000-8000-000000000000",
 )
 
 
@@ -45,6 +49,8 @@ def page() -> Iterator[ServedClusterPage]:
     people.let("olga", "list pods", "list nodes", "patch nodes")
     with served_cluster_page(people, "--name=lab", "--act") as served:
         served.api.change(fill_cluster)
+        pod = {"metadata": {"uid": "now"}, "status": {"phase": "Running"}}
+        served.api.change(lambda server: server.put("/api/v1/namespaces/blue/pods/blue-train-0", pod))
         wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
         yield served
 
@@ -66,7 +72,15 @@ def entered(browser: Any, page: ServedClusterPage, token: str, scheme: str, size
     return viewer
 
 
-@pytest.mark.parametrize(("token", "scheme", "size"), [("t-ana", "light", WIDE), ("t-olga", "dark", NARROW)])
+@pytest.mark.parametrize(
+    ("token", "scheme", "size"),
+    [
+        ("t-ana", "light", WIDE),
+        ("t-ana", "dark", WIDE),
+        ("t-olga", "light", NARROW),
+        ("t-olga", "dark", NARROW),
+    ],
+)
 def test_who_enters_sees_what_is_his_in_every_look(
     browser: Any, page: ServedClusterPage, token: str, scheme: str, size: tuple[int, int]
 ) -> None:
@@ -114,3 +128,19 @@ def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedCluster
 
     page.api.change(ended)
     viewer.says("you are not let in any more; enter again")
+
+
+def test_an_agent_that_is_killed_is_said_and_its_return_is_seen(browser: Any, page: ServedClusterPage) -> None:
+    view = held_by(a100s(2), ("blue", 0))
+    page.api.change(lambda server: tell(server, "n1", view, lasts=5))
+    viewer = entered(browser, page, "t-olga", "light", WIDE)
+    row = viewer.page.locator("#node-n1")
+    row.get_by_text("its agent has not renewed what it tells: last seen").wait_for()
+    assert row.locator("td[data-label=Free]").inner_text() == "unknown"
+    viewer.open("/nodes/n1")
+    viewer.page.locator("#view", has_text="What is shown is of then.").wait_for()
+    page.api.change(lambda server: tell(server, "n1", view))
+    viewer.page.locator("#view:not(:has-text('What is shown is of then.'))").wait_for()
+    viewer.open("/")
+    viewer.page.locator("#node-n1 td[data-label=Free]:has-text('%')").wait_for()
+    assert viewer.complaints == []
