@@ -75,7 +75,7 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
     machine.wait_in_queue("--gpus", "2")
     share = machine.json("ps")["allocations"][0]["id"]
     machine.tranche("cordon", "1", "--reason", "its fan")
-    gpu = machine.json("gpus")["gpus"][1]["uuid"]
+    given, gpu = (each["uuid"] for each in machine.json("gpus")["gpus"])
     waiter = machine.json("ps")["waiters"][0]["id"]
     with viewer_of(browser, acting, scheme=scheme, size=size) as viewer:
 
@@ -92,6 +92,7 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
             "/act/layout?layout=all-1g.5gb",
             "/layouts?layout=all-1g.5gb",
             f"/act/cordon?gpu={gpu}",
+            f"/act/cordon?gpu={given}",
             f"/act/uncordon?gpu={gpu}",
             f"/gpus/{gpu}",
             "/",
@@ -100,6 +101,11 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
         ):
             viewer.open(path)
             clean(path)
+        viewer.open(f"/act/cordon?gpu={given}")
+        viewer.page.get_by_label("Why, for whoever waits because of it").fill("its fan")
+        viewer.page.keyboard.press("Enter")
+        viewer.page.locator("#state", has_text="Done.").wait_for()
+        assert str(machine.json("gpus")["gpus"][0]["withheld"]).endswith(": its fan")
         viewer.open(f"/act/release?id={share}")
         viewer.page.locator("#do").click()
         viewer.page.locator("#state", has_text="Done.").wait_for()
