@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from http import HTTPStatus
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tranche.core.errors import PermissionDenied
-from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, Gate
+from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, DashboardRefusal, Gate, heard
+from tranche.dashboard.cluster.entrance import ClusterEntrance
 from tranche.dashboard.token_file import read_token, token_path
 
 GATE = Gate("a-token-that-nobody-guesses", 8899)
@@ -31,12 +33,43 @@ def test_this_machine_is_called_by_the_names_of_its_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example", "evil.example:8899", "127.0.0.1.evil.example:8899", "10.0.0.7:8899", ":8899"]
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:8899",
+        "127.0.0.1.evil.example:8899",
+        "10.0.0.7:8899",
+        ":8899",
+        "localhost:evil.com",
+        "127.0.0.1:18899/evil",
+        "127.0.0.1:",
+        "localhost: 80",
+        "localhost:+80",
+        "localhost:65536",
+        "localhost:80:80",
+        "localhost:\u0664\u0662",
+        "[::1]:x",
+        "[::1]]",
+    ],
 )
 def test_a_name_that_somebody_else_gave_this_machine_is_refused(host: str) -> None:
-    refused = GATE.strange("GET", {"host": host})
-    assert refused is not None
-    assert refused.status is HTTPStatus.MISDIRECTED_REQUEST
+    for gate in (GATE, ClusterEntrance()):
+        refused = gate.strange("GET", {"host": host})
+        assert refused is not None
+        assert refused.status is HTTPStatus.MISDIRECTED_REQUEST
+
+
+@pytest.mark.parametrize(
+    "name", ["host", "origin", "authorization", "cookie", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"]
+)
+def test_what_says_who_asks_is_said_once(name: str) -> None:
+    pair = (name.encode(), b"x")
+    assert heard([pair, (b"accept", b"a"), (b"accept", b"b")]) == {name: "x", "accept": "b"}
+    for other in (pair, (name.encode(), b"y")):
+        refused = heard([pair, (b"accept", b"a"), other])
+        assert isinstance(refused, DashboardRefusal)
+        assert refused.status is HTTPStatus.BAD_REQUEST
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
@@ -80,9 +113,10 @@ def test_the_token_and_the_cookie_let_in_and_nothing_else() -> None:
     assert GATE.unknown({"authorization": f"Bearer {GATE.token}"}) is None
     assert GATE.unknown({"cookie": f"other=1; {cookie(GATE)}"}) is None
     for other in (Gate("another-token", 8899), Gate(GATE.token, 8900)):
-        refused = GATE.unknown({"cookie": cookie(other)})
-        assert refused is not None
-        assert refused.status is HTTPStatus.UNAUTHORIZED
+        for sent in (cookie(other), cookie(other).replace(other.cookie_name, GATE.cookie_name)):
+            refused = GATE.unknown({"cookie": sent})
+            assert refused is not None
+            assert refused.status is HTTPStatus.UNAUTHORIZED
     assert GATE.unknown({"cookie": f"{GATE.cookie_name}={GATE.token}"}) is not None
     assert GATE.unknown({"authorization": f"Basic {GATE.token}"}) is not None
 
@@ -148,14 +182,44 @@ def test_neither_a_link_nor_a_pipe_nor_an_empty_file_is_a_token(tmp_path: Path) 
     (tmp_path / "link").symlink_to(tmp_path / "token")
     os.mkfifo(tmp_path / "pipe", 0o600)
     os.close(os.open(tmp_path / "empty", os.O_CREAT, 0o600))
-    for name in ("link", "pipe", "empty"):
-        with pytest.raises(PermissionDenied):
+    (tmp_path / "folder").mkdir(mode=0o700)
+    for name in ("link", "pipe", "empty", "folder"):
+        with pytest.raises(PermissionDenied) as refused:
             read_token(tmp_path / name)
+        assert f"rm {'-r ' * (name == 'folder')}{tmp_path / name}" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff" * 43, b"a" * 42, b"a" * 44, b"a" * 40 + b"&#+", b"a" * 40 + b"%2 ", b"a" * 43 + b"\n\n", b"a" * 5000],
+)
+def test_what_tranche_did_not_make_is_no_token(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a token"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(PermissionDenied, match="none that Tranche made") as refused:
+        read_token(path)
+    assert f"rm '{path}'" in refused.value.hint
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(PermissionDenied, match="cannot be written"):
+            read_token(tmp_path / "token")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_token_is_where_the_user_keeps_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert token_path() == tmp_path / "tranche/dashboard-token"
-    monkeypatch.delenv("XDG_STATE_HOME")
+    assert token_path(acts=True) == tmp_path / "tranche/dashboard-act-token"
     monkeypatch.setenv("HOME", str(tmp_path))
+    for none in ("", "relative/state", "./state"):
+        monkeypatch.setenv("XDG_STATE_HOME", none)
+        assert token_path() == tmp_path / ".local/state/tranche/dashboard-token"
+    monkeypatch.delenv("XDG_STATE_HOME")
     assert token_path() == tmp_path / ".local/state/tranche/dashboard-token"

@@ -199,6 +199,16 @@ def test_a_dashboard_that_only_shows_shows_the_plan_and_does_nothing(
     assert machine.changes() == before
 
 
+def test_whoever_may_see_one_dashboard_may_not_act_in_another(
+    dashboard: ServedDashboard, acting: ServedDashboard
+) -> None:
+    assert acting.ask(f"/enter?token={dashboard.token}", token=False).status == 401
+    assert acting.ask("/", token=False, Authorization=f"Bearer {dashboard.token}").status == 401
+    seeing = Visitor.of(dashboard).cookie.replace(str(dashboard.port), str(acting.port), 1)
+    assert acting.ask("/", token=False, Cookie=seeing).status == 401
+    assert Visitor.of(acting).open("/").status == 200
+
+
 def test_a_plan_that_does_not_come_out_any_more_is_not_done_and_the_new_one_is_shown(
     machine: TestMachine, acting: ServedDashboard
 ) -> None:

@@ -32,9 +32,9 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     """Serve a live page of this machine to your own browser, until Ctrl-C: GPUs, slices, shares, queue and events.
 
     It listens on 127.0.0.1 alone, and lets in who has the token in the address that it prints. The token is kept in a file
-    that nobody else may read, and stays the same. The page shows and changes nothing, but with --act, which lets whoever has
-    the token act with your rights; each plan is shown before. From another machine, reach it by a tunnel:
-    ssh -L 8899:127.0.0.1:8899 MACHINE.
+    that nobody else may read, and stays the same. The page shows and changes nothing, but with --act, which has a token of
+    its own and lets whoever has it act with your rights; each plan is shown before. From another machine, reach it by a
+    tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
         from tranche.dashboard.app import Served
@@ -44,7 +44,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     from tranche.dashboard.access import Gate
     from tranche.dashboard.token_file import read_token, token_path
 
-    token = read_token(token_path())
+    token = read_token(token_path(acts=act))
     with open_host(settings, reading=not act):
         pass  # a machine without a driver, or one that may not be changed, is an error of the command, not of a page
 

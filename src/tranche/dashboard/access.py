@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _CHANGES_NOTHING = frozenset({"GET", "HEAD"})
+_SAID_ONCE = frozenset({"authorization", "cookie", "host", "origin"})
+_OF_BROWSERS = "sec-fetch-"
+_LAST_PORT = 65535
 _OUR_OWN = frozenset({"none", "same-origin"})
 """What browsers say of where a request comes from: typed in, or of a page of ours. Another port of this host is `same-site`."""
 
@@ -48,6 +51,27 @@ class DashboardRefusal:
     message: str
 
 
+def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | DashboardRefusal:
+    """A request's headers by name.
+
+    One that says twice who asks, or from where, is refused: of two, each reader may believe another.
+    """
+    headers: dict[str, str] = {}
+    for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in sent):
+        if name in headers and (name in _SAID_ONCE or name.startswith(_OF_BROWSERS)):
+            return DashboardRefusal(HTTPStatus.BAD_REQUEST, f"the request has the header {name} twice")
+        headers[name] = value
+    return headers
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without its port; "" where what follows the name is none."""
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        return host
+    return name if port.isascii() and port.isdecimal() and int(port[:6]) <= _LAST_PORT else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Knows the token, and the port by which browsers call this server."""
@@ -57,7 +81,7 @@ class Gate:
 
     @property
     def cookie_name(self) -> str:
-        """Cookies are of a host, not of a port: another server's must not be taken for ours."""
+        """Cookies are of a host, not of a port: another server's must not be taken for ours, and its seal is another."""
         return f"tranche-{self.port}"
 
     def cookie(self, session: str) -> str:
@@ -77,7 +101,7 @@ class Gate:
         The port in the name may be another one: that of an ssh tunnel's other end.
         """
         host = headers.get("host", "")
-        if host not in LOOPBACK_NAMES and host.rpartition(":")[0] not in LOOPBACK_NAMES:
+        if name_of(host) not in LOOPBACK_NAMES:
             return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
@@ -111,4 +135,4 @@ class Gate:
         return session if hmac.compare_digest(seal.encode(), self._seal(session).encode()) else ""
 
     def _seal(self, session: str) -> str:
-        return hmac.new(self.token.encode(), f"session {session}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self.token.encode(), f"session {self.port} {session}".encode(), hashlib.sha256).hexdigest()

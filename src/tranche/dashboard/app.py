@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,9 +23,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate
+from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate, heard
 from tranche.dashboard.acting.desk import ActingDesk
 from tranche.dashboard.acting.ways import with_ways
+from tranche.dashboard.doorway import let_in
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
 from tranche.dashboard.live import LiveMachine
@@ -42,6 +44,8 @@ _OPEN = frozenset({"/enter"})
 _PART = "tranche-part"
 _LONGEST_FORM = 10_000  # bytes
 _MOST_FIELDS = 20
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,23 @@ class _GateKeeper:
                 message["headers"] = [*message["headers"], *_ENCODED_HEADERS]
             await send(message)
 
-        answer = self._app if (refused := self._refused(scope)) is None else _refusal(refused)
-        await answer(scope, receive, send_with_headers)
+        if (refused := self._refused(scope)) is not None:
+            await _refusal(refused)(scope, receive, send_with_headers)
+            return
+        if scope["path"] in _OPEN:
+            await self._app(scope, receive, send_with_headers)
+            return
+        let_in(scope)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception:
+            _LOG.exception("a page failed")
+            raise
 
     def _refused(self, scope: Scope) -> DashboardRefusal | None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = heard(scope["headers"])
+        if isinstance(headers, DashboardRefusal):
+            return headers
         if (refused := self._gate.strange(scope["method"], headers)) is not None:
             return refused
         return None if scope["path"] in _OPEN else self._gate.unknown(headers)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from typing import Literal
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tranche.core.errors import UsageError
 from tranche.dashboard.access import Gate
 from tranche.dashboard.app import Served, dashboard_app
+from tranche.dashboard.aside import WrittenAside
+from tranche.dashboard.connection import ACCEPTED_AT_ONCE, guarded, only_our_own
 
 _LOOPBACK = "127.0.0.1"
-_MOST_CONNECTIONS = 200
+_MOST_CONNECTIONS = 250
+_KEPT_BY_THE_KERNEL = 1_024
+"""Connections that have not been taken. One more would have to be asked for again, after a second."""
 _LAST_SECONDS = 2
 
 
@@ -22,21 +30,40 @@ def serve_dashboard(port: int, token: str, served: Served, ready: Callable[[Gate
     """Answer on that port, or with 0 on any; `ready` is called when connections are taken."""
     with listening(_LOOPBACK, port) as listener:
         gate = Gate(token, listener.getsockname()[1])
-        config = uvicorn.Config(
-            dashboard_app(gate, served),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            lifespan="on",
-            ws="none",
-            limit_concurrency=_MOST_CONNECTIONS,
-            timeout_graceful_shutdown=_LAST_SECONDS,
-        )
+        config = guarded_config(dashboard_app(gate, served), _MOST_CONNECTIONS, lifespan="on")
         ready(gate)
+        if sys.stderr is not None:
+            logging.basicConfig(handlers=[logging.StreamHandler(WrittenAside(sys.stderr.fileno()))], force=True)
         # When the server has ended, Ctrl-C ends the process as SIGTERM does, and waits for no thread that a driver holds.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        uvicorn.Server(config).run([listener])
+        GuardedServer(config).run([listener])
+
+
+class GuardedServer(uvicorn.Server):
+    """Takes a few connections in each turn of the event loop, and has the kernel keep many more until then."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_KEPT_BY_THE_KERNEL)
+
+
+def guarded_config(app: ASGIApp, most: int, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    """How uvicorn serves to people among strangers: so many connections, and no word of what strangers send."""
+    logging.getLogger("uvicorn.error").addFilter(only_our_own)
+    return uvicorn.Config(
+        app,
+        http=guarded(most),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan=lifespan,
+        ws="none",
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=_LAST_SECONDS,
+    )
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -1,58 +1,87 @@
-"""The owner's token, in a file that nobody else may read: it stays when the server ends, so that open pages come back."""
+"""The owner's tokens, in files that nobody else may read: they stay when the server ends, so that open pages come back."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
+import shlex
 import stat
 from pathlib import Path
 
 from tranche.core.errors import PermissionDenied
 
 _BYTES = 32
+_OURS = re.compile(rb"[A-Za-z0-9_-]{43}\n?")
+"""What `token_urlsafe` makes of so many bytes. It stands in an address as it is."""
 
 
-def token_path() -> Path:
-    """Where the user keeps such things: `$XDG_STATE_HOME/tranche/dashboard-token`."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state) / "tranche" / "dashboard-token"
+def token_path(*, acts: bool = False) -> Path:
+    """Where the user keeps such things: `$XDG_STATE_HOME/tranche/dashboard-token`.
+
+    A server that acts has a token of its own: whoever was given the address of one that shows must not act later.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # as its specification has it
+        state = Path.home() / ".local/state"
+    return state / "tranche" / ("dashboard-act-token" if acts else "dashboard-token")
 
 
 def read_token(path: Path) -> str:
     """The token in the file, which is made when there is none.
 
-    PermissionDenied when others may read it or made it: it may be known then.
+    PermissionDenied when others may read it or made it, for it may be known then, or when it is none that was made here.
     """
     try:
         return _existing(path)
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise PermissionDenied(f"the token {path} cannot be read: {error.strerror}") from error
-    token = secrets.token_urlsafe(_BYTES)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise PermissionDenied(f"the token {path} cannot be read: {why}", hint=_another(path)) from error
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished.unlink(missing_ok=True)
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{token}\n")
-        try:
-            os.link(unfinished, path)  # never a file that is half written, and never another server's in its place
-        except FileExistsError:
-            return _existing(path)
-        finally:
-            unfinished.unlink()
+        return _made(path)
     except OSError as error:
-        raise PermissionDenied(f"the token {path} cannot be written: {error.strerror}") from error
+        raise PermissionDenied(
+            f"the token {path} cannot be written: {error.strerror}",
+            hint="XDG_STATE_HOME names another folder for it",
+        ) from error
+
+
+def _made(path: Path) -> str:
+    token = secrets.token_urlsafe(_BYTES)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(f"{token}\n")
+        os.link(unfinished, path)  # never a file that is half written, and never another server's in its place
+    except FileExistsError:
+        return _existing(path)
+    finally:
+        unfinished.unlink()
     return token
 
 
 def _existing(path: Path) -> str:
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-        token = file.read(1024).strip() if stat.S_ISREG(found.st_mode) else ""
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or len(token) < _BYTES:
-        raise PermissionDenied(
-            f"the token {path} is not a secret of yours alone", hint=f"remove it, and another one is made: rm {path}"
-        )
-    return token
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        content = os.read(descriptor, 1024) if stat.S_ISREG(found.st_mode) else b""
+    finally:
+        os.close(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        raise PermissionDenied(f"the token {path} is a folder", hint=_another(path))
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionDenied(f"the token {path} is not a secret of yours alone", hint=_another(path))
+    if _OURS.fullmatch(content) is None:
+        raise PermissionDenied(f"the token {path} is none that Tranche made", hint=_another(path))
+    return content.decode().strip()
+
+
+def _another(path: Path) -> str:
+    remove = "rm -r" if path.is_dir() and not path.is_symlink() else "rm"
+    return f"remove it, and another one is made: {remove} {shlex.quote(str(path))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.access import HEADERS, DashboardRefusal
+from tranche.dashboard.access import HEADERS, DashboardRefusal, heard
 from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
@@ -27,6 +28,7 @@ from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
 from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.doorway import let_in
 from tranche.dashboard.frame import entered_page, plain_page
 
 _HTML = "text/html; charset=utf-8"
@@ -35,6 +37,8 @@ _LONGEST_FORM = 64 * 1024
 _KEPT_SECONDS = 600.0
 _MOST_VIEWPOINTS = 200
 _ENCODED_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +117,23 @@ class ClusterApp:
         if isinstance(answer, Response):
             await answer(scope, receive, send_with_headers)
             return
+        let_in(scope, answer.viewer.user)
         scope["viewer"], scope["rights"] = answer.viewer, answer.viewpoint.rights
-        if scope["path"] != _STREAM:
-            await answer.app(scope, receive, send_with_headers)
-            return
-        cut_off = await self._while_admitted(answer, scope, receive, send_with_headers)
-        if started and cut_off:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        try:
+            if scope["path"] != _STREAM:
+                await answer.app(scope, receive, send_with_headers)
+                return
+            cut_off = await self._while_admitted(answer, scope, receive, send_with_headers)
+            if started and cut_off:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception:
+            _log.exception("a page failed")
+            raise
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Admitted:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = heard(scope["headers"])
+        if isinstance(headers, DashboardRefusal):
+            return _refusal(headers)
         if (refused := self._entrance.strange(scope["method"], headers)) is not None:
             return _refusal(refused)
         path: str = scope["path"]

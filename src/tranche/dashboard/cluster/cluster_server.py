@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import uvicorn
-
 from tranche.core.errors import UsageError
 from tranche.dashboard.acting.form_keys import FormKeys
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
@@ -25,14 +23,13 @@ from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import KubeReviews
 from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSource
-from tranche.dashboard.server import listening
+from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 
 _MOST_CONNECTIONS = 2_000
-_LAST_SECONDS = 2
 
 _log = logging.getLogger(__name__)
 
@@ -85,22 +82,12 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
     health = HealthServer(supervisor.readiness)
     with listening(options.host, options.port) as listener:
         await health.start(options.health_host, options.health_port)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            lifespan="off",
-            ws="none",
-            limit_concurrency=_MOST_CONNECTIONS,
-            timeout_graceful_shutdown=_LAST_SECONDS,
-        )
+        config = guarded_config(app, _MOST_CONNECTIONS, lifespan="off")
         port = listener.getsockname()[1]
         _log.info("serving", extra={"api_server": server.url, "port": port, "health_port": health.port})
         running = asyncio.create_task(supervisor.run())
         try:
-            await uvicorn.Server(config).serve([listener])
+            await GuardedServer(config).serve([listener])
         finally:
             app.end()
             health.stop()

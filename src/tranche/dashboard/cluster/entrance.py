@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 
-from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal
+from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal, name_of
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
 
 _CHANGES_NOTHING = frozenset({"GET", "HEAD"})
@@ -88,7 +88,7 @@ class ClusterEntrance:
         return Presented(session=self._session(headers))
 
     def _called(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name_of(host)
         return name in LOOPBACK_NAMES or name.lower() in self.hosts
 
     def _of_proxy(self, headers: Sequence[tuple[str, str]]) -> KubeViewer | DashboardRefusal | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from io import TextIOBase
 from typing import TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -38,7 +39,7 @@ class PlainLines(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def set_up(stream: TextIO, *, as_json: bool, verbose: bool) -> None:
+def set_up(stream: TextIO | TextIOBase, *, as_json: bool, verbose: bool) -> None:
     """Send every log record of the process to the stream; libraries speak from warnings on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if as_json else PlainLines())

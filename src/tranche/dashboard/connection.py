@@ -1,0 +1,92 @@
+"""A connection as uvicorn serves it, and for how long: strangers take neither the server's places nor its time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import ClassVar
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from tranche.dashboard.doorway import KNOWN, Doorway
+
+WHOLE_SECONDS = 10.0
+"""For a whole request to come, and for its answer to be taken."""
+_JUDGED_SECONDS = 60.0
+"""For whoever sent a whole request to be let in: an API server may have to be asked who he is."""
+ACCEPTED_AT_ONCE = 64
+"""Connections that are taken in one turn of the event loop. A few turns go by before one can be ended."""
+
+
+def guarded(most: int, *, seconds: float = WHOLE_SECONDS) -> type[asyncio.Protocol]:
+    """The protocol of one server, which keeps `most` connections, or a quarter of the files that the process may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = most if files == resource.RLIM_INFINITY else min(most, files // 4)
+
+    class GuardedConnection(_GuardedConnection):
+        doorway = Doorway(room)
+        whole_seconds = seconds
+
+    return GuardedConnection
+
+
+class _GuardedConnection(H11Protocol):
+    doorway: ClassVar[Doorway[_GuardedConnection]]
+    whole_seconds: ClassVar[float]
+    _deadline: asyncio.TimerHandle | None = None
+    _whole: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait(self.whole_seconds)
+        gone = self.doorway.enter(self, len(self.connections))
+        if gone is not None:
+            gone.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self.doorway.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception:  # whatever a stranger can send, nobody else is to hear of it
+            self.transport.abort()
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is None or self.cycle.response_complete:
+            return
+        if self.cycle is not before:
+            self.scope["state"][KNOWN] = self._let_in
+        if not self.cycle.more_body and self.cycle is not self._whole and self in self.doorway:
+            self._whole = self.cycle
+            self._wait(_JUDGED_SECONDS)
+
+    def on_response_complete(self) -> None:
+        if not self.transport.is_closing():
+            self._wait(self.whole_seconds)
+            self.doorway.enter(self, 0)
+        super().on_response_complete()
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _let_in(self, who: str) -> None:
+        if not self.transport.is_closing():
+            self._stop_waiting()
+            self.doorway.let_in(self, who)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def only_our_own(record: logging.LogRecord) -> bool:
+    """Whether a record of uvicorn's is of the server, and not of what somebody sent to it."""
+    return record.levelno >= logging.ERROR and record.module != H11Protocol.__module__.rpartition(".")[2]
