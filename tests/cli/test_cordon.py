@@ -69,6 +69,12 @@ def test_a_reason_is_one_line_whatever_bytes_it_has(two_a100: TestMachine) -> No
     assert two_a100.json("gpus")["gpus"][0]["withheld"] == f"{CORDONED}: its fan ?"
 
 
+def test_a_gpu_that_is_named_twice_is_one(two_a100: TestMachine) -> None:
+    uuid = two_a100.json("gpus")["gpus"][1]["uuid"]
+    assert two_a100.tranche("cordon", "1", uuid, "1").stderr.count("GPU 1") == 1
+    assert two_a100.tranche("uncordon", "1", uuid).stderr.count("GPU 1") == 1
+
+
 def test_the_newer_word_counts(two_a100: TestMachine) -> None:
     two_a100.tranche("cordon", "0", "--reason", "one")
     two_a100.tranche("cordon", "0", "--reason", "other")

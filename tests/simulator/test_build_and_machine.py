@@ -66,6 +66,10 @@ def test_cache_folder_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("TRANCHE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert build.cache_directory() == tmp_path / "xdg" / "tranche"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for none in ("", "xdg"):
+        monkeypatch.setenv("XDG_CACHE_HOME", none)
+        assert build.cache_directory() == tmp_path / ".cache" / "tranche"
 
 
 def test_library_has_the_soname_of_nvml_and_the_control_build_another() -> None:

@@ -18,8 +18,8 @@ def cache_directory() -> Path:
     chosen = os.environ.get("TRANCHE_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tranche"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # where it is relative, its specification has it ignored
+    return (base if base.is_absolute() else Path.home() / ".cache") / "tranche"
 
 
 def ensure_built(cache: Path | None = None) -> BuiltSimulator:

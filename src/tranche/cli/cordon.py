@@ -30,7 +30,7 @@ def command(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
     """
     with open_host(settings) as host:
         node = look_at(host).node
-        named = [gpu_named(text, node) for text in gpus]
+        named = {gpu.uuid: gpu for gpu in (gpu_named(text, node) for text in gpus)}.values()
         for gpu in named:
             cordon(host, gpu, user=user_name(), reason=reason, clock=time.time)
     say(f"nothing more is given away of {', '.join(gpu.label for gpu in named)}")

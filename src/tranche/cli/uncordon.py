@@ -26,7 +26,7 @@ def command(settings: Settings, /, gpus: tuple[str, ...]) -> None:
     """
     with open_host(settings) as host:
         node = look_at(host).node
-        named = [gpu_named(text, node) for text in gpus]
+        named = {gpu.uuid: gpu for gpu in (gpu_named(text, node) for text in gpus)}.values()
         open_again = [gpu for gpu in named if uncordon(host, gpu, user=user_name(), clock=time.time)]
         if open_again:
             Queue(host).ring_next()

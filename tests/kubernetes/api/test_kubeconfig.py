@@ -54,6 +54,20 @@ def test_the_variable_names_the_file_and_the_option_wins(tmp_path: Path) -> None
     assert (server.url, server.namespace, server.token, server.tls) == ("http://two:2", "there", None, None)
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("apiVersion: v1", "context"),
+        ("{current-context: '', contexts: [{name: '', context: {}}]}", "context"),
+        ("{current-context: here, contexts: [{name: here, context: {}}]}", "cluster"),
+    ],
+)
+def test_a_file_that_leaves_something_out_is_told_what(tmp_path: Path, content: str, kind: str) -> None:
+    (tmp_path / "config").write_text(content)
+    with pytest.raises(KubeconfigInvalid, match=f"does not say which {kind} to use"):
+        find_api_server(str(tmp_path / "config"), {})
+
+
 def test_the_variable_lists_files_as_for_kubectl(tmp_path: Path) -> None:
     """Of each name the first file that has it counts, files that are not there do not, and paths are each file's own."""
     (tmp_path / "a").mkdir()

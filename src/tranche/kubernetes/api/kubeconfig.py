@@ -141,6 +141,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _named(configs: _Configs, group: str, kind: str, name: object, where: str) -> _Entry:
+    if not name:
+        hint = "choose one: kubectl config use-context NAME" if kind == "context" else ""
+        raise KubeconfigInvalid(f"{where} does not say which {kind} to use", hint=hint)
     for config, file in configs:
         entries = config.get(group)
         for entry in entries if isinstance(entries, list) else ():
