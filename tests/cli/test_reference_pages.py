@@ -143,7 +143,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     assert described["ClusterNode"] == node_document(summary).keys()
     assert described["ClusterGpu"] == gpu_document(summary.gpus[0]).keys()
     view = every_kind()
-    seen = MachineSnapshot(1, 1.0, view, (), frozenset(), overview_data(view, (), ()), 0)
+    seen = MachineSnapshot(1, 1.0, view, (), frozenset(), overview_data(view, (), ()), None)
     assert described["Waste"] == waste_of(seen, []).keys()
     unprinted |= {
         "Waste",

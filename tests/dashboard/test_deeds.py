@@ -31,7 +31,7 @@ def a100(tmp_path: Path) -> Node:
 
 def seen_by(host: Host) -> MachineSnapshot:
     view, queue = host.view(), host.waiters()
-    return MachineSnapshot(1, 0.0, view, queue, frozenset(), overview_data(view, queue, ()), 0)
+    return MachineSnapshot(1, 0.0, view, queue, frozenset(), overview_data(view, queue, ()), None)
 
 
 def refused(deed: DashboardDeed, host: Host, plan: str) -> None:

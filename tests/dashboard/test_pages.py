@@ -37,7 +37,7 @@ from tranche.planning.reconfigure import LayoutDecision, plan_layout
 
 def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:
     queue = tuple(Waiter(n, f"w-{n}", request, 100.0 + n, command, 4000 + n) for n, request in enumerate(waiting))
-    return MachineSnapshot(1, 1000.0, view, queue, frozenset(), overview_data(view, queue, ()), 3)
+    return MachineSnapshot(1, 1000.0, view, queue, frozenset(), overview_data(view, queue, ()), None)
 
 
 def page_of(path: str, seen: MachineSnapshot, events: tuple[Event, ...] = (), **query: str) -> DashboardPage:

@@ -6,6 +6,7 @@ import re
 import signal
 import stat
 import subprocess
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.dashboard.reading import figures, parsed, tables, text_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TRANCHE, TestMachine, run_without_driver
 from tranche.dashboard.access import HEADERS
+from tranche.documents.describe import timestamp
 
 ADDRESSES = (
     "/",
@@ -146,6 +148,33 @@ def test_a_gpus_page_tells_who_held_what(machine: TestMachine, dashboard: Served
     (history,) = [each for each in page.iter("svg") if "history" in str(each.get("class"))]
     drawn = [str(rect.get("class")) for rect in history.iter("rect")]
     assert (drawn.count("tr-idle"), drawn.count("tr-held")) == (1, 2)
+
+
+def test_events_are_never_those_of_a_register_that_was_replaced(
+    machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    """The new one's newest event has the position that the old one's had, and the machine looks the same."""
+
+    def happen(reason: str) -> list[dict[str, Any]]:
+        machine.tranche("cordon", "0", "--reason", reason)
+        machine.tranche("uncordon", "0")
+        events: list[dict[str, Any]] = machine.json("events")["events"]
+        return events
+
+    before = happen("old")
+    assert dashboard.json("/api/events")["events"] == before
+    with dashboard.news() as news:
+        version = next(news)["version"]
+        for each in machine.state_dir.glob("ledger.db*"):
+            each.unlink()
+        after, then = happen("new"), timestamp(time.time())
+        assert [each["position"] for each in after] == [each["position"] for each in before]
+        # Whoever asks meanwhile is told of one of both registers, or that it cannot be read.
+        seen = next(each for each in news if each["trouble"] == "" and each["taken"] > then)
+    assert seen["version"] != version
+    assert dashboard.json("/api/events")["events"] == after
+    assert "new" in dashboard.ask("/events").text
+    assert "old" not in text_of(parsed(dashboard.ask("/events").text))
 
 
 def test_a_change_is_told_as_it_happens_and_the_fresh_part_has_it(

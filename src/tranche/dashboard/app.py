@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -221,8 +221,11 @@ async def _overview(request: Request) -> Response:
 async def _events(request: Request) -> Response:
     """What `tranche events -o json` prints, all that is kept."""
     seen = await _live(request).fresh()
-    found = await run_in_threadpool(request.app.state.events.up_to, 0 if seen is None else seen.newest_event)
-    return JSONResponse(document("EventList", events=found))
+
+    def found() -> Mapping[str, Any]:
+        return {"events": request.app.state.events.up_to(None if seen is None else seen.newest_event)}
+
+    return await _of_register("EventList", found)
 
 
 async def _waste(request: Request) -> Response:
@@ -234,7 +237,15 @@ async def _waste(request: Request) -> Response:
     def found() -> Mapping[str, Any]:
         return waste_of(seen, request.app.state.events.up_to(seen.newest_event))
 
-    return JSONResponse(document("Waste", **await run_in_threadpool(found)))
+    return await _of_register("Waste", found)
+
+
+async def _of_register(kind: str, fields: Callable[[], Mapping[str, Any]]) -> Response:
+    """A document of what the register keeps; nothing where it cannot be read."""
+    try:
+        return JSONResponse(document(kind, **await run_in_threadpool(fields)))
+    except TrancheError:
+        return JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 async def _picture(request: Request) -> Response:

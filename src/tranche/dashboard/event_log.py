@@ -1,10 +1,15 @@
-"""The events that the register keeps, read once: pages ask for them again and again."""
+"""The events that the register keeps, read once: pages ask for them again and again.
+
+A register may be replaced by another one, whose events have the same positions. What tells them apart is an event itself: its
+time, its data and its words, at its position.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 
+from tranche.core.errors import LedgerUnavailable
 from tranche.documents.blocks import Document
 
 _KEPT = 10_000
@@ -22,14 +27,31 @@ class EventLog:
         self._lock = threading.Lock()
         self._known: list[Document] = []
 
-    def up_to(self, newest: int) -> Sequence[Document]:
-        """All events, oldest first, at least up to that position; read where it is not the last one known."""
+    def up_to(self, newest: Document | None) -> Sequence[Document]:
+        """All events of the register whose newest that one was, oldest first, and what came after it; read where it is not the
+        last one known. `newest` is None where there was none.
+
+        LedgerUnavailable when the register has been replaced since.
+        """
         with self._lock:
-            last = self._known[-1] if self._known else None
-            if last is None or newest != last["position"]:
-                # The last one known is read again: where it is another one, or is not there, the register is another one.
-                found = [] if last is None else list(self._read(last["position"] - 1))
-                same = bool(found) and found[0] == last
-                # A new list: somebody may be reading the old one.
-                self._known = [*self._known, *found[1:]][-_KEPT:] if same else list(self._read(0))
+            if newest is None or not self._known or newest != self._known[-1]:
+                self._known = self._read_on()
+            if newest is not None and not _has(self._known, newest):
+                raise LedgerUnavailable(
+                    "the ledger was replaced by another one since the machine was seen", hint="load the page again"
+                )
             return self._known
+
+    def _read_on(self) -> list[Document]:
+        if not self._known:
+            return list(self._read(0))
+        # The last one known is read again: where it is another one, or is not there, the register is another one.
+        last = self._known[-1]
+        found = list(self._read(last["position"] - 1))
+        # A new list: somebody may be reading the old one.
+        return [*self._known, *found[1:]][-_KEPT:] if found[:1] == [last] else list(self._read(0))
+
+
+def _has(events: Sequence[Document], event: Document) -> bool:
+    """Whether the event is one of these."""
+    return next((each for each in reversed(events) if each["position"] <= event["position"]), None) == event

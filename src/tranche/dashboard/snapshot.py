@@ -15,8 +15,8 @@ class MachineSnapshot:
     """The machine at `taken`, in seconds since the epoch.
 
     `number` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
-    `readings` are what the hardware says of its use. `newest_event` is the position of the newest event. `notes` say what the
-    picture does not show. `plans` are those that run now. `samples` are earlier readings, which alone are no change.
+    `readings` are what the hardware says of its use. `newest_event` is None where there is none. `notes` say what the picture
+    does not show. `plans` are those that run now. `samples` are earlier readings, which alone are no change.
     """
 
     number: int
@@ -25,7 +25,7 @@ class MachineSnapshot:
     queue: tuple[Waiter, ...]
     away: frozenset[str]
     overview: Document
-    newest_event: int
+    newest_event: Document | None
     readings: tuple[Document, ...] = ()
     notes: tuple[str, ...] = ()
     plans: tuple[Document, ...] = ()

@@ -18,6 +18,7 @@ from tranche.core.errors import TrancheError
 from tranche.dashboard.reading_log import with_sample
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.blocks import Document
+from tranche.documents.events import event_document
 from tranche.documents.overview import overview_data
 from tranche.documents.readings import reading_document
 from tranche.documents.running_plans import plan_document
@@ -141,7 +142,7 @@ class Watch:
             queue,
             away,
             overview_data(view, queue, away),
-            newest[-1].position if newest else 0,
+            event_document(newest[-1]) if newest else None,
             readings,
             tuple(notes),
             plans_of(host),
