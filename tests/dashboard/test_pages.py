@@ -241,3 +241,20 @@ def test_the_live_part_is_in_the_page_once_and_ids_are_unique() -> None:
         assert len(ids) == len(set(ids))
         assert "view" in ids
         assert parsed(str(live_part(page))).get("id") == "view"
+
+
+def test_what_is_held_is_on_every_page_though_the_clock_was_put_back() -> None:
+    """The machine was seen at 1000; every share began later."""
+    view = every_kind()
+    later = tuple(replace(each, created=5000.0 + n) for n, each in enumerate(view.allocations))
+    seen = snapshot_of(replace(view, allocations=later))
+    for gpu in seen.overview["gpus"]:
+        ids = {each.id for each in later if any(grant.gpu_uuid == gpu["uuid"] for grant in each.grants)}
+        page = tree_of(page_of(f"/gpus/{gpu['uuid']}", seen))
+        rows = tables(page).get("Who held what of it, newest first", [])
+        assert {row[0] for row in rows} == ids
+        (history,) = [each for each in page.iter("svg") if "history" in str(each.get("class"))]
+        drawn = [str(rect.get("class")) for rect in history.iter("rect")]
+        assert drawn.count("tr-held") == len(rows)
+    owners = tables(tree_of(page_of("/waste", seen)))["By user and namespace, who held most first"]
+    assert sum(int(row[1]) for row in owners) == len(later)

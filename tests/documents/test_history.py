@@ -129,7 +129,15 @@ def test_a_share_whose_grant_is_forgotten_is_held_since_it_was_made() -> None:
 
 
 def test_a_span_meets_the_time_that_is_shown() -> None:
-    assert HistorySpan(SLOT, None, None).meets(5, 6)
-    assert HistorySpan(SLOT, 1, 5).meets(5, 6)
-    assert not HistorySpan(SLOT, 1, 4).meets(5, 6)
-    assert not HistorySpan(SLOT, 7, None).meets(5, 6)
+    assert HistorySpan(SLOT, None, None).meets(5)
+    assert HistorySpan(SLOT, 1, 5).meets(5)
+    assert not HistorySpan(SLOT, 1, 4).meets(5)
+
+
+def test_what_the_events_tell_of_the_future_is_of_now_for_the_clock_was_put_back() -> None:
+    for span in (HistorySpan(SLOT, 7, None), HistorySpan(SLOT, 7, 8)):
+        assert span.meets(5)
+        assert span.within(5, 6) == (6, 6)
+    assert HistorySpan(SLOT, 8, 5.5).within(5, 6) == (5.5, 5.5)
+    assert HistorySpan(SLOT, 5.5, 8).within(5, 6) == (5.5, 6)
+    assert HistorySpan(SLOT, None, None).within(5, 6) == (5, 6)

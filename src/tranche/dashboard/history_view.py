@@ -22,8 +22,8 @@ _SHORT_PERCENT = 9.0
 def history_view(gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int) -> Element:
     """The last so many hours of the GPU."""
     since = now - hours * 3600
-    slices = [each for each in slices_over_time(gpu, events) if each.meets(since, now)]
-    shares = [each for each in shares_over_time(gpu["uuid"], events, overview["allocations"]) if each.meets(since, now)]
+    slices = [each for each in slices_over_time(gpu, events) if each.meets(since)]
+    shares = [each for each in shares_over_time(gpu["uuid"], events, overview["allocations"]) if each.meets(since)]
     units = gpu["memorySlices"] or _UNCUT
     drawing = _Drawing(units, since, now)
     known = {each["id"]: each for each in overview["allocations"]}
@@ -72,9 +72,9 @@ class _Drawing:
         placed: list[tuple[HistorySpan, int]] = []
         for span in shares:
             ends = lanes.setdefault(span.place, [])
-            began = span.began or 0.0
+            began, ended = span.within(self._since, self._until)
             lane = next((n for n, end in enumerate(ends) if end <= began), len(ends))
-            ends[lane : lane + 1] = [span.ended or self._until + 1]
+            ends[lane : lane + 1] = [self._until + 1 if span.ended is None else ended]
             placed.append((span, lane))
         for span, lane in placed:
             count = len(lanes[span.place])
@@ -94,8 +94,7 @@ class _Drawing:
 
     def _stretch(self, span: HistorySpan) -> tuple[float, float]:
         length = self._until - self._since
-        began = max(self._since, self._since if span.began is None else span.began)
-        ended = min(self._until, self._until if span.ended is None else span.ended)
+        began, ended = span.within(self._since, self._until)
         left = min(99.6, 100 * (began - self._since) / length)
         return left, max(0.4, 100 * (ended - began) / length)
 

@@ -66,7 +66,7 @@ def waste_of(seen: MachineSnapshot, events: Sequence[Document]) -> Mapping[str, 
     now = waste_data(seen.view.node, gpus, seen.readings, allocations)
     since = seen.taken - _DAY_HOURS * 3600
     use = use_over_time(gpus, events, allocations, since, seen.taken)
-    owners = waste_by_owner(gpus, events, allocations, now, since, seen.taken)
+    owners = waste_by_owner(seen.view.node, gpus, events, allocations, now, since, seen.taken)
     return {**now, "hours": _DAY_HOURS, "gpus": use, "owners": owners}
 
 

@@ -41,9 +41,17 @@ class HistorySpan:
     ended: float | None
     allocation_id: str = ""
 
-    def meets(self, since: float, until: float) -> bool:
-        """Whether any of it lies in that time."""
-        return (self.began is None or self.began <= until) and (self.ended is None or self.ended >= since)
+    def meets(self, since: float) -> bool:
+        """Whether any of it lies in the time from then until now.
+
+        What is there still does. Nothing is of the future: where a time says so, the clock was put back since.
+        """
+        return self.ended is None or self.ended >= since
+
+    def within(self, since: float, until: float) -> tuple[float, float]:
+        """When it began and ended of that time, which it meets: neither is outside of it, nor its end before its begin."""
+        ended = until if self.ended is None else max(since, min(until, self.ended))
+        return since if self.began is None else max(since, min(self.began, ended)), ended
 
 
 def events_by_gpu(events: Sequence[Document]) -> dict[str, list[Document]]:

@@ -114,8 +114,7 @@ def _area(spans: Iterable[HistorySpan], units: int, since: float, until: float) 
     """Units of the grid times seconds that any of the spans covers."""
     by_unit: dict[int, list[tuple[float, float]]] = {}
     for span in spans:
-        began = since if span.began is None else max(since, span.began)
-        ended = until if span.ended is None else min(until, span.ended)
+        began, ended = span.within(since, until)
         whole = range(units) if span.place.size == 0 else range(span.place.start, span.place.start + span.place.size)
         if began < ended:
             for unit in whole:

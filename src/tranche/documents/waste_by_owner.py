@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tranche.core.state import NodeState
 from tranche.documents.blocks import IN_NAMESPACES, Document
-from tranche.documents.history import events_by_gpu, shares_over_time
+from tranche.documents.history import HistoryPlace, HistorySpan, events_by_gpu, shares_over_time
 
 
 class _Owner(NamedTuple):
@@ -26,6 +27,7 @@ class _Account:
 
 
 def waste_by_owner(
+    node: NodeState,
     gpus: Sequence[Document],
     events: Sequence[Document],
     allocations: Sequence[Document],
@@ -35,25 +37,29 @@ def waste_by_owner(
 ) -> list[dict[str, Any]]:
     """Each owner of a share that was held at some time from `since` to `until`, who held most first.
 
-    `waste` is what is wasted now. `owner` is null for shares of which no event that is kept says whose they were.
+    `waste` is what is wasted now. `owner` is null for shares of which no event that is kept says whose they were. What a slice
+    had that is gone is what its profile has now.
     """
     owners, grants = _owners(events, allocations), _grants(events, allocations)
     accounts: dict[_Owner | None, _Account] = {}
     by_gpu = events_by_gpu(events)
     for gpu in gpus:
-        for span in shares_over_time(gpu["uuid"], by_gpu.get(gpu["uuid"], []), allocations):
-            if span.meets(since, until):
+        known = shares_over_time(gpu["uuid"], by_gpu.get(gpu["uuid"], []), allocations)
+        for place, spans in _by_place(each for each in known if each.meets(since)).items():
+            of_them = [grants.get(each.allocation_id, ()) for each in spans]
+            parts = [_part(gpu["uuid"], place, each) for each in of_them]
+            stretches = [each.within(since, until) for each in spans]
+            alone = _seconds_alone([each for each, part in zip(stretches, parts, strict=True) if part is None])
+            for span, part, (began, ended) in zip(spans, parts, stretches, strict=True):
                 account = accounts.setdefault(owners.get(span.allocation_id), _Account())
                 account.shares.add(span.allocation_id)
-                began = since if span.began is None else max(since, span.began)
-                ended = until if span.ended is None else min(until, span.ended)
-                account.held += max(0.0, ended - began) * _amount(gpu, span.place, grants.get(span.allocation_id, ()))
+                account.held += _memory(node, gpu, place) * next(alone) if part is None else part * (ended - began)
     for each in waste["unused"]:
-        parts = {id: _part(each["gpuUUID"], _place(each), grants.get(id, ())) for id in each["allocationIds"]}
+        of_each = {id: _part(each["gpuUUID"], _place(each), grants.get(id, ())) for id in each["allocationIds"]}
         # Of a device that several have in turns each has as much as another.
-        in_turns = sum(part is None for part in parts.values())
-        rest = (each["memoryBytes"] or 0) - sum(part or 0 for part in parts.values())
-        for id, part in parts.items():
+        in_turns = sum(part is None for part in of_each.values())
+        rest = (each["memoryBytes"] or 0) - sum(part or 0 for part in of_each.values())
+        for id, part in of_each.items():
             amount = rest // in_turns if part is None else part
             accounts.setdefault(owners.get(id), _Account(shares={id})).unused += amount
     for each in waste["tooLarge"]:
@@ -93,13 +99,35 @@ def _grants(events: Iterable[Document], allocations: Iterable[Document]) -> Mapp
     return told | {each["id"]: each["grants"] for each in allocations}
 
 
-def _amount(gpu: Document, place: tuple[str, int, int], grants: Iterable[Document]) -> int:
-    """Bytes of the GPU that are given away with that place: of a part its own, else the place's share of the grid."""
-    part = _part(gpu["uuid"], place, grants)
-    if part is not None:
-        return part
-    units, size = gpu["memorySlices"] or 1, place[2]
-    return int(gpu["memoryBytes"] * size / units if size else gpu["memoryBytes"])
+def _by_place(spans: Iterable[HistorySpan]) -> Mapping[HistoryPlace, Sequence[HistorySpan]]:
+    found: dict[HistoryPlace, list[HistorySpan]] = {}
+    for each in spans:
+        found.setdefault(each.place, []).append(each)
+    return found
+
+
+def _seconds_alone(stretches: Sequence[tuple[float, float]]) -> Iterator[float]:
+    """The seconds of each stretch of one device's time; while there are several, each has as much as another."""
+    found = [0.0] * len(stretches)
+    some = [(n, began, ended) for n, (began, ended) in enumerate(stretches) if began < ended]
+    turns = [(began, 1, n) for n, began, _ in some] + [(ended, 0, n) for n, _, ended in some]
+    there: set[int] = set()
+    reached = 0.0
+    for when, begins, n in sorted(turns):
+        for each in there:
+            found[each] += (when - reached) / len(there)
+        reached = when
+        (there.add if begins else there.remove)(n)
+    return iter(found)
+
+
+def _memory(node: NodeState, gpu: Document, place: HistoryPlace) -> int:
+    """Bytes of the device at that place: of a slice its profile's, and where no profile says, the place's share of the grid."""
+    if not place.size:
+        return int(gpu["memoryBytes"])
+    profiles = node.gpu(gpu["uuid"]).profiles
+    known = next((each.memory for each in profiles if each.memory and str(each.name) == place.profile), None)
+    return known or int(gpu["memoryBytes"] * place.size / (gpu["memorySlices"] or 1))
 
 
 def _part(gpu_uuid: str, place: tuple[str, int, int], grants: Iterable[Document]) -> int | None:
