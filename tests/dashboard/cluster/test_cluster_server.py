@@ -210,6 +210,33 @@ def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedCluster
     assert page.ask("/ask?kind=gpu_memory&amount=4Gi", "t-ana").status == 200
 
 
+def test_after_a_change_of_how_shares_are_given_the_queue_says_who_waits_in_vain(page: ServedClusterPage) -> None:
+    paths = {name: f"/api/v1/namespaces/blue/pods/{name}" for name in ("at-gate", "with-claim")}
+    gated = pending_pod("blue", "at-gate", "tranche.dev/share", **{"tranche.dev/gpu-memory": "4Gi"})
+    gated["spec"]["schedulingGates"] = [{"name": "tranche.dev/share"}]
+    claiming = pending_pod("blue", "with-claim")
+    claiming["spec"] = {"containers": [{}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "a-claim"}]}
+    before = page.api.server.objects["/api/v1/nodes/n1"]
+
+    def told(pod: str, word: str) -> bool:
+        rows = tables(parsed(page.ask("/queue", "t-ana").text))["Pods that wait for GPUs, first come first"]
+        return any(row[0] == f"blue/{pod}" and f"this cluster gives shares by {word} now" in row[4] for row in rows)
+
+    page.api.change(lambda server: server.put(paths["at-gate"], gated))
+    page.api.change(lambda server: server.put(paths["with-claim"], claiming))
+    try:
+        wait_until(page, lambda: told("at-gate", "claims"))
+        assert not told("with-claim", "scheduling gates")
+        handing = {**before, "status": {**before.get("status", {}), "capacity": {"tranche.dev/share": "250"}}}
+        page.api.change(lambda server: server.put("/api/v1/nodes/n1", handing))
+        wait_until(page, lambda: told("with-claim", "scheduling gates"))
+        assert not told("at-gate", "claims")
+    finally:
+        page.api.change(lambda server: server.delete(paths["at-gate"]))
+        page.api.change(lambda server: server.delete(paths["with-claim"]))
+        page.api.change(lambda server: server.put("/api/v1/nodes/n1", before))
+
+
 def test_a_change_is_told_at_once_to_whom_it_concerns(page: ServedClusterPage) -> None:
     with page.news("t-olga") as news:
         before = next(news)["version"]

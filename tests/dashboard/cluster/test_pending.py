@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
@@ -24,6 +25,7 @@ from tranche.dashboard.cluster.pending import (
 )
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_queue_page
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -41,8 +43,8 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
     gates = gate_fleet({"n1": view}, nodes, OUR_SIGHT)
     request = replace(request, gpu_model="")
     pod = FleetPod(OURS, f"{OURS}-waits", gated=True, by_gate=request)
-    waiting = explain_pending(PendingPod(pod), Fleet(), gates)
-    asked = explain_request(request, gates)
+    waiting = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
+    asked = explain_request(request, gates, Tier.GATES)
     pages = [cluster_ask_page({}, asked, "")]
     if waiting is not None:
         pages.append(cluster_queue_page([waiting], 0, 0, (), 2e9))
@@ -54,7 +56,7 @@ def test_the_short_way_over_many_nodes_says_the_same_as_the_long_one(view: NodeV
     nodes = {name: FleetNode(name, labels=MIXED) for name in ("n1", "n2")}
     gates = gate_fleet({"n1": view, "n2": a100s(1)}, nodes, EVERYBODY)
     pod = FleetPod("", "a pod", gated=True, by_gate=request)
-    short, long = explain_request(request, gates), explain_gated(pod, request, gates)
+    short, long = explain_request(request, gates, Tier.GATES), explain_gated(pod, request, gates)
     assert short.status == long.status
     if short.status is not WaitStatus.STARTABLE:
         assert sum(each.count for each in short.groups) + short.unnamed == 2
@@ -64,12 +66,12 @@ def test_only_nodes_that_give_shares_by_demand_and_take_pods_are_asked() -> None
     request = parse_request(gpu_memory="4Gi")
     views = {"static": a100s(1), "cordoned": a100s(1), "gone": a100s(1)}
     nodes = {"static": FleetNode("static"), "cordoned": FleetNode("cordoned", unschedulable=True, labels=MIXED)}
-    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY))
+    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), Tier.GATES)
     assert [(each.reason, each.nodes) for each in found.groups] == [("NodeCordoned", ("cordoned",))]
-    assert explain_request(request, gate_fleet({}, nodes, EVERYBODY)).status is WaitStatus.IMPOSSIBLE
+    assert explain_request(request, gate_fleet({}, nodes, EVERYBODY), Tier.GATES).status is WaitStatus.IMPOSSIBLE
     nodes["ready"] = FleetNode("ready", labels=MIXED)
     views["ready"] = a100s(1)
-    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY))
+    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), Tier.GATES)
     assert (found.status, "node ready has what it wants" in found.message) == (WaitStatus.STARTABLE, True)
 
 
@@ -86,8 +88,8 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
     )
     fleet = Fleet((node,), pools, held)
     pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
-    before = explain_pending(PendingPod(pod), fleet, GateFleet())
-    veiled = explain_pending(PendingPod(pod), veiled_fleet(fleet, OUR_SIGHT), GateFleet())
+    before = explain_pending(PendingPod(pod), fleet, GateFleet(), Tier.CLAIMS)
+    veiled = explain_pending(PendingPod(pod), veiled_fleet(fleet, OUR_SIGHT), GateFleet(), Tier.CLAIMS)
     assert before is not None
     assert veiled is not None
     assert THEIRS in str(before.answer)
@@ -103,4 +105,24 @@ def test_who_came_first_comes_first_and_who_asks_for_no_gpu_is_not_there() -> No
     )
     assert in_order([second, first]) == [first, second]
     assert not first.asks
-    assert explain_pending(first, Fleet(), GateFleet()) is None
+    assert explain_pending(first, Fleet(), GateFleet(), Tier.CLAIMS) is None
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(tier: Tier) -> None:
+    gates = gate_fleet({"n1": a100s(1)}, {"n1": FleetNode("n1", labels=MIXED)}, OUR_SIGHT)
+    at_gate = PendingPod(FleetPod(OURS, "b", gated=True, by_gate=parse_request(gpu_memory="4Gi")))
+    with_claim = PendingPod(FleetPod(OURS, "c", claims={"gpu": "a-claim"}))
+    found = [explain_pending(each, Fleet(), gates, tier) for each in (at_gate, with_claim)]
+    words = ["" if each is None else each.answer.message for each in found]
+    by_gate, by_claim = ("gives shares by claims now" in words[0], "gives shares by scheduling gates now" in words[1])
+    assert (by_gate, by_claim) == (tier in BY_CLAIMS, tier is Tier.GATES)
+    assert ("has what it wants" in words[0]) is not by_gate
+
+
+def test_a_cluster_that_gives_no_shares_by_demand_would_give_none_to_a_request() -> None:
+    gates = gate_fleet({"n1": a100s(1)}, {"n1": FleetNode("n1", labels=MIXED)}, EVERYBODY)
+    request = parse_request(gpu_memory="4Gi")
+    statuses = {tier: explain_request(request, gates, tier).status for tier in Tier}
+    assert statuses.pop(Tier.NONE) is WaitStatus.IMPOSSIBLE
+    assert set(statuses.values()) == {WaitStatus.STARTABLE}

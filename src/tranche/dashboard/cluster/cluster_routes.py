@@ -35,6 +35,7 @@ from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_
 from tranche.dashboard.history_view import hours_asked
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.fleet import Fleet
 
 VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/waste", "Waste"), ("/you", "You"))
@@ -80,13 +81,17 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def queue(request: Request) -> Response:
         try:
-            fleet = await pages.fleets.fleet()
+            fleet, tier = await pages.fleets.fleet(), await pages.fleets.tier()
         except TrancheError as error:
             return _unavailable(f"What claims have cannot be read ({error.reason}), so nobody can say why pods wait.")
-        return await _shown(pages, request, lambda: _queue_page(pages, fleet))
+        return await _shown(pages, request, lambda: _queue_page(pages, fleet, tier))
 
     async def ask(request: Request) -> Response:
-        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params)))
+        try:
+            tier = await pages.fleets.tier()
+        except TrancheError as error:
+            return _unavailable(f"Which way it gives shares cannot be read ({error.reason}), so nobody can say.")
+        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params), tier))
 
     async def waste(request: Request) -> Response:
         found, seen, sight = _waste_of(pages), viewpoint.snapshot, viewpoint.rights.sight
@@ -184,7 +189,7 @@ def _share_page(pages: ClusterPages, allocation_id: str, query: Mapping[str, str
     return node_share_page(nodes, allocation_id, seen.taken, act)
 
 
-def _queue_page(pages: ClusterPages, fleet: Fleet) -> DashboardPage:
+def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
     viewpoint = pages.viewpoint
     known, pods = viewpoint.fleet(fleet), in_order(viewpoint.pods)
     words = {(each.namespace, each.name): each.message for each in viewpoint.events if each.reason == "WaitsForShare"}
@@ -196,15 +201,15 @@ def _queue_page(pages: ClusterPages, fleet: Fleet) -> DashboardPage:
             break
         asked += 1
         word = words.get((each.pod.namespace, each.pod.name), "")
-        if (found := explain_pending(each, known, replace(gates, last_word=word))) is not None:
+        if (found := explain_pending(each, known, replace(gates, last_word=word), tier)) is not None:
             explained.append(found)
     seen = viewpoint.snapshot
     return cluster_queue_page(explained, viewpoint.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
 
 
-def _ask_page(pages: ClusterPages, fields: dict[str, str]) -> DashboardPage:
+def _ask_page(pages: ClusterPages, fields: dict[str, str], tier: Tier) -> DashboardPage:
     try:
-        return cluster_ask_page(fields, explain_request(asked_request(fields), pages.viewpoint.gates()), "")
+        return cluster_ask_page(fields, explain_request(asked_request(fields), pages.viewpoint.gates(), tier), "")
     except UsageError as error:
         return cluster_ask_page(fields, None, f"{error.message}. {error.hint}".strip())
 

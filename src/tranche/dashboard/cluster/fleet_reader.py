@@ -1,36 +1,64 @@
-"""What nodes offer to claims and what claims have, read when a page needs it: it is too much to be watched for nobody."""
+"""What nodes offer to claims and what claims have, and which way shares are given, read when a page needs it: it is too much to
+be watched for nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Generic, TypeVar
 
 from tranche.core.errors import ClaimsUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.reading import read_fleet
+from tranche.kubernetes.fleet.tier_reading import tier_in_force
 
 _FRESH_SECONDS = 5.0
 
+Read = TypeVar("Read")
+
 
 class FleetReader:
-    """With the rights of the dashboard's own account. `clock` is monotonic, in seconds."""
+    """With the rights of the dashboard's own account, which reads leases in its namespace alone. `clock` is monotonic, in
+    seconds.
+    """
 
     def __init__(self, connection: ApiConnection, namespace: str, *, clock: Callable[[], float]) -> None:
-        self._connection = connection
-        self._namespace = namespace
-        self._clock = clock
-        self._fleet = Fleet()
-        self._read_at = float("-inf")
-        self._reading = asyncio.Lock()
+        self._fleet = _Fresh(partial(_fleet, connection, namespace), clock)
+        self._tier = _Fresh(partial(tier_in_force, connection, namespace), clock)
 
     async def fleet(self) -> Fleet:
         """As it is now, or was five seconds ago; empty in a cluster without claims. KubernetesUnavailable when nobody answers."""
+        return await self._fleet.get()
+
+    async def tier(self) -> Tier:
+        """Which way the cluster gives shares now, or did five seconds ago. KubernetesUnavailable when nobody answers."""
+        return await self._tier.get()
+
+
+async def _fleet(connection: ApiConnection, namespace: str) -> Fleet:
+    try:
+        return await read_fleet(connection, namespace)
+    except ClaimsUnavailable:
+        return Fleet()
+
+
+class _Fresh(Generic[Read]):
+    """What was read, until it is too old: one at a time reads it again."""
+
+    def __init__(self, read: Callable[[], Awaitable[Read]], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._found: tuple[float, Read] | None = None
+        self._reading = asyncio.Lock()
+
+    async def get(self) -> Read:
+        """As of now, or five seconds ago."""
         async with self._reading:
-            if self._clock() - self._read_at >= _FRESH_SECONDS:
-                try:
-                    self._fleet = await read_fleet(self._connection, self._namespace)
-                except ClaimsUnavailable:
-                    self._fleet = Fleet()
-                self._read_at = self._clock()
-            return self._fleet
+            if self._found is None or self._clock() - self._found[0] >= _FRESH_SECONDS:
+                found = await self._read()
+                self._found = self._clock(), found
+            return self._found[1]

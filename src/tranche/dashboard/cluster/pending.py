@@ -11,16 +11,19 @@ from tranche.core.request import Request
 from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
 from tranche.dashboard.cluster.veil import veiled_view
 from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
+from tranche.kubernetes.gates.changed_tier import as_in_tier
 from tranche.kubernetes.gates.explaining import explain_gated
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.reading import GateFleet
 from tranche.planning.across import ChosenMachine, decide_across
 
 _NO_DEMAND = "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off"
+_NEITHER = "this cluster gives no shares by demand: it has neither claims nor scheduling gates"
 _NAMED = 3
 _GROUPS = 12
 
@@ -72,17 +75,22 @@ def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], si
     return GateFleet(dict(nodes), {}, offered)
 
 
-def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet) -> WaitingPod | None:
-    """Why it waits; None where it wants none of our GPUs. Fleet and gates are veiled."""
+def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: Tier) -> WaitingPod | None:
+    """Why it waits, in a cluster that gives shares that way; None where it wants none of our GPUs. Fleet and gates are veiled."""
     pod = pending.pod
     by_gate = pod.by_gate is not None or bool(pod.gate_problem)
-    answer = explain_gated(pod, pod.by_gate, gates) if by_gate else explain_pod(pod, fleet)
+    found = explain_gated(pod, pod.by_gate, gates) if by_gate else explain_pod(pod, fleet)
+    answer = as_in_tier(found, pod, tier)
     return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
 
 
-def explain_request(request: Request, gates: GateFleet) -> FleetExplanation:
-    """What a request would get now, were it a pod that tolerates nothing; the words of the nodes that differ in them, once."""
+def explain_request(request: Request, gates: GateFleet, tier: Tier) -> FleetExplanation:
+    """What a request would get now, were it a pod that tolerates nothing, made as the cluster gives shares now; the words of
+    the nodes that differ in them, once.
+    """
     pod = FleetPod("", "a pod", gated=True, by_gate=request)
+    if tier is Tier.NONE:
+        return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NEITHER, (str(request),))
     if not gates.views:
         return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NO_DEMAND, (str(request),))
     outs = {name: out for name, node in gates.nodes.items() if (out := kept_out(pod, node)) is not None}

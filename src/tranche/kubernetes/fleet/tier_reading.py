@@ -12,11 +12,12 @@ from tranche.kubernetes.claims.vocabulary import PLACING_LABEL, SHARE_RESOURCE, 
 from tranche.kubernetes.tier_watch import ask_tier
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
-_LEASES = "/apis/coordination.k8s.io/v1/leases"
 
 
-async def tier_in_force(connection: ApiConnection) -> Tier:
+async def tier_in_force(connection: ApiConnection, namespace: str = "") -> Tier:
     """The tier by the version of the API server and by what the caller may read of what its administrator has set up.
+
+    With a namespace, which is to be that of the agents, leases are read there alone.
 
     KubernetesUnavailable when the API server does not answer.
     """
@@ -29,8 +30,13 @@ async def tier_in_force(connection: ApiConnection) -> Tier:
     nodes = await reader.objects("nodes", "/api/v1/nodes")
     if any(handed_out(each) not in ("", "0") for each in nodes or ()):
         return tier_by_signs(by_version, TierSigns(classes, handed=True))
-    leases = await reader.objects("what nodes have", _LEASES, labelSelector=PLACING_LABEL)
+    leases = await reader.objects("what nodes have", _leases(namespace), labelSelector=PLACING_LABEL)
     return tier_by_signs(by_version, TierSigns(classes, told=bool(leases)))
+
+
+def _leases(namespace: str) -> str:
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/coordination.k8s.io/v1{within}/leases"
 
 
 def handed_out(node: Mapping[str, Any]) -> str:
