@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlencode
@@ -17,7 +20,10 @@ from cluster.waiting import wait_for
 from cluster.workloads import phase, pod
 from release.image import MadeImage
 
-pytestmark = pytest.mark.cluster
+from tests.cluster.test_claims_on_nodes import TRANCHE
+from tests.dashboard.browsing import Viewer, browser_running, entered
+
+pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 
 
 def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
@@ -74,6 +80,8 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         assert f"{others}/waits" in _get(address, "/queue", sees_all)[1]
         assert f"{others}/holds" in _get(address, f"/nodes/{p4d.name}", sees_all)[1]
         assert _ask(address, "/api/nodes", nobody) == (200, [])
+        with _forwarded(cluster, agents, page) as there, browser_running() as browser:
+            _look_around(entered(browser, there, viewer), p4d, hidden=others)
         # Who may not patch nodes gets no form; who may delete the pod of his share does it himself, by the API server's word.
         assert "You may not patch nodes" in _get(address, f"/act?kind=cordon&node={p4d.name}", viewer)[1]
         (mine,) = (each["id"] for each in node["overview"]["allocations"] if each["keeper"]["kind"] == "pod")
@@ -98,6 +106,36 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         for each in (agents, others):
             cluster.kubectl("delete", "namespace", each, "--wait=false")
         p4d.renew_machine()
+
+
+def _look_around(viewer: Viewer, node: Node, *, hidden: str) -> None:
+    """Every view opens, and what a command on the node cuts appears on a page that is open."""
+    views = ("/queue", "/ask?kind=gpu_memory&amount=4Gi", "/events", "/waste", "/you", f"/nodes/{node.name}", "/")
+    for path in views:
+        viewer.open(path)
+        assert viewer.violations() == [], path
+        assert not viewer.overflows, path
+        assert hidden not in viewer.page.content(), path
+    idle = viewer.page.locator(f"#node-{node.name} td[data-label=Idle]")
+    assert idle.inner_text() == "0"
+    node.run(TRANCHE, "run", "--mig-profile", "1g.5gb", "--", "true")
+    viewer.page.locator(f"#node-{node.name} td[data-label=Idle]", has_text="1").wait_for()
+    assert viewer.complaints == []
+
+
+@contextmanager
+def _forwarded(cluster: Cluster, namespace: str, service: str) -> Iterator[str]:
+    """The page's address on this machine, by kubectl port-forward."""
+    words = ["port-forward", f"service/{service}", ":80", "--namespace", namespace, "--address=127.0.0.1"]
+    command = [cluster.binaries["kubectl"], f"--kubeconfig={cluster.kubeconfig}", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+            assert port is not None
+            yield f"http://127.0.0.1:{port[1]}"
+        finally:
+            process.terminate()
 
 
 def _is(name: str) -> dict[str, Any]:

@@ -109,3 +109,20 @@ def viewer_of(
         yield viewer
     finally:
         context.close()
+
+
+def entered(browser: Any, address: str, token: str, scheme: str = "light", size: tuple[int, int] = WIDE) -> Viewer:
+    """Whoever types that token into the form of a cluster's page, and by keyboard alone."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, locale="en-GB")
+    context.set_default_timeout(60_000)
+    viewer = Viewer(context.new_page(), address)
+    viewer.page.goto(viewer.address)
+    assert viewer.violations() == []
+    viewer.page.keyboard.press("Tab")
+    viewer.page.keyboard.type(token)
+    viewer.page.keyboard.press("Enter")
+    viewer.wait_for_live()
+    # That nobody was let in before he entered is in the console, and no more.
+    viewer.page.on("console", lambda message: viewer.complaints.append(message.text))
+    viewer.page.on("pageerror", lambda error: viewer.complaints.append(str(error)))
+    return viewer

@@ -69,6 +69,11 @@ class ServedClusterPage:
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def address(self) -> str:
+        """For a browser."""
+        return f"http://{self.host}"
+
     def ask(
         self, path: str, token: str = "", *, method: str = "GET", form: Mapping[str, str] | None = None, **headers: str
     ) -> Answered:
@@ -97,7 +102,7 @@ class ServedClusterPage:
 
     def enter(self, token: str) -> Answered:
         """Send the form on which one enters."""
-        return self.ask("/login", method="POST", form={"token": token}, Origin=f"http://{self.host}")
+        return self.ask("/login", method="POST", form={"token": token}, Origin=self.address)
 
     @contextmanager
     def news(self, token: str, path: str = "/live") -> Iterator[Iterator[dict[str, Any]]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running
+from tests.dashboard.browsing import NARROW, WIDE, browser_running, entered
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page, tell
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until
@@ -55,23 +55,6 @@ def page() -> Iterator[ServedClusterPage]:
         yield served
 
 
-def entered(browser: Any, page: ServedClusterPage, token: str, scheme: str, size: tuple[int, int]) -> Viewer:
-    """Whoever types that token into the form, and by keyboard alone."""
-    context = browser.new_context(color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, locale="en-GB")
-    context.set_default_timeout(60_000)
-    viewer = Viewer(context.new_page(), f"http://{page.host}")
-    viewer.page.goto(viewer.address)
-    assert viewer.violations() == []
-    viewer.page.keyboard.press("Tab")
-    viewer.page.keyboard.type(token)
-    viewer.page.keyboard.press("Enter")
-    viewer.wait_for_live()
-    # That nobody was let in before he entered is in the console, and no more.
-    viewer.page.on("console", lambda message: viewer.complaints.append(message.text))
-    viewer.page.on("pageerror", lambda error: viewer.complaints.append(str(error)))
-    return viewer
-
-
 @pytest.mark.parametrize(
     ("token", "scheme", "size"),
     [
@@ -84,7 +67,7 @@ def entered(browser: Any, page: ServedClusterPage, token: str, scheme: str, size
 def test_who_enters_sees_what_is_his_in_every_look(
     browser: Any, page: ServedClusterPage, token: str, scheme: str, size: tuple[int, int]
 ) -> None:
-    viewer = entered(browser, page, token, scheme, size)
+    viewer = entered(browser, page.address, token, scheme, size)
     for address in VIEWS:
         viewer.open(address)
         assert viewer.violations() == [], address
@@ -97,7 +80,7 @@ def test_who_enters_sees_what_is_his_in_every_look(
 
 
 def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page: ServedClusterPage) -> None:
-    viewer = entered(browser, page, "t-ana", "light", WIDE)
+    viewer = entered(browser, page.address, "t-ana")
     viewer.open("/nodes/n1")
     cordoned = node_object("n1", unschedulable=True, labels={"nvidia.com/gpu.present": "true"})
     page.api.change(lambda server: server.put("/api/v1/nodes/n1", cordoned))
@@ -110,7 +93,7 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
 
 
 def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedClusterPage) -> None:
-    viewer = entered(browser, page, "t-olga", "light", WIDE)
+    viewer = entered(browser, page.address, "t-olga")
     viewer.open("/nodes/n1")
     viewer.page.get_by_role("link", name="Cordon: show the plan").click()
     viewer.page.get_by_text("No new pods are put on node n1").wait_for()
@@ -121,7 +104,7 @@ def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedCl
 
 
 def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedClusterPage) -> None:
-    viewer = entered(browser, page, "t-ana", "light", WIDE)
+    viewer = entered(browser, page.address, "t-ana")
 
     def ended(server: FakeApiServer) -> None:
         del page.people.users["t-ana"]
@@ -133,7 +116,7 @@ def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedCluster
 def test_an_agent_that_is_killed_is_said_and_its_return_is_seen(browser: Any, page: ServedClusterPage) -> None:
     view = held_by(a100s(2), ("blue", 0))
     page.api.change(lambda server: tell(server, "n1", view, lasts=5))
-    viewer = entered(browser, page, "t-olga", "light", WIDE)
+    viewer = entered(browser, page.address, "t-olga")
     row = viewer.page.locator("#node-n1")
     row.get_by_text("its agent has not renewed what it tells: last seen").wait_for()
     assert row.locator("td[data-label=Free]").inner_text() == "unknown"
