@@ -20,7 +20,7 @@ from cluster.waiting import wait_for
 from cluster.workloads import phase, pod
 from release.image import MadeImage
 
-from tests.cluster.test_claims_on_nodes import TRANCHE
+from tests.cluster.test_claims_on_nodes import TRANCHE, shares
 from tests.dashboard.browsing import Viewer, browser_running, entered
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
@@ -100,9 +100,15 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         assert told == [
             f"Take share {mine} of node {p4d.name} back: done by system:serviceaccount:{namespace}:default from the dashboard"
         ]
+        # What a pod has is its own until it is gone, also when agents of other tests come.
+        for each in (namespace, others):
+            _delete_pods(cluster, each)
+        wait_for("nobody has anything of the node", lambda: not shares(p4d), explain=lambda: str(shares(p4d)))
         release.uninstall()
     finally:
         cluster.kubectl("delete", "clusterrolebinding", everything, "--ignore-not-found")
+        for each in (namespace, others):
+            _delete_pods(cluster, each)
         for each in (agents, others):
             cluster.kubectl("delete", "namespace", each, "--wait=false")
         p4d.renew_machine()
@@ -136,6 +142,12 @@ def _forwarded(cluster: Cluster, namespace: str, service: str) -> Iterator[str]:
             yield f"http://127.0.0.1:{port[1]}"
         finally:
             process.terminate()
+
+
+def _delete_pods(cluster: Cluster, namespace: str) -> None:
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    cluster.api.delete_all(pods, grace_seconds=1)
+    wait_for(f"the pods of {namespace} are gone", lambda: not cluster.api.get(pods)["items"])
 
 
 def _is(name: str) -> dict[str, Any]:
