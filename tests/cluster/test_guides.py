@@ -28,6 +28,13 @@ WITHOUT_CLAIMS = {
 """: """ = 17 ]; do sleep 1; done
 $ until [ "$(kubectl get nodes -o jsonpath='{..allocatable.tranche\\.dev/share}' | wc -w)" = 3 ]; do sleep 1; done
 """,
+    # The agent hears that a pod is gone, and then tells of its GPUs; a kubelet that gives a claim back waits for neither.
+    """--selector=tranche.dev/job=small --timeout=60s
+…
+""": """--selector=tranche.dev/job=small --timeout=60s
+…
+$ until ! tranche gpus --cluster | grep -q default/small; do sleep 1; done
+""",
     "others have everything on its 8 GPUs that would serve (56 places)": "0 memory slices free of 8, 1g.5gb takes 1",
     """  1. the end of pod default/big-… on node p4d would make room
   2. the end of pod default/big-… on node p4d would make room
