@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from typing import Any
 from urllib.request import urlopen
 
-from release.browser import ARGUMENTS, chromium, driving_packages, why_no_browser
+from release.browser import browser_running, why_no_browser
 
 from bench.report import Report, figure
 
@@ -59,7 +59,7 @@ def run(report: Report) -> None:
     if why := why_no_browser():
         report.section("Not measured: what a browser shows, and when", f"there is none: {why}")
         return
-    with _browser() as browser:
+    with browser_running() as browser:
         ours = _watched(browser, as_a_whole=False)
         theirs = _watched(browser, as_a_whole=True)
     _told(report, ours, theirs)
@@ -142,21 +142,6 @@ def _first_answers(report: Report, server: _Server) -> None:
             ["the server's memory", f"{figure(server.memory())} MiB"],
         ],
     )
-
-
-@contextlib.contextmanager
-def _browser() -> Iterator[Any]:
-    packages = str(driving_packages())
-    if packages not in sys.path:
-        sys.path.append(packages)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(chromium()), args=list(ARGUMENTS))
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 def _watched(browser: Any, *, as_a_whole: bool) -> _Watched:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from release.debian_packages import install_packages
 from release.errors import ReleaseError
@@ -15,7 +18,7 @@ from tranche_simulator.build import cache_directory
 _LOCK = Path(__file__).parents[1] / "requirements-browser.lock"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-ARGUMENTS = (
+_ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-gpu",
@@ -68,6 +71,22 @@ def why_no_browser() -> str:
     except ReleaseError as error:
         return str(error)
     return ""
+
+
+@contextmanager
+def browser_running() -> Iterator[Any]:
+    """Chromium, driven by Playwright. Errors as for `chromium` and `driving_packages`."""
+    packages = str(driving_packages())
+    if packages not in sys.path:
+        sys.path.append(packages)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=str(chromium()), args=list(_ARGUMENTS))
+        try:
+            yield running
+        finally:
+            running.close()
 
 
 def _on_path() -> Path | None:

@@ -18,10 +18,11 @@ from cluster.helm_release import HelmRelease
 from cluster.node import Node
 from cluster.waiting import wait_for
 from cluster.workloads import phase, pod
+from release.browser import browser_running
 from release.image import MadeImage
 
 from tests.cluster.test_claims_on_nodes import TRANCHE, shares
-from tests.dashboard.browsing import Viewer, browser_running, entered
+from tests.dashboard.browsing import Viewer, entered
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release.browser import ARGUMENTS, chromium, driving_packages
+from release.browser import driving_packages
 
 from tests.dashboard.served import ServedDashboard
 
@@ -26,22 +25,6 @@ def keep_pictures(taken: Mapping[str, bytes], config: pytest.Config) -> None:
             (_DOCS / name).parent.mkdir(exist_ok=True)
             (_DOCS / name).write_bytes(picture)
         assert (_DOCS / name).read_bytes()[:8] == picture[:8], name
-
-
-@contextmanager
-def browser_running() -> Iterator[Any]:
-    """Chromium, driven by Playwright."""
-    packages = str(driving_packages())
-    if packages not in sys.path:
-        sys.path.append(packages)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(chromium()), args=list(ARGUMENTS))
-        try:
-            yield running
-        finally:
-            running.close()
 
 
 @dataclass(slots=True)

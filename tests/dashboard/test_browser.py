@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from release.browser import browser_running
 
 from tests.busy_machine import set_to_work
-from tests.dashboard.browsing import NARROW, WIDE, browser_running, keep_pictures, viewer_of
+from tests.dashboard.browsing import NARROW, WIDE, keep_pictures, viewer_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
 

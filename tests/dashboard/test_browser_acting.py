@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from release.browser import browser_running
 
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running, viewer_of
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, viewer_of
 from tests.dashboard.served import ServedDashboard
 from tests.machines import TestMachine, wait_until
 

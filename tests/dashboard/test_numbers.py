@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from release.browser import browser_running
 
-from tests.dashboard.browsing import browser_running, viewer_of
+from tests.dashboard.browsing import viewer_of
 from tests.dashboard.random_machine import RandomMachine
 from tests.dashboard.reading import figures, parsed, tables
 from tests.dashboard.served import Dashboards, ServedDashboard

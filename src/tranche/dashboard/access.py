@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -72,6 +72,20 @@ def name_of(host: str) -> str:
     return name if port.isascii() and port.isdecimal() and int(port[:6]) <= _LAST_PORT else ""
 
 
+def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[str]) -> DashboardRefusal | None:
+    """Why a request is of another site's page; `origins` are those of our own, `headers` have lower-case names."""
+    origin = headers.get("origin")
+    if origin is not None and origin not in origins:
+        return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
+    foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
+    opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if foreign and not (opened and method in _CHANGES_NOTHING):
+        return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
+    if origin is None and method not in _CHANGES_NOTHING:
+        return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Knows the token, and the port by which browsers call this server."""
@@ -103,16 +117,7 @@ class Gate:
         host = headers.get("host", "")
         if name_of(host) not in LOOPBACK_NAMES:
             return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
-        origin = headers.get("origin")
-        if origin is not None and origin != f"http://{host}":
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
-        foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
-        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        if foreign and not (opened and method in _CHANGES_NOTHING):
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
-        if origin is None and method not in _CHANGES_NOTHING:
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
-        return None
+        return foreign_page(method, headers, (f"http://{host}",))
 
     def unknown(self, headers: Mapping[str, str]) -> DashboardRefusal | None:
         """Why whoever asks is not let in: neither the cookie nor the token came along."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from release.browser import browser_running
 
-from tests.dashboard.browsing import NARROW, WIDE, browser_running, entered
+from tests.dashboard.browsing import NARROW, WIDE, entered
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page, tell
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from release.browser import browser_running
 
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, browser_running, keep_pictures
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, keep_pictures
 
 pytestmark = pytest.mark.browser
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 
-from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal, name_of
+from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal, foreign_page, name_of
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
 
-_CHANGES_NOTHING = frozenset({"GET", "HEAD"})
-_OUR_OWN = frozenset({"none", "same-origin"})
 _SECRET_HEADER = "x-tranche-proxy-secret"
 _SYSTEM = "system:"
 _AUTHENTICATED = "system:authenticated"
@@ -58,16 +56,7 @@ class ClusterEntrance:
         host = headers.get("host", "")
         if not self._called(host):
             return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
-        origin = headers.get("origin")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
-        foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
-        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        if foreign and not (opened and method in _CHANGES_NOTHING):
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
-        if origin is None and method not in _CHANGES_NOTHING:
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
-        return None
+        return foreign_page(method, headers, (f"http://{host}", f"https://{host}"))
 
     def presented(self, headers: Sequence[tuple[str, str]]) -> Presented | DashboardRefusal:
         """As whom a request comes; `headers` have lower-case names, each as often as it was sent."""
