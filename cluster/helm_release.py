@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from release.chart import CHART
 from release.helm import helm
+from release.image import MadeImage
 
+from cluster.agent_image import give_image
 from cluster.agent_rights import remove_device_classes
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
@@ -18,11 +20,15 @@ from cluster.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class HelmRelease:
-    """A release of the chart by that name, in a namespace that exists; `values` go with every installation and upgrade."""
+    """A release of the chart by that name, in a namespace that exists; `values` go with every installation and upgrade.
+
+    Every node gets the image, wherever the agents are: the controller's pods and the uninstallation's job run on any of them.
+    """
 
     cluster: Cluster
     name: str
     namespace: str
+    image: MadeImage
     values: Mapping[str, Any]
 
     @property
@@ -34,6 +40,7 @@ class HelmRelease:
         """Install it, and wait until its agents are ready; what Helm tells the administrator."""
         # Helm takes nothing over that others made, as agents of earlier tests did.
         remove_device_classes(self.cluster)
+        give_image(self.cluster.nodes, self.image)
         said = self._helm("install", self.name, str(CHART), "--values=-", stdin=self._with(values))
         self.wait_until_ready()
         return said
@@ -57,8 +64,20 @@ class HelmRelease:
         )
 
     def uninstall(self) -> None:
-        """Remove it, and wait until it is gone."""
-        self._helm("uninstall", self.name, "--wait", "--timeout=180s")
+        """Remove it, and wait until it is gone.
+
+        Raises:
+            ClusterError: something stays; it says what the pods of the namespace are at.
+        """
+        give_image(self.cluster.nodes, self.image)
+        try:
+            self._helm("uninstall", self.name, "--wait", "--timeout=180s")
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self._pods_and_events()}") from error
+
+    def _pods_and_events(self) -> str:
+        shown = (("get", "pods", "-o", "wide"), ("get", "events", "--sort-by=.lastTimestamp"))
+        return "\n".join(self.cluster.kubectl(*words, "--namespace", self.namespace) for words in shown)
 
     def _with(self, values: Mapping[str, object]) -> str:
         return yaml.safe_dump({**self.values, **values})

@@ -28,7 +28,6 @@ def asking(name: str, namespace: str, **annotations: str) -> dict[str, Any]:
 def test_annotated_pods_and_old_manifests_get_slices_side_by_side(
     cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
 ) -> None:
-    p4d.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     agents = f"{namespace}-agents"
     cluster.kubectl("create", "namespace", agents)
     by_name = {"key": "kubernetes.io/hostname", "operator": "In", "values": [p4d.name]}
@@ -40,7 +39,7 @@ def test_annotated_pods_and_old_manifests_get_slices_side_by_side(
         "dra": {"enabled": True},
         "controller": {"enabled": True, "replicas": 1},
     }
-    release = HelmRelease(cluster, "whole", agents, values)
+    release = HelmRelease(cluster, "whole", agents, agent_image, values)
     cluster.kubectl("label", "namespace", namespace, "tranche.dev/inject=enabled")
     cluster.kubectl("label", "node", p4d.name, "tranche.dev/mode=dynamic")
     try:

@@ -47,11 +47,10 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def release(cluster: Cluster, p4d: Node, agent_image: MadeImage) -> Iterator[HelmRelease]:
     """The controller alone: its DaemonSet is for no node."""
-    p4d.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     cluster.kubectl("create", "namespace", AGENTS)
     controller = {"enabled": True, "certificateLifetime": "20s"}
     values = {"nodeSelector": {"tests.tranche.dev/none": "true"}, "dra": {"enabled": True}, "controller": controller}
-    release = HelmRelease(cluster, "annotations", AGENTS, values)
+    release = HelmRelease(cluster, "annotations", AGENTS, agent_image, values)
     # Of no node: its kubelet removes what a driver shows that is not there.
     pool = {"name": "annotations", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.tranche.dev", "allNodes": True, "pool": pool, "devices": [CARD]}

@@ -134,7 +134,6 @@ def blames(cluster: Cluster, release: HelmRelease, reasons: set[str]) -> bool:
 def test_56_pods_run_through_upgrades_rollbacks_an_uninstallation_and_a_reinstallation(
     cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
 ) -> None:
-    p4d.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     agents = f"{namespace}-agents"
     cluster.kubectl("create", "namespace", agents)
     cluster.kubectl("label", "namespace", agents, "pod-security.kubernetes.io/enforce=privileged")
@@ -144,7 +143,7 @@ def test_56_pods_run_through_upgrades_rollbacks_an_uninstallation_and_a_reinstal
         "migStrategy": "mixed",
         "deviceListStrategy": "cdi-cri",
     }
-    release = HelmRelease(cluster, "life", agents, values)
+    release = HelmRelease(cluster, "life", agents, agent_image, values)
     before = NodeTraces.now(cluster, p4d)
     try:
         release.install()

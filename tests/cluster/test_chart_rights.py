@@ -23,8 +23,6 @@ def test_without_the_manager_an_agent_without_privileges_serves_pods_and_idles_o
     cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
 ) -> None:
     bare = node_of(cluster, "bare", "")
-    for node in (p4d, bare):
-        node.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     agents = f"{namespace}-agents"
     cluster.kubectl("create", "namespace", agents)
     simulated = simulated_machines(cluster.folder)
@@ -37,7 +35,7 @@ def test_without_the_manager_an_agent_without_privileges_serves_pods_and_idles_o
         "migManager": {"enabled": False},
         "migStrategy": "mixed",
     }
-    release = HelmRelease(cluster, "least", agents, values)
+    release = HelmRelease(cluster, "least", agents, agent_image, values)
     try:
         p4d.run("nvidia-smi", "-i", "0", "-mig", "1")
         p4d.run("nvidia-smi", "-i", "0", "--gpu-reset")

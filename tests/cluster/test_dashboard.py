@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
     cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
 ) -> None:
-    p4d.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     agents, others, everything = f"{namespace}-agents", f"{namespace}-zebra", f"{namespace}-sees-all"
     for each in (agents, others):
         cluster.kubectl("create", "namespace", each)
@@ -41,7 +40,7 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         "migManager": {"enabled": False},
         "dashboard": {"enabled": True, "act": True, "nodeSelector": {"kubernetes.io/hostname": p4d.name}},
     }
-    release = HelmRelease(cluster, "shown", agents, values)
+    release = HelmRelease(cluster, "shown", agents, agent_image, values)
     for each in ("overseer", "nobody"):
         cluster.kubectl("create", "serviceaccount", each, "--namespace", namespace)
     view, edit = "--clusterrole=view", "--clusterrole=edit"

@@ -52,8 +52,6 @@ def old_cluster(suitable_machine: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmRelease]:
-    for node in old_cluster.nodes:
-        node.import_image(agent_image.archive, agent_image.name, agent_image.digest)
     for name in (AGENTS, TEAM):
         old_cluster.kubectl("create", "namespace", name)
     old_cluster.kubectl("label", "namespace", TEAM, "tranche.dev/inject=enabled")
@@ -66,7 +64,7 @@ def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmReleas
         "dra": {"enabled": True, "tier": "auto" if OLDER else "gates"},
         "controller": {"enabled": True, "replicas": 1},
     }
-    made = HelmRelease(old_cluster, "gates", AGENTS, values)
+    made = HelmRelease(old_cluster, "gates", AGENTS, agent_image, values)
     made.install()
     controller = f"deployment/{made.objects}-controller"
     old_cluster.kubectl("rollout", "status", controller, f"--namespace={AGENTS}", "--timeout=120s")
