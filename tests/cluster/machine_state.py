@@ -64,7 +64,7 @@ def assert_left_as(before: MachineState, cluster: str, kinds: Sequence[str] = Ma
         found = before.changes(MachineState.now(cluster))
         return {kind: change for kind, change in found.items() if kind in kinds}
 
-    wait_for("nothing is left behind", lambda: not changes(), timeout=30, period=1.0, explain=lambda: str(changes()))
+    wait_for("nothing is left behind", lambda: not changes(), period=1.0, explain=lambda: str(changes()))
 
 
 def _mounts() -> list[str]:

@@ -47,7 +47,7 @@ def test_annotated_pods_and_old_manifests_get_slices_side_by_side(
         assert "kubectl label namespace NAMESPACE tranche.dev/inject=enabled" in notes
         controller = f"deployment/{release.objects}-controller"
         cluster.kubectl("rollout", "status", controller, f"--namespace={agents}", "--timeout=120s")
-        wait_for("the node's devices are shown", lambda: devices_published(cluster, p4d), timeout=60)
+        wait_for("the node's devices are shown", lambda: devices_published(cluster, p4d))
         old = pod("old", namespace, script=LOOK, node=p4d.name, limits={"nvidia.com/mig-2g.10gb": 1})
         whole = pod("whole", namespace, script=LOOK, node=p4d.name, limits={"nvidia.com/gpu": 1})
         cluster.apply(

@@ -91,7 +91,6 @@ class Planter:
         wait_for(
             f"the events of {name} say: {reason}",
             lambda: reason in self._warnings(name),
-            timeout=60,
             explain=lambda: self.cluster.kubectl("describe", "pod", name, "--namespace", self.namespace),
         )
 
@@ -185,11 +184,11 @@ def test_a_pool_without_an_allocated_device_is_whole_again_and_what_was_given_me
         cluster.api.merge(f"{GROUP}/resourceslices/{shown['metadata']['name']}", {"spec": {"devices": rest}})
         # For a moment a scheduler finds the whole GPU free.
         planter.plant("late", neighbour.gpu)
-        wait_for("the device is shown as before", whole, timeout=30)
+        wait_for("the device is shown as before", whole)
         planter.wait_for_reason("late", f"overlaps what claim {namespace}/{neighbour.claim} holds")
 
         cluster.api.delete_all(SLICES)
-        wait_for("all is shown again", lambda: whole() and len(devices_published(cluster, p4d)) > 300, timeout=30)
+        wait_for("all is shown again", lambda: whole() and len(devices_published(cluster, p4d)) > 300)
         assert neighbour.unharmed()
         planter.delete("late")
         gone(cluster, p4d, namespace)

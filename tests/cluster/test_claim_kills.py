@@ -146,14 +146,14 @@ def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
 
     wait_for("every pod runs or waits for room", lambda: not churn.unsettled(), timeout=CALM_SECONDS, explain=explain)
     churn.look()
-    said = wait_for("each running pod has said its device", lambda: _said(cluster, namespace), timeout=60)
+    said = wait_for("each running pod has said its device", lambda: _said(cluster, namespace))
     claims = claims_in(cluster, namespace)
     parts_of = _parts_of(claims)
     for line, pods in said.items():
         devices = {parts_of.get(pod, pod) for pod in pods}
         assert len(devices) == 1, f"{line} is seen by {pods}, of which these have parts: {parts_of}"
     allocated = {device for claim in claims for device in devices_given(claim)}
-    wait_for("what is allocated is shown", lambda: allocated <= devices_published(cluster, node).keys(), timeout=60)
+    wait_for("what is allocated is shown", lambda: allocated <= devices_published(cluster, node).keys())
     given = {claim["metadata"]["uid"] for claim in claims if devices_given(claim)}
     filed = _filed(node)
     assert filed.keys() == given

@@ -60,7 +60,7 @@ def test_a_pod_that_deletes_its_claim_and_empties_its_environment_keeps_its_slic
         planter.plant("quiet", device)
         wait_for("it runs", lambda: phase(cluster, namespace, "quiet") == "Running")
         cluster.api.delete(f"{planter.claims}/quiet")
-        wait_for("others are kept from it", lambda: device in _tainted(cluster, p4d), timeout=60)
+        wait_for("others are kept from it", lambda: device in _tainted(cluster, p4d))
         time.sleep(WAIT_SECONDS)
         assert phase(cluster, namespace, "quiet") == "Running"
         planter.plant("thief", device)
@@ -76,7 +76,7 @@ def test_a_node_that_vanishes_while_it_makes_a_slice_comes_back_with_nothing_giv
         cluster.apply(claim_template("gpu", namespace, device_class="tranche-2g-10gb"))
         p4d.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 60.0)
         cluster.apply(claiming("lost", namespace, p4d))
-        wait_for("its slice is promised", lambda: [each["phase"] for each in shares(p4d)] == ["preparing"], timeout=60)
+        wait_for("its slice is promised", lambda: [each["phase"] for each in shares(p4d)] == ["preparing"])
         p4d.power_off()
         # Whoever looks after the cluster gives the pod up, and the claim with it.
         cluster.kubectl("delete", "pod", "lost", "--namespace", namespace, "--force", "--grace-period=0")
@@ -84,9 +84,9 @@ def test_a_node_that_vanishes_while_it_makes_a_slice_comes_back_with_nothing_giv
         p4d.reboot(cluster.api)
         # A pod that comes before the driver is registered again waits until the kubelet tries once more.
         wait_for("the agent is ready again", lambda: _ready_elsewhere(agent), timeout=180)
-        wait_for("nothing is promised any more", lambda: not shares(p4d), timeout=90)
+        wait_for("nothing is promised any more", lambda: not shares(p4d))
         wait_for("the pod is gone", lambda: not pods_in(cluster, namespace))
-        wait_for("all can be had", lambda: not _tainted(cluster, p4d), timeout=60)
+        wait_for("all can be had", lambda: not _tainted(cluster, p4d))
         cluster.apply(claiming("next", namespace, p4d))
         wait_for_phases(cluster, namespace, Running=1)
         gone(cluster, p4d, namespace)

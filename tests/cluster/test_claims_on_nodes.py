@@ -38,7 +38,7 @@ def claims_on(cluster: Cluster, node: Node, mode: str = "dynamic", *options: str
     give_by_claims(cluster, node, mode)
     try:
         with agent_on(cluster, node, "--with-dra", "--without=feature-labels", *options) as agent:
-            wait_for("the node's devices are shown", lambda: devices_published(cluster, node), timeout=60)
+            wait_for("the node's devices are shown", lambda: devices_published(cluster, node))
             yield agent
     finally:
         give_by_claims(cluster, node, None)
@@ -79,8 +79,8 @@ def gone(cluster: Cluster, node: Node, namespace: str) -> None:
     """Delete every pod, and see that nothing of them is left on the node."""
     cluster.api.delete_all(f"/api/v1/namespaces/{namespace}/pods")
     wait_for("the pods are gone", lambda: not pods_in(cluster, namespace), timeout=180)
-    wait_for("the claims are gone", lambda: not claims_in(cluster, namespace), timeout=60)
-    wait_for("the register is empty", lambda: not shares(node), timeout=60, explain=lambda: str(shares(node)))
+    wait_for("the claims are gone", lambda: not claims_in(cluster, namespace))
+    wait_for("the register is empty", lambda: not shares(node), explain=lambda: str(shares(node)))
     files = [path.name for path in node.paths.cdi.iterdir() if "share" in path.name]
     assert not files
 

@@ -80,7 +80,7 @@ def run_pod(cluster: Cluster, namespace: str, name: str, node: Node, **limits: i
     wanted = {f"nvidia.com/{_resource(resource)}": count for resource, count in limits.items()}
     cluster.apply(pod(name, namespace, script=LOOK, node=node.name, limits=wanted))
     wait_for(f"{name} runs", lambda: phase(cluster, namespace, name) == "Running")
-    return str(wait_for(f"{name} has looked", lambda: log(cluster, namespace, name), timeout=30))
+    return str(wait_for(f"{name} has looked", lambda: log(cluster, namespace, name)))
 
 
 def test_slices_that_are_cut_by_hand_are_given_out_one_to_a_pod(cluster: Cluster, p4d: Node, namespace: str) -> None:

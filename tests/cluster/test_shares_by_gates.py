@@ -68,7 +68,7 @@ def release(old_cluster: Cluster, agent_image: MadeImage) -> Iterator[HelmReleas
     made.install()
     controller = f"deployment/{made.objects}-controller"
     old_cluster.kubectl("rollout", "status", controller, f"--namespace={AGENTS}", "--timeout=120s")
-    wait_for("the node hands out shares", lambda: _handed_out(old_cluster, "p4d"), timeout=60)
+    wait_for("the node hands out shares", lambda: _handed_out(old_cluster, "p4d"))
     yield made
     if os.environ.get("TRANCHE_TEST_GATES_CLUSTER"):
         made.uninstall()
@@ -89,9 +89,7 @@ def test_the_same_requests_are_served_without_claims(old_cluster: Cluster, relea
         _asking("profile", **{"tranche.dev/mig-profile": "2g.10gb"}),
         _asking("whole", **{"tranche.dev/gpus": "1"}),
     )
-    wait_for(
-        "all run", lambda: phases(old_cluster, TEAM) == {"Running": 4}, timeout=60, explain=lambda: _why(old_cluster)
-    )
+    wait_for("all run", lambda: phases(old_cluster, TEAM) == {"Running": 4}, explain=lambda: _why(old_cluster))
     for name, profile in (("small", "1g.5gb"), ("kai", "1g.10gb"), ("profile", "2g.10gb")):
         assert f"MIG {profile}" in _seen(old_cluster, name), name
     assert "MIG" not in _seen(old_cluster, "whole")
@@ -107,9 +105,7 @@ def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_kil
     old_cluster.kubectl("delete", "jobs,pods", "--all", "--namespace", TEAM, "--timeout=60s")
     words = ("--image", "localhost/busybox:1", "-n", TEAM, "--name", "crowd", "--parallelism", str(CROWD))
     _tranche(old_cluster, "submit", "--gpu-memory", "4Gi", *words, "--", "sh", "-c", LOOK)
-    wait_for(
-        "some run", lambda: phases(old_cluster, TEAM)["Running"] > 1, timeout=60, explain=lambda: _why(old_cluster)
-    )
+    wait_for("some run", lambda: phases(old_cluster, TEAM)["Running"] > 1, explain=lambda: _why(old_cluster))
     for part in ("-controller", ""):
         selector = f"--selector=app.kubernetes.io/name={release.objects}{part}"
         old_cluster.kubectl("delete", "pods", selector, f"--namespace={AGENTS}", "--grace-period=0", "--force")
@@ -135,7 +131,6 @@ def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_kil
     wait_for(
         "everything is given back",
         lambda: not _held(old_cluster.node("p4d")),
-        timeout=90,
         explain=lambda: _why(old_cluster),
     )
 
@@ -190,7 +185,7 @@ def shared_t4(old_cluster: Cluster, release: HelmRelease) -> Iterator[Node]:
     old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=60s")
     old_cluster.kubectl("label", "node", "t4", "tranche.dev/mode=shared")
     try:
-        wait_for("the T4's node hands out shares", lambda: _handed_out(old_cluster, "t4"), timeout=60)
+        wait_for("the T4's node hands out shares", lambda: _handed_out(old_cluster, "t4"))
         yield old_cluster.node("t4")
     finally:
         old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=60s")
@@ -205,7 +200,6 @@ def test_pods_share_a_card_by_mps_each_within_its_limit(old_cluster: Cluster, sh
     wait_for(
         "two run and one waits",
         lambda: phases(old_cluster, TEAM) == {"Running": 2, "Pending": 1},
-        timeout=60,
         explain=lambda: _why(old_cluster),
     )
     running = [each["metadata"]["name"] for each in pods_in(old_cluster, TEAM) if each["status"]["phase"] == "Running"]
@@ -229,7 +223,7 @@ def test_a_job_whose_node_refuses_it_runs_on_another(old_cluster: Cluster, share
     old_cluster.kubectl("cordon", "t4")
     try:
         old_cluster.apply(made)
-        (first,) = wait_for("it is bound to the p4d", lambda: _bound(old_cluster, "p4d"), timeout=30)
+        (first,) = wait_for("it is bound to the p4d", lambda: _bound(old_cluster, "p4d"))
     finally:
         old_cluster.kubectl("uncordon", "t4")
     taker = p4d.start_program("taker", [*TRANCHE, "run", "--gpus", "8", "--", "sleep", "3600"])
@@ -239,7 +233,6 @@ def test_a_job_whose_node_refuses_it_runs_on_another(old_cluster: Cluster, share
         (second,) = wait_for(
             "it is made anew on the other node",
             lambda: _bound(old_cluster, "t4"),
-            timeout=90,
             explain=lambda: _why(old_cluster),
         )
         wait_for("it runs", lambda: phases(old_cluster, TEAM) == {"Running": 1}, explain=lambda: _why(old_cluster))
