@@ -68,9 +68,10 @@ def watching_limits(
             if daemon.state not in (DaemonState.READY, DaemonState.FAULT):
                 raise _died(daemon)
             watched.append(descriptor)
-        with beside(
-            "limits", lambda ended: _watch(watched, [each.pid for each in daemons], ended, lost, altered, server_ended)
-        ):
+        poll = select.poll()
+        servers = stack.enter_context(closing(ServerEnds([each.pid for each in daemons], poll)))
+        servers.look()  # before the command begins: the thread may come to look when a server has ended already
+        with beside("limits", lambda ended: _watch(poll, servers, watched, ended, lost, altered, server_ended)):
             yield
 
 
@@ -92,31 +93,30 @@ def _died(daemon: DaemonRecord) -> VerificationFailed:
 
 
 def _watch(
+    poll: select.poll,
+    servers: ServerEnds,
     daemons: Sequence[int],
-    pids: Sequence[int],
     ended: int,
     lost: Callable[[str], None],
     altered: Callable[[bool], str],
     server_ended: Callable[[int], None],
 ) -> None:
-    poll = select.poll()
     for descriptor in (*daemons, ended):
         poll.register(descriptor, select.POLLIN)
-    with closing(ServerEnds(pids, poll)) as servers:
-        for look in count(1):
-            servers.look()
-            ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
-            gone = servers.take(ready)
-            why = "" if ready.isdisjoint(daemons) else _DIED
-            if not why:
-                for pid in gone:
-                    with suppress(Exception):
-                        server_ended(pid)
-            if not ready:
-                with suppress(Exception):  # a look that fails must not end the command, and is made again
-                    why = altered(look % _ASK_EVERY == 0)
-            if why:
+    for look in count(1):
+        servers.look()
+        ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
+        gone = servers.take(ready)
+        why = "" if ready.isdisjoint(daemons) else _DIED
+        if not why:
+            for pid in gone:
                 with suppress(Exception):
-                    lost(why)
-            if why or ended in ready:
-                return
+                    server_ended(pid)
+        if not ready:
+            with suppress(Exception):  # a look that fails must not end the command, and is made again
+                why = altered(look % _ASK_EVERY == 0)
+        if why:
+            with suppress(Exception):
+                lost(why)
+        if why or ended in ready:
+            return

@@ -1,4 +1,7 @@
-"""The servers of MPS daemons, which end under the programs of a share: the daemon lives on, and keeps limits for the next."""
+"""The servers of MPS daemons, which end under the programs of a share: the daemon lives on, and keeps limits for the next.
+
+A server that has ended stays a child of its daemon until that takes note of it, and of one that is stopped for good.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import select
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from tranche.node.session import children_pids
+from tranche.node.session import children_pids, process_start_time
 
 
 class ServerEnds:
@@ -17,12 +20,17 @@ class ServerEnds:
         self._daemons = daemons
         self._poll = poll
         self._servers: dict[int, int] = {}  # pids by the descriptors that can be read from once they have ended
+        self._seen: set[tuple[int, int]] = set()  # pids with start times, also of those that have ended
 
     def look(self) -> None:
         """Watch the servers that have been started since the last look as well."""
-        for pid in {pid for daemon in self._daemons for pid in children_pids(daemon)} - set(self._servers.values()):
-            with suppress(OSError):  # it has ended already
+        for pid in {pid for daemon in self._daemons for pid in children_pids(daemon)}:
+            server = pid, process_start_time(pid, ended=True)
+            if server in self._seen:
+                continue
+            with suppress(OSError):  # it has ended already, and its daemon knows
                 descriptor = os.pidfd_open(pid)
+                self._seen.add(server)
                 self._servers[descriptor] = pid
                 self._poll.register(descriptor, select.POLLIN)
 

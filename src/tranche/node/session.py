@@ -128,15 +128,18 @@ def boot_id() -> str:
         return ""
 
 
-def process_start_time(pid: int) -> int:
-    """When the process started, in clock ticks since boot (/proc/PID/stat field 22); 0 when there is no such process."""
+def process_start_time(pid: int, *, ended: bool = False) -> int:
+    """When the process started, in clock ticks since boot (/proc/PID/stat field 22); 0 when there is no such process.
+
+    With `ended`, also of one that has ended and whose parent has not taken note of that.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
     fields = _after_name(stat)
     state, start = fields[0], int(fields[19])
-    return 0 if state in "ZX" else start
+    return 0 if state in "ZX" and not ended else start
 
 
 def process_stopped(pid: int) -> bool:
