@@ -46,7 +46,7 @@ def either_way_on(cluster: Cluster, node: Node, namespace: str) -> Iterator[None
                 yield
             finally:
                 # A kubelet ends no pod with a claim without the driver.
-                cluster.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--timeout=60s")
+                cluster.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--timeout=120s")
     finally:
         give_by_claims(cluster, node, None)
         cluster.kubectl("delete", "resourceslices", "--all")

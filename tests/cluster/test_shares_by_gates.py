@@ -102,7 +102,7 @@ def test_the_same_requests_are_served_without_claims(old_cluster: Cluster, relea
 def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_killed(
     old_cluster: Cluster, release: HelmRelease
 ) -> None:
-    old_cluster.kubectl("delete", "jobs,pods", "--all", "--namespace", TEAM, "--timeout=60s")
+    old_cluster.kubectl("delete", "jobs,pods", "--all", "--namespace", TEAM, "--timeout=120s")
     words = ("--image", "localhost/busybox:1", "-n", TEAM, "--name", "crowd", "--parallelism", str(CROWD))
     _tranche(old_cluster, "submit", "--gpu-memory", "4Gi", *words, "--", "sh", "-c", LOOK)
     wait_for("some run", lambda: phases(old_cluster, TEAM)["Running"] > 1, explain=lambda: _why(old_cluster))
@@ -126,7 +126,7 @@ def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_kil
         assert "none of 2 nodes can serve it now" in said
         assert "what would help" in said
     # What has ended is free for others, and the slices stay.
-    old_cluster.kubectl("delete", "jobs", "--all", "--namespace", TEAM, "--timeout=60s")
+    old_cluster.kubectl("delete", "jobs", "--all", "--namespace", TEAM, "--timeout=120s")
 
     wait_for(
         "everything is given back",
@@ -182,13 +182,13 @@ def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
 @pytest.fixture
 def shared_t4(old_cluster: Cluster, release: HelmRelease) -> Iterator[Node]:
     """The T4's node, which gives shares by demand for the length of the test; nobody else is there."""
-    old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=60s")
+    old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=120s")
     old_cluster.kubectl("label", "node", "t4", "tranche.dev/mode=shared")
     try:
         wait_for("the T4's node hands out shares", lambda: _handed_out(old_cluster, "t4"))
         yield old_cluster.node("t4")
     finally:
-        old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=60s")
+        old_cluster.kubectl("delete", "jobs,pods,deployments", "--all", "--namespace", TEAM, "--timeout=120s")
         old_cluster.kubectl("label", "node", "t4", "tranche.dev/mode-")
 
 
