@@ -90,7 +90,11 @@ class MpsControl:
         for value in (memory + _GIB, memory):
             self._set_limit("default_device_pinned_mem_limit", "", value)
         for server in self.servers():
-            self._set_limit("device_pinned_mem_limit", f"{server} ", memory)
+            try:
+                self._set_limit("device_pinned_mem_limit", f"{server} ", memory)
+            except MpsFailed:
+                if server in self.servers():
+                    raise  # one that has ended meanwhile limits nobody, and the next has the limit of servers to come
 
     def said_limits(self, device_uuid: str, servers: Sequence[int], *, seconds: float = _SECONDS) -> SaidLimits:
         """What the daemon says of its limits: of servers to come, and of each that runs."""

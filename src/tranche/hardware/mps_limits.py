@@ -6,7 +6,7 @@ Whoever reaches the daemon's socket can set them. From 1 GiB on a daemon prints 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -43,6 +43,11 @@ class SaidLimits:
     def encoded(self) -> str:
         """The same as text."""
         return json.dumps(self.servers)
+
+    def of(self, servers: Collection[int]) -> SaidLimits:
+        """What is said of servers to come, and of these: of one that has ended meanwhile a daemon says that it is not found."""
+        heeded = {TO_COME, *map(str, servers)}
+        return SaidLimits({server: said for server, said in self.servers.items() if server in heeded})
 
     def difference(self, before: str, memory: int) -> str:
         """What is said otherwise than in that text of before, in words; "" when nothing is.

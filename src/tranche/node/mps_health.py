@@ -96,7 +96,10 @@ class MpsHealth:
             if record.raising:
                 return ""  # it says what it was told before, or what it is being told
             said = control.said_limits(record.device_uuid, servers, seconds=left())
-            if changed := said.difference(record.limits, record.limit):
+            if not said.difference(record.limits, record.limit):
+                return ""
+            living = said.of(control.servers(seconds=left()))
+            if changed := living.difference(record.limits, record.limit):
                 return f"{_CHANGED}: {changed}"
         except MpsFailed:
             return "" if record.halted else "it does not say how its server is"
