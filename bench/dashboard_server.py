@@ -25,6 +25,7 @@ from tranche.dashboard.cluster.routes import ServedCluster, node_routes
 from tranche.dashboard.cluster.sight import ViewerSight
 
 _TURN_SECONDS = 0.02
+_LOOK_SECONDS = 1.0
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
 
 
 async def _play(cluster: SimulatedCluster, live: LiveCluster, changes: float) -> None:
-    """So many changes a second, each in a snapshot of its own."""
+    """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
     snapshot = cluster.snapshot(time.time())
     live.take(snapshot)
     began, made = time.monotonic(), 0
@@ -77,6 +78,9 @@ async def _play(cluster: SimulatedCluster, live: LiveCluster, changes: float) ->
             snapshot = snapshot.after(cluster.changes(1, now), now)
             live.take(snapshot)
             print(snapshot.version, now, flush=True)
+        if (now := time.time()) - snapshot.taken > _LOOK_SECONDS:
+            snapshot = snapshot.after((), now)
+            live.take(snapshot)
 
 
 if __name__ == "__main__":
