@@ -29,7 +29,7 @@ class Seen:
 class FakeApiServer:
     """Objects by path. Everything a test may turn: `failures` are answers to the next requests, whatever they ask; `refusals`
     are answers to every request of that method to a path with that end. `pages` are texts by path, such as logs. `reviews` answer
-    what is posted to a path, of which nothing is stored.
+    what is posted to a path, of which nothing is stored. Requests that are `silent` are never answered.
     """
 
     objects: dict[str, Json] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class FakeApiServer:
     port: int = 0
     pages: dict[str, str] = field(default_factory=dict)
     reviews: dict[str, Callable[[Json], Json]] = field(default_factory=dict)
+    silent: Callable[[Seen], bool] = lambda seen: False
 
     def __post_init__(self) -> None:
         self._history: list[tuple[int, str, str, Json]] = []
@@ -116,6 +117,8 @@ class FakeApiServer:
         try:
             while seen := await _read_request(reader):
                 self.requests.append(seen)
+                if self.silent(seen):
+                    await asyncio.Event().wait()
                 if self.failures:
                     _answer(writer, *self.failures.pop(0))
                 elif seen.path in self.pages:

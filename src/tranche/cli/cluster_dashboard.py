@@ -50,6 +50,11 @@ from tranche.cli.settings import TrancheCommand
     "--act", is_flag=True, help="Let viewers act with their own tokens: cordon, layouts, deleting pods; else only look."
 )
 @click.option(
+    "--proxy-act",
+    is_flag=True,
+    help="With --act and --proxy-secret: act for whom the proxy names, too, with the server's account, if Kubernetes lets him.",
+)
+@click.option(
     "--health-host",
     metavar="ADDRESS",
     envvar="POD_IP",
@@ -73,6 +78,7 @@ def command(
     proxy_user_header: str,
     proxy_group_header: str,
     act: bool,
+    proxy_act: bool,
     health_host: str,
     health_port: int,
     log_format: str,
@@ -108,5 +114,6 @@ def command(
             user_header=proxy_user_header,
             group_header=proxy_group_header,
             act=act,
+            proxy_act=proxy_act,
         )
     )

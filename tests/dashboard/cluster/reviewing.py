@@ -14,11 +14,15 @@ ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 @dataclass
 class People:
-    """Tokens with their users, and rights as (user, verb, resource, namespace); the namespace "" is all of them."""
+    """Tokens with their users, and rights as (user, verb, resource, namespace); the namespace "" is all of them.
+
+    A right of `@group` is that of everybody in the group. `questions` are what was asked about rights, in full.
+    """
 
     users: dict[str, str] = field(default_factory=dict)
     rights: set[tuple[str, str, str, str]] = field(default_factory=set)
     asked: list[tuple[str, str, str, str]] = field(default_factory=list)
+    questions: list[Json] = field(default_factory=list)
     tokens_asked: int = 0
 
     def serve(self, server: FakeApiServer) -> None:
@@ -46,4 +50,8 @@ class People:
         wanted = spec["resourceAttributes"]
         question = (spec["user"], wanted["verb"], wanted["resource"], wanted.get("namespace", ""))
         self.asked.append(question)
-        return {"allowed": question in self.rights or (*question[:3], "") in self.rights}
+        self.questions.append(spec)
+        for who in (spec["user"], *(f"@{each}" for each in spec.get("groups", ()))):
+            if {(who, *question[1:]), (who, *question[1:3], "")} & self.rights:
+                return {"allowed": True}
+        return {"allowed": False}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from release.chart import NAMESPACE, KubeObject, render
+from release.chart import NAMESPACE, KubeObject, Values, render
+from release.errors import ReleaseError
 
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import served_cluster_page
@@ -16,6 +17,8 @@ from tranche.kubernetes.support.rights import Right
 
 NAME = "tranche-agent-dashboard"
 ENABLED: dict[str, Any] = {"dashboard": {"enabled": True}}
+FROM_PROXY: dict[str, Any] = {"from": [{"podSelector": {"matchLabels": {"app": "proxy"}}}]}
+PROXY_ACTS: dict[str, Any] = {"proxy": {"secretName": "s", "act": True}}
 pytestmark = pytest.mark.helm
 
 
@@ -47,7 +50,8 @@ def test_every_option_and_port_is_the_pages() -> None:
         "hosts": ["gpus.example.org"],
         "act": True,
         "port": 9000,
-        "proxy": {"secretName": "s", "userHeader": "X-User", "groupHeader": "X-Group"},
+        "from": [{"podSelector": {}}],
+        "proxy": {"secretName": "s", "userHeader": "X-User", "groupHeader": "X-Group", "act": True},
     }
     for values in ({}, chosen):
         found = container(**values)
@@ -55,7 +59,7 @@ def test_every_option_and_port_is_the_pages() -> None:
         ports = {each["name"]: each["containerPort"] for each in found["ports"]}
         assert ports == {"page": params["port"], "health": params["health_port"]}
         assert params["name"] == values.get("name", "cluster")
-        assert params["act"] is values.get("act", False)
+        assert params["act"] is params["proxy_act"] is values.get("act", False)
         assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["host"])
         assert found["command"] == ["tranche", "cluster-dashboard"]
         mounts = [each["mountPath"] for each in found.get("volumeMounts", ())]
@@ -114,6 +118,59 @@ def test_what_it_asks_for_is_what_the_chart_grants() -> None:
     # A cluster without claims has said so before anybody asks for them.
     assert asked | {Right("list", "resourceclaims", group="resource.k8s.io")} == rights
     # Who acts does so with his own token; beside that it writes down who did what.
-    acting = {"namespaceOverride": "tranche-system", "dashboard": {"enabled": True, "act": True}}
+    acting: dict[str, Any] = {"namespaceOverride": "tranche-system", "dashboard": {"enabled": True, "act": True}}
     about_nodes = {Right(verb, "events", namespace="default") for verb in ("create", "get", "patch")}
-    assert granted(render(acting), NAME) == {*rights, Right("create", "events"), *about_nodes}
+    for_others = {*rights, Right("create", "events"), *about_nodes}
+    assert granted(render(acting), NAME) == for_others
+    # A proxy that names viewers gives none; only acting for those does, and what that asks of the API server is tested beside it.
+    acting["dashboard"] |= {"proxy": {"secretName": "s"}, **FROM_PROXY}
+    assert granted(render(acting), NAME) == for_others
+    acting["dashboard"]["proxy"]["act"] = True
+    own = {Right("patch", "nodes"), Right("get", "pods"), Right("delete", "pods")}
+    assert granted(render(acting), NAME) == {*for_others, *own}
+
+
+def policies(**values: object) -> dict[str, KubeObject]:
+    made = render({"dashboard": {"enabled": True, "act": True, **FROM_PROXY, **PROXY_ACTS}, **values})
+    return {item["metadata"]["name"]: item for item in made if item["kind"].startswith("ValidatingAdmission")}
+
+
+def test_policies_hold_the_page_to_what_its_pages_offer() -> None:
+    """An API server's word about them is `test_what_the_pages_account_may_do_for_others_is_what_its_pages_offer`."""
+    usual = set(policies())
+    assert {f"{NAME}-nodes", f"{NAME}-pods"} <= usual
+    assert {each for each in usual if NAME in each} == {f"{NAME}-nodes", f"{NAME}-pods"}
+    (account,) = (
+        item for item in render(ENABLED) if item["kind"] == "ServiceAccount" and item["metadata"]["name"] == NAME
+    )
+    user = f"system:serviceaccount:{account['metadata']['namespace']}:{NAME}"
+    for item in render({"dashboard": {"enabled": True, "act": True, **FROM_PROXY, **PROXY_ACTS}}):
+        if item["metadata"]["name"] in (f"{NAME}-nodes", f"{NAME}-pods"):
+            if item["kind"] == "ValidatingAdmissionPolicyBinding":
+                assert item["spec"] == {"policyName": item["metadata"]["name"], "validationActions": ["Deny"]}
+            else:
+                assert item["spec"]["failurePolicy"] == "Fail"
+                (condition,) = item["spec"]["matchConditions"]
+                assert condition["expression"] == f"request.userInfo.username == '{user}'"
+    assert not any(NAME in each for each in policies(admissionPolicy={"enabled": False}))
+    assert NAME not in str([each["metadata"]["name"] for each in render(ENABLED) if "Validating" in each["kind"]])
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "said"),
+    [
+        ({"act": False, **PROXY_ACTS}, "dashboard.act=true"),
+        ({"enabled": False, **PROXY_ACTS}, "dashboard.enabled=true"),
+        ({"proxy": {"act": True}}, "dashboard.proxy.secretName"),
+        ({**PROXY_ACTS, "from": []}, "needs dashboard.from"),
+    ],
+)
+def test_acting_through_a_proxy_needs_a_proxy_that_alone_reaches_the_page(dashboard: Values, said: str) -> None:
+    values = {"enabled": True, "act": True, **FROM_PROXY, **dashboard}
+    with pytest.raises(ReleaseError, match=said):
+        render({"dashboard": values})
+
+
+def test_where_no_policy_of_the_chart_closes_the_port_nobody_has_to_say_who_reaches_it() -> None:
+    made = render({"networkPolicy": {"enabled": False}, "dashboard": {"enabled": True, "act": True, **PROXY_ACTS}})
+    assert "--proxy-act" in str(made)

@@ -88,8 +88,8 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         "no answer": cluster_ask_page({"amount": said}, None, said),
         "events": cluster_events_page([event], (said,), True),
         "waste": cluster_waste_page(waste_data(report, ALL, True), seen, ALL),
-        "layout": plan_page(layout, "key", "", moved=said),
-        "release": plan_page(release, "", said),
+        "layout": plan_page(layout, "key", "", said, moved=said),
+        "release": plan_page(release, "", said, said),
         "refused": refused_page(said, said),
     }
 

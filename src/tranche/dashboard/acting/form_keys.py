@@ -29,7 +29,7 @@ class FormKeys:
         """Use the key up; why it does not count, "" when it does."""
         head, _, seal = key.rpartition(".")
         if not hmac.compare_digest(seal.encode(), self._seal(head, session, deed, plan).encode()):
-            return "the form is not of this page, or of an earlier start of the server"
+            return "the form is not of this page as you see it now, or of an earlier start of the server"
         now = self._clock()
         if now - float(head.partition(".")[0]) > _SECONDS:
             return "the form is more than an hour old"

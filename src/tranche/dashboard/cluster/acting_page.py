@@ -8,8 +8,11 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.documents.markup import Element, element
 
 
-def plan_page(plan: ClusterPlan, key: str, why_not: str, *, moved: str = "") -> DashboardPage:
-    """What would be done, and with a key the form that does exactly that. `moved` says why an earlier form did nothing."""
+def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: str = "") -> DashboardPage:
+    """What would be done, and with a key the form that does exactly that.
+
+    `judged` says by whose rights, `moved` why an earlier form did nothing.
+    """
     above = element(
         "div",
         element("p", f"Nothing was done: {moved}. This is how it is now.", class_="note", role="alert")
@@ -18,7 +21,7 @@ def plan_page(plan: ClusterPlan, key: str, why_not: str, *, moved: str = "") -> 
         element("ol", [element("li", each) for each in plan.lines]),
         element("p", why_not, class_="note") if why_not else _form(plan, key),
     )
-    return DashboardPage(plan.deed.title, element("p", "Kubernetes judges it by your own rights."), above)
+    return DashboardPage(plan.deed.title, element("p", judged), above)
 
 
 def refused_page(title: str, said: str) -> DashboardPage:

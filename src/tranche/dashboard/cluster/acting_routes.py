@@ -36,7 +36,7 @@ def acting_routes(acts: ClusterActs, viewpoint: Viewpoint, shown: Shown) -> list
     async def show(request: Request, plan: ClusterPlan, moved: str = "") -> Response:
         viewer = request.scope["viewer"]
         why_not = await acts.why_not(viewer, plan)
-        page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, moved=moved)
+        page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, acts.said(viewer), moved=moved)
         return await shown(request, lambda: page, HTTPStatus.CONFLICT if moved else HTTPStatus.OK)
 
     async def do(request: Request, plan: ClusterPlan, fields: Mapping[str, str]) -> Response:

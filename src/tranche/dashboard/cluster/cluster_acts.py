@@ -1,16 +1,17 @@
-"""Does what viewers ask for from a cluster's page: with his own token, so that the API server judges each of them itself."""
+"""Does what viewers ask for from a cluster's page: each by his own rights, as the API server judges them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import datetime
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
 from tranche.dashboard.acting.form_keys import FormKeys
+from tranche.dashboard.cluster.acting_accounts import ActingAccount, ActingAccounts
 from tranche.dashboard.cluster.cluster_deed import (
     ClusterDeed,
     ClusterPlan,
@@ -20,57 +21,54 @@ from tranche.dashboard.cluster.cluster_deed import (
     release_plan,
 )
 from tranche.dashboard.cluster.fleet_reader import FleetReader
-from tranche.dashboard.cluster.kube_reviews import KubeReviews
-from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef, Severity
 
-_NO_TOKEN = "you came through a proxy, which shows no token of yours: enter with a token to act"
 _REASON = "DoneFromDashboard"
 
 _log = logging.getLogger(__name__)
 
 
 class ClusterActs:
-    """`server` is what is acted on; its own credentials are never used for that. Events are written with those of `own`."""
+    """`accounts` say with whose account something is done. Events are written over `own`, with the page's."""
 
     def __init__(
         self,
-        server: ApiServer,
+        accounts: ActingAccounts,
         own: ApiConnection,
-        reviews: KubeReviews,
         fleets: FleetReader,
         keys: FormKeys,
         *,
         now: Callable[[], datetime],
         random: Callable[[], float],
     ) -> None:
-        self._server = server
+        self._accounts = accounts
         self._events = KubeClient(own, now=now, random=random)
-        self._reviews = reviews
         self._fleets = fleets
         self._keys = keys
 
     async def plan(self, viewer: KubeViewer, deed: ClusterDeed, node: SeenNode) -> ClusterPlan:
         """What would be done now. `node` is as the viewer sees it. UsageError where nothing can be; errors of the API server."""
-        if not viewer.token:
-            raise UsageError(_NO_TOKEN)
+        account = self._accounts.of(viewer)
         if deed.kind != "release":
             return node_plan(deed, node)
-        claims = (await self._fleets.fleet()).claims
-        async with self._as(viewer) as connection:
-            pods = [await _pod(connection, *each) for each in holders_of(deed, node, claims)]
+        holders = holders_of(deed, node, (await self._fleets.fleet()).claims)
+        if why_not := await account.refuses([KubeRight("get", "pods", *each) for each in holders]):
+            raise UsageError(why_not.removesuffix("."))
+        async with _connected(account) as connection:
+            pods = [await _pod(connection, *each) for each in holders]
         return release_plan(deed, pods)
+
+    def said(self, viewer: KubeViewer) -> str:
+        """Whose rights decide, in words for him; UsageError where nothing is done for him."""
+        return self._accounts.of(viewer).said
 
     async def why_not(self, viewer: KubeViewer, plan: ClusterPlan) -> str:
         """Which right the viewer lacks for it; "" when he has all. The API server judges again when it is done."""
-        for each in plan.rights:
-            if not await self._reviews.may(viewer, each):
-                return f"You may not {each}."
-        return ""
+        return await self._accounts.of(viewer).lacks(plan.rights)
 
     def key(self, viewer: KubeViewer, plan: ClusterPlan) -> str:
         """The key of a form that shows him that plan."""
@@ -81,36 +79,44 @@ class ClusterActs:
         return self._keys.spend(key, _session(viewer), plan.deed.address, plan.digest)
 
     async def act(self, viewer: KubeViewer, plan: ClusterPlan) -> None:
-        """Do it in the viewer's name. The API server's refusal, as it is."""
-        async with self._as(viewer) as connection:
-            for method, path, body, content_type in plan.requests:
-                answer = await connection.ask(
-                    plan.deed.title[:1].lower() + plan.deed.title[1:], method, path, body, content_type=content_type
-                )
-                if not (method == "DELETE" and answer.status == 404):
-                    answer.accepted()
+        """Do it in the viewer's name. The API server's refusal, as it is; what was done before it is told of all the same."""
+        account, title = self._accounts.of(viewer), plan.deed.title
+        if why_not := await account.refuses(plan.rights):
+            raise KubernetesForbidden(why_not.removesuffix("."))
+        _log.info("begun from the page", extra={"deed": title, "viewer": viewer.user, "groups": viewer.groups})
+        done = 0
         try:
-            await self._tell(viewer, plan)
+            async with _connected(account) as connection:
+                for method, path, body, content_type in plan.requests:
+                    what = title[:1].lower() + title[1:]
+                    answer = await connection.ask(what, method, path, body, content_type=content_type)
+                    if not (method == "DELETE" and answer.status == 404):
+                        answer.accepted()
+                    done += 1
+        finally:
+            if done:
+                await self._tell(account, plan, plan.pods[:done])
+        _log.info("done from the page", extra={"deed": title, "viewer": viewer.user})
+
+    async def _tell(self, account: ActingAccount, plan: ClusterPlan, pods: Sequence[PodToDelete]) -> None:
+        message = f"{plan.deed.title}: done by {account.done_by} from the dashboard"
+        try:
+            for pod in pods:
+                about = KubePod(PodRef(pod.namespace, pod.name), uid=pod.uid)
+                await self._events.create_pod_event(about, plan.deed.node, Severity.NORMAL, _REASON, message)
+            if not plan.pods:
+                await self._events.create_node_event(KubeNode(plan.deed.node), Severity.NORMAL, _REASON, message)
         except TrancheError as error:
             _log.warning("done, and not told of", extra={"deed": plan.deed.title, "error": error.message})
-        _log.info("done from the page", extra={"deed": plan.deed.title, "viewer": viewer.user})
 
-    async def _tell(self, viewer: KubeViewer, plan: ClusterPlan) -> None:
-        message = f"{plan.deed.title}: done by {viewer.user} from the dashboard"
-        for pod in plan.pods:
-            about = KubePod(PodRef(pod.namespace, pod.name), uid=pod.uid)
-            await self._events.create_pod_event(about, plan.deed.node, Severity.NORMAL, _REASON, message)
-        if not plan.pods:
-            await self._events.create_node_event(KubeNode(plan.deed.node), Severity.NORMAL, _REASON, message)
 
-    @asynccontextmanager
-    async def _as(self, viewer: KubeViewer) -> AsyncIterator[ApiConnection]:
-        token = viewer.token
-        connection = ApiConnection(replace(self._server, token=lambda: token))
-        try:
-            yield connection
-        finally:
-            await connection.close()
+@asynccontextmanager
+async def _connected(account: ActingAccount) -> AsyncIterator[ApiConnection]:
+    connection = account.connect()
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodToDelete:
@@ -125,4 +131,6 @@ async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodToDel
 
 
 def _session(viewer: KubeViewer) -> str:
-    return f"{viewer.user} {hashlib.sha256(viewer.token.encode()).hexdigest()}"
+    # Whoever is in other groups now is somebody else: a form that was shown to him before does not count.
+    token = hashlib.sha256(viewer.token.encode()).hexdigest()
+    return json.dumps([viewer.user, viewer.uid, sorted(viewer.groups), token])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tranche.core.errors import UsageError
 from tranche.dashboard.acting.form_keys import FormKeys
+from tranche.dashboard.cluster.acting_accounts import ActingAccounts
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_app import ClusterApp
 from tranche.dashboard.cluster.entrance import LEAST_SECRET, ClusterEntrance, ProxyTrust
@@ -25,7 +26,7 @@ from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSource
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
+from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 
@@ -40,7 +41,7 @@ class ClusterPageOptions:
 
     `namespace` is the agents', "" the one that the way to the API server names. `hosts` are the names by which browsers call the
     server, beside the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With `act`,
-    viewers can do what Kubernetes lets them.
+    viewers can do what Kubernetes lets them; with `proxy_act` also those whom the proxy names, with the server's own account.
     """
 
     kubeconfig: str | None
@@ -55,6 +56,7 @@ class ClusterPageOptions:
     user_header: str = "X-Remote-User"
     group_header: str = "X-Remote-Group"
     act: bool = False
+    proxy_act: bool = False
 
 
 def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] = os.environ) -> None:
@@ -70,12 +72,20 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
     if options.act and server.tls is not None and (options.kubeconfig or environ.get("KUBECONFIG")):
         # A client certificate of the kubeconfig would come along with a viewer's token, and say that its owner acts.
         raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
+    if options.proxy_act and not (options.act and options.proxy_secret is not None):
+        raise UsageError(
+            "--proxy-act needs --act and --proxy-secret", hint="the proxy's secret is what it is trusted for"
+        )
     entrance = ClusterEntrance(frozenset(each.lower() for each in options.hosts), _proxy(options))
     connection = ApiConnection(server)
     namespace = options.namespace or server.namespace
     reviews = KubeReviews(connection, clock=time.monotonic)
     fleets = FleetReader(connection, namespace, clock=time.monotonic)
-    acts = _acts(server, connection, reviews, fleets) if options.act else None
+    acts = (
+        _acts(ActingAccounts(server, reviews, for_proxied=options.proxy_act), connection, fleets)
+        if options.act
+        else None
+    )
     app = ClusterApp(options.name, entrance, reviews, Sessions(time.monotonic), fleets, acts, clock=time.monotonic)
     source = ClusterSource(connection, namespace, app.take, random=random.random)
     supervisor = Supervisor([source], clock=time.monotonic)
@@ -96,9 +106,9 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
             await connection.close()
 
 
-def _acts(server: ApiServer, own: ApiConnection, reviews: KubeReviews, fleets: FleetReader) -> ClusterActs:
+def _acts(accounts: ActingAccounts, own: ApiConnection, fleets: FleetReader) -> ClusterActs:
     keys = FormKeys(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-    return ClusterActs(server, own, reviews, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
+    return ClusterActs(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
 
 
 def _proxy(options: ClusterPageOptions) -> ProxyTrust | None:

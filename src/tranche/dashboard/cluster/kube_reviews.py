@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tranche.core.errors import KubernetesUnavailable
-from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, reviewed_viewer
+from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, plainly_allowed, reviewed_viewer
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.kubernetes.api.connection import ApiConnection
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_ASKING = "ask what a viewer may do"
 
 FRESH_SECONDS = 30.0
 """For so long a yes is taken for true without asking again."""
@@ -26,6 +27,8 @@ REFUSED_SECONDS = 120.0
 """And a no: of many namespaces most are others', and whoever watches would ask of each of them twice a minute."""
 STANDING_SECONDS = 300.0
 """For so long it stands when the API server cannot be asked."""
+NOW_SECONDS = 5.0
+"""For so long somebody waits for an answer that must be of now."""
 _MOST_KEPT = 20_000
 _AT_ONCE = 16
 
@@ -61,6 +64,17 @@ class KubeReviews:
         """Whether he has that right. KubernetesUnavailable when nobody can say."""
         who = (viewer.user, viewer.groups, viewer.uid, viewer.extra)
         return await self._known(("may", who, right), lambda: self._ask_may(viewer, right))
+
+    async def may_now(self, viewer: KubeViewer, right: KubeRight) -> bool:
+        """Whether he has that right now, by an answer that is of now and a plain yes.
+
+        KubernetesUnavailable when nobody says, as well as what a refusal of the question stands for.
+        """
+        try:
+            async with asyncio.timeout(NOW_SECONDS), self._gate:
+                return plainly_allowed(viewer.question(right), await self._review(viewer, right))
+        except TimeoutError as error:
+            raise KubernetesUnavailable(f"cannot {_ASKING}: no answer within {NOW_SECONDS:.0f} s") from error
 
     async def sight(self, viewer: KubeViewer, namespaces: Iterable[str]) -> ViewerSight:
         """Of those namespaces, the ones whose pods he may list: he sees names in them."""
@@ -113,6 +127,8 @@ class KubeReviews:
         return reviewed_viewer(answer.accepted(), token)
 
     async def _ask_may(self, viewer: KubeViewer, right: KubeRight) -> bool:
-        answer = await self._connection.ask("ask what a viewer may do", "POST", _ACCESS_REVIEWS, viewer.question(right))
-        status = answer.accepted().get("status")
+        status = (await self._review(viewer, right)).get("status")
         return isinstance(status, dict) and status.get("allowed") is True and not status.get("denied")
+
+    async def _review(self, viewer: KubeViewer, right: KubeRight) -> Mapping[str, Any]:
+        return (await self._connection.ask(_ASKING, "POST", _ACCESS_REVIEWS, viewer.question(right))).accepted()

@@ -73,5 +73,24 @@ def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeViewer | None:
     )
 
 
+def plainly_allowed(question: Mapping[str, Any], review: Mapping[str, Any]) -> bool:
+    """Whether a SubjectAccessReview's answer is a yes to that question, without a "but"."""
+    status = review.get("status")
+    return (
+        isinstance(status, Mapping)
+        and status.get("allowed") is True
+        and status.get("denied") in (None, False)
+        and not status.get("evaluationError")
+        and _has(review, {"kind": question["kind"], "spec": question["spec"]})
+    )
+
+
+def _has(found: object, asked: object) -> bool:
+    """Whether all that was asked is in what came back; an API server adds fields, and leaves none out."""
+    if isinstance(asked, Mapping):
+        return isinstance(found, Mapping) and all(_has(found.get(key), value) for key, value in asked.items())
+    return found == asked or (not found and not asked)
+
+
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()

@@ -76,14 +76,14 @@ class Answer:
 
 
 class ApiConnection:
-    """Keeps connections to one API server."""
+    """Keeps connections to one API server, whose audit log has the `user_agent` beside each request."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, *, user_agent: str = "tranche") -> None:
         self._extensions = {"sni_hostname": server.server_name} if server.server_name else {}
         self._http = httpx2.AsyncClient(
             base_url=server.url,
             auth=None if server.token is None else _BearerToken(server.token),
-            headers={"Accept": "application/json", "User-Agent": "tranche"},
+            headers={"Accept": "application/json", "User-Agent": user_agent},
             timeout=_TIMEOUT,
             trust_env=False,
             transport=httpx2.AsyncHTTPTransport(
