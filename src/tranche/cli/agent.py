@@ -79,9 +79,13 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.mig_manager.manager import MigSettings
     from tranche.kubernetes.observation.ways import Ways
     from tranche.kubernetes.rollout.budget import parse_budget
+    from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
 
     by_claims = "dra" not in values["without"]
-    layouts = MigSettings(
+    told: Live[ToldLayouts] = Live()
+    if "mig-manager" in values["without"]:
+        told.publish(NOT_MANAGED)
+    settings = MigSettings(
         config_map=values["layouts"],
         default_layout=values["default_layout"],
         policy=InUsePolicy(values["in_use"]),
@@ -92,9 +96,10 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     )
     manager = partial(
         parts.mig_manager,
-        settings=layouts,
+        settings=settings,
         budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
         daemon_set=values["daemon_set"],
+        layouts=told,
     )
     registered: Live[bool] = Live()
     reserved: Live[frozenset[str]] = Live()
@@ -118,7 +123,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         "dra": (driver, slices, shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
-    return [*chosen, parts.view_news] if values["tell_view"] else chosen
+    return [*chosen, partial(parts.view_news, layouts=told)] if values["tell_view"] else chosen
 
 
 def _tier(values: dict[str, Any]) -> Tier | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tranche.dashboard.fleet_page import gpu_bar, key
+from tranche.dashboard.before_after import before_and_after
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, table
-from tranche.documents.blocks import Document, blocks_of
+from tranche.documents.blocks import Document
 from tranche.documents.markup import Child, Element, element
 
 
@@ -51,31 +51,7 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     if preview.get("lost"):
         yield element("p", f"The driver cannot reach {', '.join(preview['lost'])}.", class_="note")
     yield element("h2", "Before and after")
-    before = {gpu.uuid: gpu for gpu in blocks_of(overview["gpus"], overview["allocations"])}
-    after = blocks_of(preview["after"], overview["allocations"])
-    yield key([*before.values(), *after])
-    rows = [
-        element(
-            "div",
-            element("p", element("strong", gpu.label), element("br"), element("span", gpu.model, class_="muted")),
-            element(
-                "div",
-                _when("before"),
-                gpu_bar(before[gpu.uuid], "Before: "),
-                _when("after"),
-                gpu_bar(gpu, "After: "),
-                class_="pair",
-            ),
-            class_="gpu",
-        )
-        for gpu in after
-        if gpu.uuid in before
-    ]
-    yield element("div", rows, class_="gpus")
+    yield from before_and_after(overview["gpus"], preview["after"], overview["allocations"])
     steps = [(f"GPU {gpu['index']}", each) for gpu in preview["gpus"] for each in gpu["steps"]]
     yield table("What would be done" if not blockers else "What would be done where nothing is in the way",
                 ("GPU", "Step"), steps, "Nothing is to be done.")  # fmt: skip
-
-
-def _when(word: str) -> Element:
-    return element("span", word, class_="muted", aria_hidden="true")

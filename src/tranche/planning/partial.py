@@ -19,9 +19,14 @@ from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, Tak
 
 def plan_after_blockers(view: NodeView, layout: Layout, decision: LayoutDecision) -> Plan:
     """The plan that there will be once everybody who blocks the decision has ended."""
+    return plan_layout(view_after_blockers(view, decision), layout).plan
+
+
+def view_after_blockers(view: NodeView, decision: LayoutDecision) -> NodeView:
+    """The view once everybody who blocks the decision has ended, and changes that are at work as well."""
     ids = {allocation.id for user in decision.blockers for allocation in user.allocations}
     pids = {process.pid for user in decision.blockers for process in user.processes}
-    return plan_layout(replace(without(view, ids, pids), changing=frozenset()), layout).plan
+    return replace(without(view, ids, pids), changing=frozenset())
 
 
 def plan_beside_blockers(view: NodeView, decision: LayoutDecision, later: Plan) -> Plan:

@@ -18,18 +18,28 @@ from tests.dashboard.served import Answered
 from tests.kubernetes.fake_api_server import FakeApiServer, Json
 from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
+from tranche.kubernetes.telling.told_layouts import ToldLayouts
 from tranche.kubernetes.telling.told_view import told, told_to_lease, view_lease_name
+from tranche.planning.layout_offer import LayoutOffer
 
 NAMESPACE = "tranche-system"
+WAITING = ToldLayouts(True, "wait", offer=LayoutOffer())
+"""Of an agent that waits for what is in use, without a ConfigMap of layouts."""
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _SECONDS = 60.0
 
 
 def tell(
-    server: FakeApiServer, node: str, view: NodeView, renewed: datetime | None = None, *, lasts: int | None = None
+    server: FakeApiServer,
+    node: str,
+    view: NodeView,
+    renewed: datetime | None = None,
+    *,
+    lasts: int | None = None,
+    layouts: ToldLayouts | None = WAITING,
 ) -> None:
     """As the node's agent does it; what it tells counts for `lasts` seconds, or for as long as an agent says."""
-    lease = told_to_lease(node, told(view), (node, f"uid-{node}"))
+    lease = told_to_lease(node, told(view), (node, f"uid-{node}"), layouts)
     moment = (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     server.put(
         f"{_LEASES}/{view_lease_name(node)}",

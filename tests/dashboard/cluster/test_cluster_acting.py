@@ -9,13 +9,15 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.dashboard.cluster.reviewing import People
-from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page
-from tests.dashboard.cluster.test_cluster_server import fill_cluster, wait_until
+from tests.dashboard.cluster.served_cluster import WAITING, ServedClusterPage, served_cluster_page, tell
+from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until
 from tests.dashboard.reading import parsed, text_of
 from tests.dashboard.served import Answered
+from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.cluster_deed import ClusterDeed
+from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
 
 POD = "/api/v1/namespaces/blue/pods/blue-train-0"
 NODE = "/api/v1/nodes/n1"
@@ -91,6 +93,44 @@ def test_a_layout_is_a_label_of_the_node(page: ServedClusterPage) -> None:
     shown = page.ask("/act?kind=layout&node=n1&layout=all-balanced", "t-olga")
     assert send(page, "t-olga", fields_of(shown)).status == 303
     assert changes(page)[-1].body == {"metadata": {"labels": {"nvidia.com/mig.config": "all-balanced"}}}
+
+
+def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_that_changes(
+    page: ServedClusterPage,
+) -> None:
+    address = "/act?kind=layout&node=n1&layout=all-7g.40gb"
+    assert address.replace("&", "&amp;") in page.ask("/nodes/n1/layouts?layout=all-7g.40gb", "t-olga").text
+    shown = page.ask(address, "t-olga")
+    said = text_of(parsed(shown.text))
+    assert "1g.5gb at 0:1 of GPU 0" in said
+    assert "in use by pod blue/blue-train-0" in said
+    assert "At once on GPU 1: create 7g.40gb" in said
+    assert 'aria-label="After: ' in shown.text
+    # Ana's plan is the same, without the names of others.
+    assert "zebra" not in page.ask(address, "t-ana").text
+    fields = fields_of(shown)
+    page.api.change(lambda server: tell(server, "n1", held_by(a100s(2), ("zebra", 1))))
+    wait_until(page, lambda: "blue-train-0" not in page.ask("/nodes/n1", "t-olga").text)
+    moved = send(page, "t-olga", fields)
+    assert moved.status == 409
+    assert changes(page) == []
+    assert send(page, "t-olga", fields_of(moved)).status == 303
+
+
+@pytest.mark.parametrize(
+    ("layouts", "says"),
+    [
+        (None, "What a layout would do is not known"),
+        (NOT_MANAGED, "it runs without the MIG manager"),
+        (WAITING, "The agent would do nothing: selected mig-config not present: no-such"),
+    ],
+)
+def test_a_plan_of_which_nobody_knows_the_end_says_so(
+    page: ServedClusterPage, layouts: ToldLayouts | None, says: str
+) -> None:
+    page.api.change(lambda server: tell(server, "n1", held_by(a100s(3), ("blue", 0)), layouts=layouts))
+    wait_until(page, lambda: len(page.json("/api/nodes/n1", "t-olga")["overview"]["gpus"]) == 3)
+    assert says in page.ask("/act?kind=layout&node=n1&layout=no-such", "t-olga").text
 
 
 def test_a_share_is_taken_back_by_deleting_its_pod_and_no_other_of_its_name(page: ServedClusterPage) -> None:

@@ -22,6 +22,9 @@ VIEWS = (
     "/",
     "/nodes/n1",
     "/nodes/n2",
+    "/nodes/n1/layouts",
+    "/nodes/n1/layouts?layout=all-balanced",
+    "/nodes/n1/layouts?layout=all-7g.40gb",
     "/shares/a0b0c0d0",
     "/shares/a0b0c0d0?node=n1",
     "/queue",
@@ -101,6 +104,23 @@ def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedCl
     viewer.page.get_by_role("button", name="Cordon node n1").click()
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
     viewer.page.locator("#view", has_text="it is cordoned").wait_for()
+    assert viewer.complaints == []
+
+
+def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page: ServedClusterPage) -> None:
+    viewer = entered(browser, page.address, "t-olga")
+    viewer.open("/nodes/n1")
+    viewer.page.get_by_role("link", name="What would a layout do?").press("Enter")
+    viewer.page.locator("#layout").focus()
+    viewer.page.keyboard.type("all-7g")
+    viewer.page.keyboard.press("Tab")
+    viewer.page.keyboard.press("Enter")
+    viewer.page.locator("#view", has_text="in use by pod blue/blue-train-0").wait_for()
+    viewer.page.get_by_role("link", name="the layout all-7g.40gb: show the plan").press("Enter")
+    viewer.page.get_by_text("At once on GPU 1").wait_for()
+    viewer.page.get_by_role("button", name="Give node n1 the layout all-7g.40gb").press("Enter")
+    viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
+    viewer.page.locator("#view", has_text="all-7g.40gb").wait_for()
     assert viewer.complaints == []
 
 

@@ -8,11 +8,17 @@ from xml.etree import ElementTree
 import pytest
 from bench.simulated_cluster import SimulatedCluster
 
+from tests.dashboard.cluster.test_cluster_server import held_by
 from tests.dashboard.reading import parsed, shape, text_of
 from tests.documents.test_markup import HOSTILE
+from tests.kubernetes.dra.test_order import a100s
+from tranche.core.layout import Layout, LayoutFile, LayoutSpec
+from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
 from tranche.dashboard.cluster.cluster_deed import ClusterDeed, PodToDelete, node_plan, release_plan
 from tranche.dashboard.cluster.kube_event import decode_kube_event
+from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
 from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
 from tranche.dashboard.cluster.sight import ViewerSight
@@ -24,6 +30,9 @@ from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import printable
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
+from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.telling.told_view import ToldView
+from tranche.planning.layout_offer import LayoutOffer
 
 ALL = ViewerSight(everywhere=True)
 NOW = 2e9
@@ -78,6 +87,11 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     )
     waiting = WaitingPod(PendingPod(FleetPod(said, said)), answer(said))
     layout = node_plan(ClusterDeed("layout", said, "all-1g.5gb"), node)
+    last = f"z {said}"
+    named = Layout(last, (LayoutSpec(True, ((parse_profile("1g.5gb"), 7),)),))
+    offer = LayoutOffer(said, LayoutFile((named,)))
+    told = ToldView(said, held_by(a100s(8), ("blue", 0)), layouts=ToldLayouts(True, "wait", offer=offer))
+    layouts = NodeLayouts(node, told, ALL)
     release = release_plan(ClusterDeed("release", said, share="a0"), [PodToDelete(said, said, said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
@@ -91,6 +105,8 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         "layout": plan_page(layout, "key", "", said, moved=said),
         "release": plan_page(release, "", said, said),
         "refused": refused_page(said, said),
+        "layouts": node_layouts_page(layouts, last, layouts.outlook(last), "", acts=True),
+        "no layout": node_layouts_page(layouts, said, None, said, acts=True),
     }
 
 

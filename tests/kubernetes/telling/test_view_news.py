@@ -19,7 +19,8 @@ from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.inventory import Snapshot
-from tranche.kubernetes.telling.told_view import SILENT_SECONDS, told_from_lease
+from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ToldView, told_from_lease
 from tranche.kubernetes.telling.view_news import ViewNews
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-view-n1"
@@ -41,8 +42,15 @@ class Telling:
         self.fresh = True
         self.slept = 0
         leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        self.layouts: Live[ToldLayouts] = Live()
         self.news = ViewNews(
-            leases, self.snapshots, self.node, lambda: self.fresh, clock=lambda: self.now, sleep=self._sleep
+            leases,
+            self.snapshots,
+            self.node,
+            lambda: self.fresh,
+            self.layouts,
+            clock=lambda: self.now,
+            sleep=self._sleep,
         )
 
     async def _sleep(self, seconds: float) -> None:
@@ -54,13 +62,17 @@ class Telling:
         return str(self.server.objects[LEASE]["metadata"]["resourceVersion"]) if LEASE in self.server.objects else ""
 
     @property
-    def told(self) -> NodeView:
-        return told_from_lease(decode_lease(self.server.objects[LEASE])).view
+    def heard(self) -> ToldView:
+        return told_from_lease(decode_lease(self.server.objects[LEASE]))
 
-    async def show(self, view: NodeView) -> None:
+    @property
+    def told(self) -> NodeView:
+        return self.heard.view
+
+    async def show(self, view: NodeView, *condemned: str) -> None:
         """Have it seen, and wait until it was looked at."""
         before = self.slept
-        self.snapshots.publish(Snapshot(view))
+        self.snapshots.publish(Snapshot(view, frozenset(condemned)))
         await until(lambda: self.slept > before)
 
 
@@ -95,6 +107,30 @@ def test_a_change_is_told_at_once_and_amounts_when_the_lease_is_due() -> None:
         assert it.told.node.gpus[0].memory_free == 6
         await it.show(a100s(2))
         assert len(it.told.node.gpus) == 2
+
+    telling(act)
+
+
+def test_what_becomes_of_a_layout_is_told_as_soon_as_it_is_known_and_when_it_changes() -> None:
+    async def act(it: Telling) -> None:
+        await it.show(a100s(1))
+        assert it.heard.layouts is None
+        for said in (ToldLayouts(True, "wait"), ToldLayouts(True, "drain")):
+            it.layouts.publish(said)
+            await until(lambda said=said: it.heard.layouts == said)  # type: ignore[misc]
+
+    telling(act)
+
+
+def test_that_a_marked_gpu_is_at_work_is_a_change() -> None:
+    async def act(it: Telling) -> None:
+        view = a100s(1)
+        (gpu,) = view.node.gpus
+        await it.show(view, gpu.uuid)
+        assert it.heard.marked == it.told.changing == {gpu.uuid}
+        await it.show(replace(view, changing=frozenset({gpu.uuid})), gpu.uuid)
+        assert not it.heard.marked
+        assert it.told.changing == {gpu.uuid}
 
     telling(act)
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from urllib.parse import parse_qs, quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -14,6 +15,7 @@ from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.cluster.acting_page import plan_page, refused_page
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_deed import ClusterDeed, ClusterPlan
+from tranche.dashboard.cluster.foreseen_plan import foreseen_plan, with_outlook
 from tranche.dashboard.cluster.viewpoint import Viewpoint
 from tranche.dashboard.frame import DashboardPage
 
@@ -31,13 +33,15 @@ def acting_routes(acts: ClusterActs, viewpoint: Viewpoint, shown: Shown) -> list
         node = viewpoint.snapshot.nodes.get(deed.node)
         if node is None:
             raise UsageError(f"there is no node {deed.node}, or not for you")
-        return await acts.plan(request.scope["viewer"], deed, node)
+        plan = await acts.plan(request.scope["viewer"], deed, node)
+        return await run_in_threadpool(foreseen_plan, plan, viewpoint)
 
     async def show(request: Request, plan: ClusterPlan, moved: str = "") -> Response:
         viewer = request.scope["viewer"]
         why_not = await acts.why_not(viewer, plan)
         page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, acts.said(viewer), moved=moved)
-        return await shown(request, lambda: page, HTTPStatus.CONFLICT if moved else HTTPStatus.OK)
+        status = HTTPStatus.CONFLICT if moved else HTTPStatus.OK
+        return await shown(request, lambda: with_outlook(page, plan.deed, viewpoint), status)
 
     async def do(request: Request, plan: ClusterPlan, fields: Mapping[str, str]) -> Response:
         viewer = request.scope["viewer"]

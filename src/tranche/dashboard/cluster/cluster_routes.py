@@ -22,6 +22,8 @@ from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
+from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
 from tranche.dashboard.cluster.routes import ServedCluster, node_routes
@@ -71,6 +73,11 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
     async def node(request: Request) -> Response:
         found = viewpoint.snapshot.nodes.get(request.path_params["name"])
         return await _shown(pages, request, lambda: _node_page(pages, found))
+
+    async def layouts(request: Request) -> Response:
+        found = viewpoint.layouts(request.path_params["name"])
+        chosen = request.query_params.get("layout", "")
+        return await _shown(pages, request, lambda: None if found is None else _layouts_page(pages, found, chosen))
 
     async def gpu(request: Request) -> Response:
         uuid, hours = request.path_params["uuid"], hours_asked(request.query_params.get("hours", ""))
@@ -129,6 +136,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
     return [
         *node_routes(ServedCluster(pages.name, viewpoint.live, sight_of, VIEWS)),
         Route("/nodes/{name}", node),
+        Route("/nodes/{name}/layouts", layouts),
         Route("/gpus/{uuid}", gpu),
         Route("/shares/{id}", share),
         Route("/queue", queue),
@@ -168,6 +176,15 @@ def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | No
     seen = pages.viewpoint.snapshot
     acts = None if pages.acts is None or node is None else node_acts(node)
     return None if node is None else node_page(node, seen.notes, seen.taken, acts)
+
+
+def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> DashboardPage:
+    acts = pages.acts is not None
+    try:
+        outlook = pages.viewpoint.outlook(layouts, chosen) if chosen and not layouts.unknown else None
+    except UsageError as error:
+        return node_layouts_page(layouts, chosen, None, f"{error.message}. {error.hint}".strip(), acts=acts)
+    return node_layouts_page(layouts, chosen, outlook, "", acts=acts)
 
 
 def _gpu_page(pages: ClusterPages, uuid: str, hours: int) -> DashboardPage | None:

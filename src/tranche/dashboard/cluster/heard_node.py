@@ -7,16 +7,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.snapshot import NodeStanding, SeenNode
 from tranche.documents.blocks import Document
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.telling.told_view import SILENT_SECONDS, told_from_lease, told_node
+from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
+from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ToldView, told_from_lease, told_node
 
-_SHOWN_LABELS = ("tranche.dev/mode", "nvidia.com/mig.config", "nvidia.com/mig.config.state", "nvidia.com/gpu.product")
+_SHOWN_LABELS = ("tranche.dev/mode", LAYOUT_LABEL, STATE_LABEL, REASON_LABEL, "nvidia.com/gpu.product")
 _HAS_GPUS = (
     "tranche.dev/gpu",
     "nvidia.com/gpu.present",
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeardNode:
-    """What a node's agent has told; `view` and `overview` are None where it cannot be read.
+    """What a node's agent has told; `told` and `overview` are None where it cannot be read.
 
     `renewed` is the agent's text of the last renewal. `seen` is when that was heard here, in seconds since the epoch, and `lasts`
     for how many seconds it counts.
@@ -43,7 +43,7 @@ class HeardNode:
     renewed: str
     seen: float
     lasts: float = SILENT_SECONDS
-    view: NodeView | None = None
+    told: ToldView | None = None
     overview: Document | None = None
 
 
@@ -60,7 +60,7 @@ def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
         # What is in it is not said on a page, for nobody knows who may see that.
         _log.warning("what a node tells cannot be read", extra={"node": bare.node, "error": error.message})
         return bare
-    return replace(bare, view=told.view, overview=overview_data(told.view, (), ()))
+    return replace(bare, told=told, overview=overview_data(told.view, (), ()))
 
 
 def seen_node(name: str, told: HeardNode | None, node: FleetNode | None, now: float) -> SeenNode:

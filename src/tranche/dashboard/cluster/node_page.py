@@ -21,19 +21,20 @@ def node_page(node: SeenNode, said: Sequence[str], now: float, acts: Element | N
     drawn = blocks_of(node.overview["gpus"], node.overview["allocations"])
     live = element(
         "div",
-        notes([*said, *_not_of_now(node)]),
+        notes([*said, *not_of_now(node)]),
         figures(_facts(node)),
         fleet_figures(node.overview) if drawn else None,
         key(drawn),
         element("div", [gpu_row(gpu) for gpu in drawn], class_="gpus") if drawn else None,
         _holders(node, now),
+        element("p", element("a", "What would a layout do?", href=layouts_address(node.name))) if drawn else None,
     )
     return DashboardPage(f"Node {node.name}", live, below=acts)
 
 
 def node_gpu_page(node: SeenNode, uuid: str, said: Sequence[str], now: float, hours: int) -> DashboardPage | None:
     """One GPU of the node; what its register keeps of the time before is not told to the cluster."""
-    page = gpu_page(uuid, node.overview, (), (), [*said, *_not_of_now(node)], now, hours)
+    page = gpu_page(uuid, node.overview, (), (), [*said, *not_of_now(node)], now, hours)
     return None if page is None else _of_node(page, node)
 
 
@@ -54,7 +55,7 @@ def node_share_page(
             f"Share {allocation_id}", element("div", said, element("ul", [element("li", each) for each in ways]))
         )
     ((node, page),) = found
-    live = element("div", element("p", "Of node ", node_link(node.name)), notes(_not_of_now(node)), page.live)
+    live = element("div", element("p", "Of node ", node_link(node.name)), notes(not_of_now(node)), page.live)
     return DashboardPage(page.title, live, below=None if act is None else act(node.name, allocation_id))
 
 
@@ -63,16 +64,21 @@ def node_link(name: str) -> Element:
     return element("a", name, href=f"/nodes/{quote(name, safe='')}")
 
 
-def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
-    return DashboardPage(page.title, page.live, element("p", "Of node ", node_link(node.name)))
+def layouts_address(node: str) -> str:
+    """Of what layouts would do on a node."""
+    return f"/nodes/{quote(node, safe='')}/layouts"
 
 
-def _not_of_now(node: SeenNode) -> Iterator[str]:
+def not_of_now(node: SeenNode) -> Iterator[str]:
     """Why what is shown is not of now, and of when it is."""
     if node.trouble and node.seen is not None:
         yield f"Not seen since {describe.said_in_utc(node.seen)}: {node.trouble}. What is shown is of then."
     elif node.trouble:
         yield f"Nothing is known of its GPUs: {node.trouble}."
+
+
+def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
+    return DashboardPage(page.title, page.live, element("p", "Of node ", node_link(node.name)))
 
 
 def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:

@@ -12,7 +12,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
@@ -24,7 +23,7 @@ from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.api.selection import Selection
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
-from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, told_node
+from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ToldView, told_node
 
 _PACE_SECONDS = 0.25
 _TICK_SECONDS = 2.0
@@ -36,11 +35,11 @@ Item = TypeVar("Item")
 class ClusterSeen:
     """All that is known at one moment. `trouble` says why nothing newer is known; "" where it is of now.
 
-    `views` are the nodes' own, by name; `pods` wait, and `events` are those of our programs.
+    `told` is what agents tell, by their nodes' names; `pods` wait, and `events` are those of our programs.
     """
 
     snapshot: ClusterSnapshot
-    views: Mapping[str, NodeView] = field(default_factory=dict)
+    told: Mapping[str, ToldView] = field(default_factory=dict)
     nodes: Mapping[str, FleetNode] = field(default_factory=dict)
     pods: tuple[PendingPod, ...] = ()
     events: tuple[KubeEvent, ...] = ()
@@ -152,7 +151,7 @@ class ClusterSource:
         events = {each.uid: each for followed in self._events for each in (followed.items or {}).values()}
         self._seen = ClusterSeen(
             before.snapshot.after(seen, at, gone=gone),
-            {name: each.view for name, each in self._heard.items() if each.view is not None},
+            {name: each.told for name, each in self._heard.items() if each.told is not None},
             objects,
             tuple(each for each in (self._pods.items or {}).values() if each.asks),
             tuple(events.values()),

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import NodeView
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_first
+from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
 from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, veiled_fleet
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
@@ -19,9 +20,11 @@ from tranche.dashboard.cluster.veil import veiled_overview
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gates.reading import GateFleet
+from tranche.kubernetes.telling.told_view import ToldView
 
 MOST_EVENTS = 300
 """Events that a page shows."""
+_MOST_OUTLOOKS = 32
 
 _SEES_NOTHING = (
     "You may list neither the nodes of this cluster nor the pods of a namespace that has something here. The role "
@@ -62,6 +65,7 @@ class Viewpoint:
         self._shown = ClusterSnapshot()
         self._seen: ClusterSeen | None = None
         self._others: tuple[object, ...] = ()
+        self._outlooks: dict[tuple[str, str], tuple[ToldView | None, LayoutOutlook]] = {}
 
     def take(self, seen: ClusterSeen) -> None:
         """This is the newest that is known."""
@@ -115,10 +119,31 @@ class Viewpoint:
     def gates(self) -> GateFleet:
         """What nodes have for shares that are chosen by demand."""
         nodes: Mapping[str, FleetNode] = self._known.nodes
-        views: Mapping[str, NodeView] = self._known.views
+        told: Mapping[str, ToldView] = self._known.told
         shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
-        known = {name: views[name] for name, each in self._shown.nodes.items() if name in views and not each.trouble}
+        known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
         return gate_fleet(known, shown, self.rights.sight)
+
+    def layouts(self, name: str) -> NodeLayouts | None:
+        """The layouts of that node, and what they would do; None where it is not shown."""
+        node = self._shown.nodes.get(name)
+        return None if node is None else NodeLayouts(node, self._known.told.get(name), self.rights.sight)
+
+    def outlook(self, layouts: NodeLayouts, layout: str) -> LayoutOutlook:
+        """What that layout would do on that node; TrancheError where nobody can say.
+
+        It takes a while, and open pages ask whenever anything in the cluster has changed: what was found stands while the node's
+        agent has told nothing new.
+        """
+        place = (layouts.node.name, layout)
+        found = self._outlooks.get(place)
+        if found is not None and found[0] is layouts.told:
+            return found[1]
+        made = layouts.outlook(layout)
+        if len(self._outlooks) >= _MOST_OUTLOOKS:
+            self._outlooks.clear()
+        self._outlooks[place] = (layouts.told, made)
+        return made
 
     @property
     def _known(self) -> ClusterSeen:

@@ -40,8 +40,10 @@ from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import Me
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.telling.told_layouts import ToldLayouts
 from tranche.kubernetes.telling.view_news import ViewNews
 from tranche.kubernetes.tier_watch import LOOK_SECONDS, InTier, Owed
+from tranche.planning.layout_offer import LayoutOffer
 
 
 def device_plugin(
@@ -78,11 +80,24 @@ def device_plugin(
 
 
 def mig_manager(
-    services: NodeServices, _: ConfigSource, *, settings: MigSettings, budget: Budget | None, daemon_set: str
+    services: NodeServices,
+    _: ConfigSource,
+    *,
+    settings: MigSettings,
+    budget: Budget | None,
+    daemon_set: str,
+    layouts: Live[ToldLayouts],
 ) -> MigManager:
-    """The MIG manager; with a budget it takes part in the rollout of all nodes that `daemon_set` runs on."""
+    """The MIG manager; with a budget it takes part in the rollout of all nodes that `daemon_set` runs on.
+
+    `layouts` is told what it makes of the label that names a layout.
+    """
+
+    def offered(offer: LayoutOffer) -> None:
+        layouts.publish(ToldLayouts(True, settings.policy, settings.heeds_mode, budget is not None, offer))
+
     if budget is None:
-        return MigManager(services, settings)
+        return MigManager(services, settings, offered=offered)
 
     def uid() -> str:
         node = services.node.value if services.node.synced else None
@@ -96,7 +111,7 @@ def mig_manager(
         clock=time.monotonic,
         random=random.random,
     )
-    return MigManager(services, settings, rollout=rollout)
+    return MigManager(services, settings, rollout=rollout, offered=offered)
 
 
 def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:
@@ -104,11 +119,11 @@ def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabel
     return FeatureLabeler(services, config.strategy, config.sharing)
 
 
-def view_news(services: NodeServices, _: ConfigSource) -> ViewNews:
-    """What tells of the node, for a page of the cluster."""
+def view_news(services: NodeServices, _: ConfigSource, *, layouts: Live[ToldLayouts]) -> ViewNews:
+    """What tells of the node, for a page of the cluster; `layouts` is what the MIG manager makes of a layout's name."""
     inventory = services.inventory
     return ViewNews(
-        services.leases, inventory.latest, services.node, lambda: inventory.ready().ready, clock=time.monotonic
+        services.leases, inventory.latest, services.node, lambda: inventory.ready().ready, layouts, clock=time.monotonic
     )
 
 

@@ -54,6 +54,7 @@ from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.session import boot_id
 from tranche.planning.assertion import find_mismatches
+from tranche.planning.layout_offer import LayoutOffer
 from tranche.planning.plan import Plan
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -90,7 +91,8 @@ class MigSettings:
 class MigManager:
     """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine.
 
-    Without a `rollout` the node changes its layout whenever it is told to.
+    Without a `rollout` the node changes its layout whenever it is told to. `offered` is told which layouts there are, as soon as
+    that is known and whenever it changes.
     """
 
     name = "mig-manager"
@@ -101,6 +103,7 @@ class MigManager:
         settings: MigSettings,
         *,
         rollout: Rollout | None = None,
+        offered: Callable[[LayoutOffer], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         boot: Callable[[], str] = boot_id,
         restart: Callable[[Path], None] = restart_machine,
@@ -108,6 +111,7 @@ class MigManager:
         self._services = services
         self._settings = settings
         self._rollout = rollout
+        self._offered = offered
         self._clock = clock
         self._boot = boot
         self._restart = restart
@@ -178,12 +182,16 @@ class MigManager:
 
     async def _follow_layouts(self) -> None:
         if not self._settings.config_map:
-            self._source.publish(LayoutSource())
+            self._publish(LayoutSource())
             return
         namespace, name = self._services.namespace, self._settings.config_map
         async for config_map in self._services.api.watch_config_map(namespace, name):
-            self._source.publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
+            self._publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
             self._wake.set()
+
+    def _publish(self, source: LayoutSource) -> None:
+        self._source.publish(source)
+        self._offered(source.offer)
 
     async def _rounds(self, me: str) -> None:
         for source, patience in (

@@ -6,12 +6,7 @@ which has only what the node's mode offers.
 
 from __future__ import annotations
 
-import base64
-import gzip
 import hashlib
-import io
-import json
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -21,6 +16,8 @@ from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState
 from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.telling.packing import packed, unpacked
+from tranche.kubernetes.telling.told_layouts import ToldLayouts, layouts_from_text, layouts_to_text
 from tranche.planning.recording import view_from_dict, view_to_dict
 
 TOLD_LABEL = "tranche.dev/told"
@@ -38,21 +35,26 @@ MOST_BYTES = 192 * 1024
 _NODE = "tranche.dev/node"
 _VIEW = "tranche.dev/view"
 _SHORT = "tranche.dev/short"
+_LAYOUTS = "tranche.dev/layouts"
+_MARKED = "tranche.dev/marked"
 _LONGEST_NAME = 200
-_LONGEST_VIEW = 16 * 1024**2
-_HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
-"""Half of a character in JSON; alone it is text that nobody can write as UTF-8."""
 
 _Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class ToldView:
-    """What an agent tells of its node. `short` says that there was too much to tell, and that processes are left out."""
+    """What an agent tells of its node. `short` says that there was too much to tell, and that processes are left out.
+
+    `layouts` is None where that is not told. `marked` are those of the GPUs that are being changed on which no change is at work
+    yet: a layout waits for what is in use, and another one may still take its place.
+    """
 
     node: str
     view: NodeView
     short: bool = False
+    layouts: ToldLayouts | None = None
+    marked: frozenset[str] = frozenset()
 
 
 def view_lease_name(node: str) -> str:
@@ -66,9 +68,14 @@ def told(view: NodeView, condemned: Collection[str] = ()) -> NodeView:
 
     GPUs of which a change may take away `condemned` devices are being changed.
     """
+    changing = view.changing | marked(view, condemned)
+    return replace(view, allocations=tuple(map(_discreet, view.allocations)), changing=changing)
+
+
+def marked(view: NodeView, condemned: Collection[str]) -> frozenset[str]:
+    """The GPUs of which a change may take away `condemned` devices, and on which none is at work."""
     by_uuid = devices(view.node)
-    changing = {by_uuid[each].gpu_uuid for each in condemned if each in by_uuid}
-    return replace(view, allocations=tuple(map(_discreet, view.allocations)), changing=view.changing | changing)
+    return frozenset(by_uuid[each].gpu_uuid for each in condemned if each in by_uuid) - view.changing
 
 
 def steady(view: NodeView) -> NodeView:
@@ -76,15 +83,25 @@ def steady(view: NodeView) -> NodeView:
     return replace(view, node=replace(view.node, gpus=tuple(_without_amounts(gpu) for gpu in view.node)))
 
 
-def told_to_lease(node: str, view: NodeView, owner: tuple[str, str]) -> Lease:
+def told_to_lease(
+    node: str,
+    view: NodeView,
+    owner: tuple[str, str],
+    layouts: ToldLayouts | None = None,
+    marked: Collection[str] = (),
+) -> Lease:
     """The lease in which it is told; `owner` is name and uid of the node object. UsageError when it is too much for a lease."""
-    packed, short = _packed(view), False
-    if len(packed) > MOST_BYTES:
+    text, short = packed(view_to_dict(view)), False
+    if len(text) > MOST_BYTES:
         bare = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
-        packed, short = _packed(bare), True
-    if len(packed) > MOST_BYTES:
-        raise UsageError(f"node {node} has more to tell than a lease holds: {len(packed):,} bytes of {MOST_BYTES:,}")
-    annotations = {_NODE: node, _VIEW: packed, **({_SHORT: "true"} if short else {})}
+        text, short = packed(view_to_dict(bare)), True
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"node {node} has more to tell than a lease holds: {len(text):,} bytes of {MOST_BYTES:,}")
+    annotations = {_NODE: node, _VIEW: text, **({_SHORT: "true"} if short else {})}
+    if layouts is not None:
+        annotations[_LAYOUTS] = layouts_to_text(layouts)
+    if marked:
+        annotations[_MARKED] = ",".join(sorted(marked))
     return Lease(
         view_lease_name(node),
         node,
@@ -98,16 +115,10 @@ def told_to_lease(node: str, view: NodeView, owner: tuple[str, str]) -> Lease:
 def told_from_lease(lease: Lease) -> ToldView:
     """What an agent told; UsageError when it cannot be read: nothing is known of the node then."""
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(lease.annotations[_VIEW], validate=True))) as file:
-            found = file.read(_LONGEST_VIEW + 1)
-        if len(found) > _LONGEST_VIEW:
-            raise ValueError("it is too long")
-        text = found.decode()
-        data = json.loads(text)
-        if _HALF.search(text):
-            json.dumps(data, ensure_ascii=False).encode()  # half a character would break every page that shows it
-        view = view_from_dict(data)
-        return ToldView(lease.annotations[_NODE], view, lease.annotations.get(_SHORT) == "true")
+        view = view_from_dict(unpacked(lease.annotations[_VIEW]))
+        marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
+        short = lease.annotations.get(_SHORT) == "true"
+        return ToldView(lease.annotations[_NODE], view, short, _layouts(lease), marked)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
         raise UsageError(f"lease {lease.name} does not say what the node has: {error}") from error
 
@@ -117,9 +128,12 @@ def told_node(lease: Lease) -> str:
     return lease.annotations.get(_NODE) or lease.holder or lease.name.removeprefix("tranche-view-")
 
 
-def _packed(view: NodeView) -> str:
-    text = json.dumps(view_to_dict(view), separators=(",", ":"), sort_keys=True)
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+def _layouts(lease: Lease) -> ToldLayouts | None:
+    """None where they are not told, or not in a way that is understood here: the view counts all the same."""
+    try:
+        return layouts_from_text(lease.annotations[_LAYOUTS]) if _LAYOUTS in lease.annotations else None
+    except UsageError:
+        return None
 
 
 def _discreet(allocation: Allocation) -> Allocation:

@@ -15,7 +15,15 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.inventory import Snapshot
-from tranche.kubernetes.telling.told_view import RENEWED_SECONDS, steady, told, told_to_lease, view_lease_name
+from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.telling.told_view import (
+    RENEWED_SECONDS,
+    marked,
+    steady,
+    told,
+    told_to_lease,
+    view_lease_name,
+)
 
 PAUSE_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
@@ -28,7 +36,7 @@ class _Written:
     """The lease as it stands, what it tells but for amounts, and when it was written, by `clock`."""
 
     lease: Lease
-    steady: NodeView
+    steady: tuple[NodeView, ToldLayouts | None, frozenset[str]]
     at: float
 
 
@@ -36,7 +44,8 @@ class ViewNews:
     """A component: writes the lease when something has changed, at most once in `pause` seconds, and at least every `renewed`.
 
     `snapshots` are the node's, `node` is the node object as last seen. `fresh` says whether the latest snapshot is of now: while
-    the driver does not answer nothing is renewed, so that nobody takes what is old for true. `clock` is monotonic, in seconds.
+    the driver does not answer nothing is renewed, so that nobody takes what is old for true. `layouts` is what the agent makes of
+    the layout label; while there is none it is not told. `clock` is monotonic, in seconds.
     """
 
     name = "view-news"
@@ -47,6 +56,7 @@ class ViewNews:
         snapshots: Live[Snapshot],
         node: Live[KubeNode | None],
         fresh: Callable[[], bool],
+        layouts: Live[ToldLayouts],
         *,
         clock: Callable[[], float],
         pause: float = PAUSE_SECONDS,
@@ -57,6 +67,7 @@ class ViewNews:
         self._snapshots = snapshots
         self._node = node
         self._fresh = fresh
+        self._layouts = layouts
         self._clock = clock
         self._pause = pause
         self._renewed = renewed
@@ -75,6 +86,7 @@ class ViewNews:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen(self._snapshots.changes()))
             group.create_task(self._listen(self._node.changes()))
+            group.create_task(self._listen(self._layouts.changes()))
             group.create_task(self._keep())
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
@@ -113,10 +125,12 @@ class ViewNews:
         view = told(snapshot.view, snapshot.condemned)
         before = self._written
         now = self._clock()
-        lasting = await asyncio.to_thread(steady, view)
+        layouts = self._layouts.value if self._layouts.synced else None
+        waiting = marked(snapshot.view, snapshot.condemned)
+        lasting = (await asyncio.to_thread(steady, view), layouts, waiting)
         if before is not None and before.steady == lasting and now - before.at < self._renewed:
             return
-        wanted = await asyncio.to_thread(told_to_lease, node.name, view, (node.name, node.uid))
+        wanted = await asyncio.to_thread(told_to_lease, node.name, view, (node.name, node.uid), layouts, waiting)
         answer = await self._write(wanted, None if before is None else before.lease)
         self._written = None if answer is None else _Written(answer, lasting, now)
         if answer is None:

@@ -1,0 +1,33 @@
+"""JSON data as the value of an annotation: compressed, and read again within bounds. Pure."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import re
+from typing import Any
+
+_LONGEST = 16 * 1024**2
+_HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+"""Half of a character in JSON; alone it is text that nobody can write as UTF-8."""
+
+
+def packed(data: Any) -> str:
+    """The same data are the same text."""
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def unpacked(text: str) -> Any:
+    """What was packed; ValueError, OSError or EOFError where it is nothing of the kind."""
+    with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(text, validate=True))) as file:
+        found = file.read(_LONGEST + 1)
+    if len(found) > _LONGEST:
+        raise ValueError("it is too long")
+    written = found.decode()
+    data = json.loads(written)
+    if _HALF.search(written):
+        json.dumps(data, ensure_ascii=False).encode()  # half a character would break every page that shows it
+    return data

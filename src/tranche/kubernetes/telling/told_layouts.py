@@ -1,0 +1,91 @@
+"""What an agent makes of the label that names its node's layout, for people who want to know before they set it. Pure.
+
+All agents of a cluster mostly say the same, so that whoever hears a thousand of them keeps it once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tranche.core.errors import LayoutInvalid, UsageError
+from tranche.core.layout_format import layouts_to_data, parse_layouts
+from tranche.kubernetes.telling.packing import packed, unpacked
+from tranche.planning.layout_offer import LayoutOffer
+
+FORMAT = 1
+"""Of another format nothing is known."""
+MOST_LAYOUT_BYTES = 32 * 1024
+"""Beside the view this is less than what Kubernetes lets an object's annotations hold."""
+
+_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLayouts:
+    """`managed`: whether the agent cuts GPUs by layouts at all. `in_use`: what it does about slices in use, as InUsePolicy.
+
+    With `heeds_mode` only a node of mode static has layouts; with `turns` the node waits for its turn among all nodes. `offer` is
+    None where its layouts are too many to be told.
+    """
+
+    managed: bool = False
+    in_use: str = ""
+    heeds_mode: bool = False
+    turns: bool = False
+    offer: LayoutOffer | None = None
+
+
+NOT_MANAGED = ToldLayouts()
+"""Of an agent without a MIG manager."""
+
+
+def layouts_to_text(layouts: ToldLayouts) -> str:
+    """As an annotation holds it: without the layouts themselves where there are too many."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "managed": layouts.managed,
+        "inUse": layouts.in_use,
+        "heedsMode": layouts.heeds_mode,
+        "turns": layouts.turns,
+        "offer": None,
+    }
+    if layouts.offer is None:
+        return packed(data)
+    text = packed({**data, "offer": _offer_data(layouts.offer)})
+    return text if len(text) <= MOST_LAYOUT_BYTES else packed(data)
+
+
+@lru_cache(_KEPT)
+def layouts_from_text(text: str) -> ToldLayouts:
+    """What the annotation says; UsageError when it cannot be read, or is of another format."""
+    try:
+        data = unpacked(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']} is not known here")
+        return ToldLayouts(
+            managed=data["managed"] is True,
+            in_use=str(data["inUse"]),
+            heeds_mode=data["heedsMode"] is True,
+            turns=data["turns"] is True,
+            offer=None if data["offer"] is None else _offer_from(data["offer"]),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, LayoutInvalid) as error:
+        raise UsageError(f"what an agent says of layouts cannot be read: {error}") from error
+
+
+def _offer_data(offer: LayoutOffer) -> dict[str, Any]:
+    return {
+        "configMap": offer.config_map,
+        "layouts": None if offer.declared is None else layouts_to_data(offer.declared),
+        "broken": offer.broken,
+        "hint": offer.hint,
+    }
+
+
+def _offer_from(data: dict[str, Any]) -> LayoutOffer:
+    name = str(data["configMap"])
+    told = data["layouts"]
+    declared = None if told is None else parse_layouts(told, source=f"ConfigMap {name}")
+    return LayoutOffer(name, declared, str(data["broken"]), str(data["hint"]))
