@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import (
     acceptance,
+    claim_latency,
     cluster,
     cluster_jobs,
     cold_start,
@@ -35,9 +36,10 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "cluster_jobs": cluster_jobs.run,
     "fleet": fleet.run,
     "dra_order": dra_order.run,
+    "claim_latency": claim_latency.run,
 }
 # Run only when named: they take long, or need root and change the machine while they run.
-_ONLY_BY_NAME = ("cluster", "cluster_jobs", "dra_order", "fleet", "sharing")
+_ONLY_BY_NAME = ("claim_latency", "cluster", "cluster_jobs", "dra_order", "fleet", "sharing")
 
 
 def main() -> None:
