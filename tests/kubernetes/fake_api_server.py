@@ -13,6 +13,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 Json = dict[str, Any]
 
+_TURNS_OF_A_NEW_CONNECTION = 6
+"""More turns of the event loop than go by from a connection's being taken to its first line here."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -28,14 +31,16 @@ class Seen:
 @dataclass
 class FakeApiServer:
     """Objects by path. Everything a test may turn: `failures` are answers to the next requests, whatever they ask; `refusals`
-    are answers to every request of that method to a path with that end. `pages` are texts by path, such as logs. `reviews` answer
-    what is posted to a path, of which nothing is stored. Requests that are `silent` are never answered.
+    are answers to every request of that method to a path with that end. `lost` is how many of the next requests are carried out
+    and not answered: their connection breaks. `pages` are texts by path, such as logs. `reviews` answer what is posted to a path,
+    of which nothing is stored. Requests that are `silent` are never answered.
     """
 
     objects: dict[str, Json] = field(default_factory=dict)
     requests: list[Seen] = field(default_factory=list)
     failures: list[tuple[int, Json]] = field(default_factory=list)
     refusals: dict[tuple[str, str], tuple[int, Json]] = field(default_factory=dict)
+    lost: int = 0
     close_after_answer: bool = False
     version: int = 100
     oldest_version: int = 0
@@ -94,6 +99,11 @@ class FakeApiServer:
     async def stop(self) -> None:
         """Close the socket and break every connection without a word."""
         assert self._server is not None
+        # asyncio loses a connection that it has just taken when its server closes.
+        for listener in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        for _ in range(_TURNS_OF_A_NEW_CONNECTION):
+            await asyncio.sleep(0)
         self._server.close()
         await self.break_connections()
         await self._server.wait_closed()
@@ -125,12 +135,17 @@ class FakeApiServer:
                     _answer_text(writer, self.pages[seen.path])
                 elif "watch" in seen.query:
                     await self._watch(seen, writer)
+                elif self.lost:
+                    self.lost -= 1
+                    self._handle(seen)
+                    writer.transport.abort()
+                    break
                 else:
                     _answer(writer, *self._handle(seen))
                 await writer.drain()
                 if self.close_after_answer:
                     break
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
         finally:
             del self._connections[task]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tranche.core.allocation import Withheld
 from tranche.core.errors import TrancheError, UsageError
@@ -27,13 +28,12 @@ from tranche.kubernetes.gates.leases import (
 )
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.withheld import withheld_places
+from tranche.kubernetes.kept_lease import PAUSE_SECONDS, KeptLease
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import Ward
 from tranche.kubernetes.observation.inventory import Snapshot
 
-PAUSE_SECONDS = 1.0
-_RETRY_SECONDS = 5.0
-_CHECK_SECONDS = 300.0
+CHECK_SECONDS = 300.0
 """So often the lease is read again: somebody may have deleted it."""
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class GpuNews:
 
     `snapshots` are the node's, `node` is the node object as last seen, `refused` says why pods, by uid, cannot have their share.
     `sick_bay` says what is faulty; None where nobody listens to the driver. `say` records an event of the node, by reason and
-    message.
+    message. `clock` is monotonic, in seconds.
     """
 
     name = "gpu-news"
@@ -58,94 +58,71 @@ class GpuNews:
         *,
         sick_bay: SickBay | None = None,
         say: Callable[[KubeNode, str, str], Awaitable[None]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         pause: float = PAUSE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._leases = leases
         self._snapshots = snapshots
         self._node = node
         self._refused = refused
         self._sick_bay = sick_bay
         self._say_event = say
         self._unknown_size = ""
-        self._pause = pause
-        self._sleep = sleep
-        self._wake = asyncio.Event()
-        self._written: tuple[NodeGpus | None, Lease] | None = None
-        self._trouble = "the controller was told nothing of the GPUs yet"
+        self._lease = KeptLease(
+            leases,
+            self,
+            every=CHECK_SECONDS,
+            renew=False,
+            clock=clock,
+            trouble="the controller was told nothing of the GPUs yet",
+            pause=pause,
+            sleep=sleep,
+        )
 
     def ready(self) -> Readiness:
         """Ready when the controller could be told of the last change."""
-        return Readiness(not self._trouble, self._trouble)
+        return Readiness(not self._lease.trouble, self._lease.trouble)
 
     async def run(self) -> None:
         """Keep the lease true until cancelled. It stays then: what the node has is not free because nobody tells of it."""
-        self._written = None
+        others: list[Live[Any]] = [self._refused]
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen(self._snapshots.changes()))
-            group.create_task(self._listen(self._node.changes()))
-            group.create_task(self._listen(self._refused.changes()))
             if self._sick_bay is not None:
                 group.create_task(self._sick_bay.run())
-                group.create_task(self._listen(self._sick_bay.ward.changes()))
-            group.create_task(self._keep())
+                others.append(self._sick_bay.ward)
+            group.create_task(self._lease.run((self._snapshots, self._node), others))
 
-    async def _listen(self, news: AsyncIterator[object]) -> None:
-        async for _ in news:
-            self._wake.set()
-
-    async def _keep(self) -> None:
-        await self._snapshots.first()
-        await self._node.first()
-        while True:
-            self._wake.clear()
-            try:
-                await self._say()
-            except TrancheError as error:
-                if str(error) != self._trouble:
-                    _log.warning("GPUs not told of", extra={"reason": error.reason, "error": str(error)})
-                self._trouble = str(error)
-                self._written = None
-                await self._sleep(_RETRY_SECONDS)
-                continue
-            self._trouble = ""
-            await self._sleep(self._pause)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_SECONDS):
-                    await self._wake.wait()
-                    continue
-            self._written = None
-
-    async def _say(self) -> None:
+    def about(self) -> KubeNode | None:
+        """The node, once it is known."""
         node = self._node.value
-        if node is None or not node.uid:
-            return
-        before, lease = self._written or await self._read(node.name)
+        return node if node is not None and node.uid else None
+
+    def lease_name(self, node: KubeNode) -> str:
+        """That of the node's GPUs."""
+        return lease_name(GPUS, node.name)
+
+    def read(self, lease: Lease) -> NodeGpus | None:
+        """What it says, but for its generation, which is no news; None when it cannot be read."""
+        try:
+            return replace(gpus_from_lease(lease), generation=0)
+        except UsageError:
+            return None
+
+    async def now(self, node: KubeNode, before: NodeGpus | None) -> NodeGpus:
+        """What the GPUs are, of which what was withheld before has its say."""
         known = () if before is None else before.view.withheld
-        said = await asyncio.to_thread(
+        return await asyncio.to_thread(
             _to_say, node, self._snapshots.value, self._ward(), await self._sizes(node), known, self._refusals()
         )
-        if before is not None and replace(said, generation=before.generation) == before:
-            self._written = None if lease is None else (before, lease)
-            return
-        said = replace(said, generation=1 if lease is None else generation_of(lease) + 1)
-        wanted = gpus_to_lease(said, (node.name, node.uid))
-        if lease is None:
-            answer = await self._leases.create(wanted)
-        else:
-            answer = await self._leases.replace(replace(wanted, version=lease.version))
-        self._written = None if answer is None else (said, answer)
-        if answer is None:
-            self._wake.set()  # somebody else has written it, or removed it: it is read anew
 
-    async def _read(self, node: str) -> tuple[NodeGpus | None, Lease | None]:
-        lease = await self._leases.get(lease_name(GPUS, node))
-        if lease is None:
-            return None, None
-        try:
-            return gpus_from_lease(lease), lease
-        except UsageError:
-            return None, lease
+    async def to_lease(self, node: KubeNode, said: NodeGpus, before: Lease | None) -> Lease:
+        """The next generation of the one before, whether the rest of that can be read or not."""
+        generation = 1 if before is None else generation_of(before) + 1
+        return gpus_to_lease(replace(said, generation=generation), (node.name, node.uid))
+
+    def not_told(self, error: TrancheError) -> None:
+        """A line of the log."""
+        _log.warning("GPUs not told of", extra={"reason": error.reason, "error": str(error)})
 
     def _ward(self) -> Ward:
         return Ward() if self._sick_bay is None else self._sick_bay.ward.value

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.kept_lease import PAUSE_SECONDS, KeptLease
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.inventory import Snapshot
 from tranche.kubernetes.telling.told_layouts import ToldLayouts
@@ -25,19 +25,17 @@ from tranche.kubernetes.telling.told_view import (
     view_lease_name,
 )
 
-PAUSE_SECONDS = 1.0
-_RETRY_SECONDS = 5.0
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """The lease as it stands, what it tells but for amounts, and when it was written, by `clock`."""
+class _Told:
+    """What is told. Amounts alone, which `steady` leaves out, are no news."""
 
-    lease: Lease
-    steady: tuple[NodeView, ToldLayouts | None, frozenset[str]]
-    at: float
+    view: NodeView = field(compare=False)
+    steady: NodeView
+    layouts: ToldLayouts | None
+    marked: frozenset[str]
 
 
 class ViewNews:
@@ -63,18 +61,11 @@ class ViewNews:
         renewed: float = RENEWED_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._leases = leases
         self._snapshots = snapshots
         self._node = node
         self._fresh = fresh
         self._layouts = layouts
-        self._clock = clock
-        self._pause = pause
-        self._renewed = renewed
-        self._sleep = sleep
-        self._wake = asyncio.Event()
-        self._written: _Written | None = None
-        self._trouble = ""
+        self._lease = KeptLease(leases, self, every=renewed, renew=True, clock=clock, pause=pause, sleep=sleep)
 
     def ready(self) -> Readiness:
         """Always: a page that shows less is no reason to take the node's agent out of service."""
@@ -82,63 +73,33 @@ class ViewNews:
 
     async def run(self) -> None:
         """Keep the lease true until cancelled. It stays then: pages say since when nobody has heard of the node."""
-        self._written = None
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen(self._snapshots.changes()))
-            group.create_task(self._listen(self._node.changes()))
-            group.create_task(self._listen(self._layouts.changes()))
-            group.create_task(self._keep())
+        await self._lease.run((self._snapshots, self._node), (self._layouts,))
 
-    async def _listen(self, news: AsyncIterator[object]) -> None:
-        async for _ in news:
-            self._wake.set()
-
-    async def _keep(self) -> None:
-        await self._snapshots.first()
-        await self._node.first()
-        while True:
-            self._wake.clear()
-            try:
-                await self._tell()
-                self._trouble = ""
-            except TrancheError as error:
-                if str(error) != self._trouble:
-                    _log.warning("node not told of", extra={"reason": error.reason, "error": str(error)})
-                self._trouble = str(error)
-                self._written = None
-                await self._sleep(_RETRY_SECONDS)
-                continue
-            await self._sleep(self._pause)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._left()):
-                    await self._wake.wait()
-
-    def _left(self) -> float:
-        """How long until the lease is due though nothing changes."""
-        return self._renewed if self._written is None else max(0.0, self._written.at + self._renewed - self._clock())
-
-    async def _tell(self) -> None:
+    def about(self) -> KubeNode | None:
+        """The node, while the driver answers."""
         node = self._node.value
-        if node is None or not node.uid or not self._fresh():
-            return
+        return node if node is not None and node.uid and self._fresh() else None
+
+    def lease_name(self, node: KubeNode) -> str:
+        """That of the node's view."""
+        return view_lease_name(node.name)
+
+    def read(self, _: Lease) -> None:
+        """Nothing: what this process has not told is told anew."""
+
+    async def now(self, _: KubeNode, before: _Told | None) -> _Told:
+        """The view as it is."""
         snapshot = self._snapshots.value
         view = told(snapshot.view, snapshot.condemned)
-        before = self._written
-        now = self._clock()
         layouts = self._layouts.value if self._layouts.synced else None
         waiting = marked(snapshot.view, snapshot.condemned)
-        lasting = (await asyncio.to_thread(steady, view), layouts, waiting)
-        if before is not None and before.steady == lasting and now - before.at < self._renewed:
-            return
-        wanted = await asyncio.to_thread(told_to_lease, node.name, view, (node.name, node.uid), layouts, waiting)
-        answer = await self._write(wanted, None if before is None else before.lease)
-        self._written = None if answer is None else _Written(answer, lasting, now)
-        if answer is None:
-            self._wake.set()  # somebody else has written it, or removed it: it is read anew
+        return _Told(view, await asyncio.to_thread(steady, view), layouts, waiting)
 
-    async def _write(self, wanted: Lease, before: Lease | None) -> Lease | None:
-        """The lease as it is then; None when it was another one meanwhile."""
-        before = before or await self._leases.get(view_lease_name(wanted.holder))
-        if before is None:
-            return await self._leases.create(wanted)
-        return await self._leases.replace(replace(wanted, version=before.version))
+    async def to_lease(self, node: KubeNode, said: _Told, before: Lease | None) -> Lease:
+        """The lease with the whole view."""
+        owner = (node.name, node.uid)
+        return await asyncio.to_thread(told_to_lease, node.name, said.view, owner, said.layouts, said.marked)
+
+    def not_told(self, error: TrancheError) -> None:
+        """A line of the log."""
+        _log.warning("node not told of", extra={"reason": error.reason, "error": str(error)})
