@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.last_look import last_look
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
 from tranche_simulator.mps_processes import end_mps
@@ -88,17 +89,22 @@ class TestMachine:
 
     def tranche(self, *arguments: str, code: int | None = 0, as_nobody: bool = False, **variables: str) -> Completed:
         """Run `tranche`; its exit code must be `code` (None: any)."""
-        done = subprocess.run(
-            [*(_TRANCHE_AS_NOBODY if as_nobody else TRANCHE), *arguments],
-            env={**self.environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=_DEADLINE_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        try:
+            done = subprocess.run(
+                [*(_TRANCHE_AS_NOBODY if as_nobody else TRANCHE), *arguments],
+                env={**self.environment, **variables},
+                capture_output=True,
+                text=True,
+                timeout=_DEADLINE_SECONDS,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"`tranche {' '.join(arguments)}` does not end; it said: {error.stdout!r} {error.stderr!r}")
         assert "Traceback" not in done.stderr, done.stderr
-        assert code is None or done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code is None or done.returncode == code, (
+            f"`tranche {' '.join(arguments)}` ended with exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -186,12 +192,14 @@ def run_without_driver(*arguments: str, code: int = 0) -> Completed:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Return when the condition holds; fail when the process ends first, or after two minutes."""
+    """Return when the condition holds; fail when the process ends first, or after two minutes, and say what it saw last."""
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while not condition():
         if process is not None and process.poll() is not None and not condition():
-            pytest.fail(f"the process ended with {process.returncode}: {process.communicate()[1]}")
-        assert time.monotonic() < deadline, "the condition did not come true"
+            said = process.communicate()[1]
+            raise AssertionError(f"the process ended with {process.returncode}: {said}\n{last_look(condition)}")
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"this did not come true in {_DEADLINE_SECONDS:g} s:\n{last_look(condition)}")
         time.sleep(0.02)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -41,6 +42,8 @@ while True:
 wait()
 tell(code(cu.cuCtxSynchronize()))
 """
+TELL_SECONDS = 300.0
+END_SECONDS = 120.0
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 
@@ -74,12 +77,31 @@ class Tenant:
     """A program under `tranche run`, which tells what it got and then waits for a word."""
 
     process: subprocess.Popen[str]
+    _unread: bytes = b""
 
     def told(self) -> Any:
+        """What it tells next; fails when it has ended, and says what it said."""
+        found = self.told_or_ended()
+        if found is None:
+            code, said = self.ended()
+            pytest.fail(f"it ended with {code} and told nothing: {said}")
+        return found
+
+    def told_or_ended(self) -> Any:
         """What it tells next; None when it has ended."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else None
+        stdout, stderr = self.process.stdout, self.process.stderr
+        assert stdout is not None
+        assert stderr is not None
+        while b"\n" not in self._unread:
+            if not select.select([stdout], [], [], TELL_SECONDS)[0]:
+                said = os.read(stderr.fileno(), 65536) if select.select([stderr], [], [], 0)[0] else b"nothing"
+                pytest.fail(f"it told nothing in {TELL_SECONDS:g} s; tranche said: {said.decode()}")
+            more = os.read(stdout.fileno(), 65536)
+            if not more:
+                return None
+            self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
 
     def go_on(self) -> None:
         """Let it end."""
@@ -89,7 +111,10 @@ class Tenant:
 
     def ended(self) -> tuple[int, str]:
         """Its exit code, and what was said on stderr."""
-        _, said = self.process.communicate(timeout=120)
+        try:
+            _, said = self.process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"it does not end in {END_SECONDS:g} s; tranche said: {(error.stderr or b'nothing').decode()}")
         return self.process.returncode, said
 
 

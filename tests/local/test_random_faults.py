@@ -84,7 +84,7 @@ class Life:
     def come(self) -> None:
         """Somebody asks for a part, and gets it or is refused; he is not let in to hang."""
         each = self.ask()
-        if each.told() is None:
+        if each.told_or_ended() is None:
             code, said = each.ended()
             assert code in REFUSED, (code, said, self.said)
         else:

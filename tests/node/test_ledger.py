@@ -48,11 +48,6 @@ def contents(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
     """A folder that every user may enter; those of tmp_path are closed to others."""
@@ -252,7 +247,7 @@ def test_who_waits_for_a_writer_is_told_who_it_is(tmp_path: Path) -> None:
 
     child = Child(write_for_ever)
     try:
-        wait_for(tmp_path / "writing")
+        wait_until((tmp_path / "writing").exists)
         ledger = Ledger(path)
         told = rf"for 0.1 s: pid {child.pid} \("
         with pytest.raises(WaitTimeout, match=told) as caught, ledger.waiting(0.1), ledger.write():
@@ -383,12 +378,12 @@ def test_an_interrupt_while_another_process_writes_leaves_the_ledger_usable(tmp_
         with Ledger(path).write() as db:
             chronicle.released(db, 0.0, "", "first")
             (tmp_path / "busy").touch()
-            wait_for(tmp_path / "go")
+            wait_until((tmp_path / "go").exists)
 
     busy = Child(keep_it_busy)
-    wait_for(tmp_path / "busy")
+    wait_until((tmp_path / "busy").exists)
     child = Child(be_interrupted)
-    wait_for(tmp_path / "ready")
+    wait_until((tmp_path / "ready").exists)
     time.sleep(0.05)  # by now it most likely waits for its turn; were it earlier, the test would only prove less
     child.kill(signal.SIGTERM)
     (tmp_path / "go").touch()

@@ -7,26 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.machines import needs_root
+from tests.machines import needs_root, wait_until
 from tests.node.processes import Child, in_child
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
 from tranche.node.locks import FileLock, StillHeld, is_held, lock_holder, open_lock_file
 from tranche.node.session import Places, process_lives, process_start_time
 
 NOBODY = 65534
-
-
-def until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
@@ -74,7 +65,7 @@ def test_who_waits_for_so_long_and_no_longer_keeps_nothing(tmp_path: Path) -> No
         assert holder.pid == os.getpid()
         assert f"pid {os.getpid()} (" in str(holder)
     # The thread that waited gives the lock back as soon as it gets it, which may be after a moment in which nobody has it.
-    until(lambda: not any(thread.name == "lock" for thread in threading.enumerate()))
+    wait_until(lambda: not any(thread.name == "lock" for thread in threading.enumerate()))
     assert not is_held(path)
     assert lock_holder(path) is None
     FileLock(path, seconds=60).release()
@@ -100,7 +91,7 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
         lock.release()
 
     child = Child(hold)
-    until((tmp_path / "ready").exists)
+    wait_until((tmp_path / "ready").exists)
     assert is_held(path)
     child.end()
     assert not is_held(path)
@@ -119,7 +110,7 @@ def test_a_command_that_inherits_the_lock_keeps_it_and_others_do_not(tmp_path: P
 
     with start(inherit=False) as process:
         # The kernel wakes the parent just before it closes what the new program does not inherit.
-        until(lambda: not is_held(path))
+        wait_until(lambda: not is_held(path))
         process.kill()
     with start(inherit=True) as process:
         assert is_held(path)
@@ -186,7 +177,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> 
     program = tmp_path / "a) b (c"
     program.symlink_to(sys.executable)
     with subprocess.Popen([str(program), "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
-        until(lambda: "a) b (c" in Path(f"/proc/{process.pid}/stat").read_text())
+        wait_until(lambda: "a) b (c" in Path(f"/proc/{process.pid}/stat").read_text())
         started = process_start_time(process.pid)
         assert started >= process_start_time(os.getpid())
         assert process_lives(process.pid, started)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.machines import wait_until
 from tests.node.machines import Node, change, create, cuts_of, disable, enable, node_of
 from tests.node.processes import Child, in_child, isolated
 from tranche.core.allocation import Phase
@@ -30,13 +30,6 @@ def only(host: Host) -> GpuState:
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def run_to_death(node: Node, work: Callable[[Host], None]) -> None:
@@ -278,7 +271,7 @@ def test_recovery_waits_for_a_reset_that_outlives_its_process(tmp_path: Path) ->
         listing = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text()
         return [int(word) for word in listing.split()] if any(t.what == "reset" for t in node.taken()) else []
 
-    until(lambda: bool(resetting()))
+    wait_until(lambda: bool(resetting()))
     (tool,) = resetting()
     child.kill()
     assert child.wait() == -signal.SIGKILL

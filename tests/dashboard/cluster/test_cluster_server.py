@@ -19,6 +19,7 @@ from tests.dashboard.reading import figures, parsed, tables, text_of
 from tests.kubernetes.dra.test_order import A100, a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
+from tests.last_look import last_look
 from tests.machines import TRANCHE
 from tests.strategies import instance_of, placed
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice
@@ -131,8 +132,8 @@ def wait_until(page: ServedClusterPage, holds: Callable[[], bool]) -> None:
                 return
         except AssertionError:
             pass
-        assert time.monotonic() < end
-        assert page.process.poll() is None
+        assert time.monotonic() < end, last_look(holds)
+        assert page.process.poll() is None, last_look(holds)
         time.sleep(0.05)
 
 

@@ -11,17 +11,20 @@ from typing import Any
 
 import grpc
 
+from tests.last_look import last_look
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 _DEADLINE_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Return when the condition holds; fail after a minute."""
-    async with asyncio.timeout(_DEADLINE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
-    assert condition(), what
+    """Return when the condition holds; TimeoutError after a minute, which says `what` was to be and what was seen last."""
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while not condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError as error:
+        raise TimeoutError(f"{what}: not in {_DEADLINE_SECONDS:g} s\n{last_look(condition)}") from error
 
 
 class KubeletStandIn:
