@@ -183,6 +183,7 @@ def test_each_sees_what_is_his(page: ServedClusterPage) -> None:
     assert [each["name"] for each in page.json("/api/events", "t-ana")["events"]] == ["blue-waits"]
     assert "names of namespaces" in page.ask("/you", "t-ana").text
     assert figures(parsed(page.ask("/you", "t-ana").text))["names of namespaces"] == "blue"
+    assert "This page only shows." in page.ask("/you", "t-ana").text
 
 
 def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: ServedClusterPage) -> None:

@@ -86,6 +86,10 @@ def test_a_trusted_proxy_names_its_users() -> None:
     ]
     assert PROXIED.presented(headers) == Presented(viewer=KubeViewer("ana", ("blue", "ops", "system:authenticated")))
     assert refused(PROXIED.presented([*headers, ("authorization", "Bearer t")])) == 401
+    # Names are UTF-8, and nothing of them is taken for white space that HTTP does not.
+    for name in ("jürgen", "voilà", "ana\u00a0", "\u00a0system:masters"):
+        sent = [("x-tranche-proxy-secret", SECRET), ("x-remote-user", f" {name.encode().decode('latin-1')}\t")]
+        assert PROXIED.presented(sent) == Presented(viewer=KubeViewer(name, ("system:authenticated",)))
     # Without the proxy there is the token, and the session.
     assert PROXIED.presented([("authorization", "Bearer t")]) == Presented(token="t")
 
@@ -101,6 +105,8 @@ def test_a_trusted_proxy_names_its_users() -> None:
         ([("x-tranche-proxy-secret", SECRET)], 401),
         ([("x-remote-user", " "), ("x-tranche-proxy-secret", SECRET)], 401),
         ([("x-remote-user", "a"), ("x-remote-user", "b"), ("x-tranche-proxy-secret", SECRET)], 401),
+        ([("x-remote-user", "j\u00fcrgen"), ("x-tranche-proxy-secret", SECRET)], 401),
+        ([("x-remote-user", "ana"), ("x-remote-group", "\u00ff"), ("x-tranche-proxy-secret", SECRET)], 403),
         ([("x-remote-user", "system:admin"), ("x-tranche-proxy-secret", SECRET)], 403),
         (
             [("x-remote-user", "ana"), ("x-remote-group", "system:masters"), ("x-tranche-proxy-secret", SECRET)],

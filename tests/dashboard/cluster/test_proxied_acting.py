@@ -16,6 +16,7 @@ from tests.dashboard.cluster.reviewing import ACCESS_REVIEWS, People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page
 from tests.dashboard.cluster.test_cluster_acting import CORDON, NODE, POD, RELEASE, changes, events, fields_of
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, wait_until
+from tests.dashboard.reading import figures, parsed, text_of
 from tests.dashboard.served import Answered
 from tests.kubernetes.fake_api_server import FakeApiServer, Json, Seen, api_server
 from tests.kubernetes.waiting import patiently
@@ -267,6 +268,33 @@ def test_a_page_that_was_not_told_so_does_nothing_for_whom_a_proxy_names(tmp_pat
         fields = fields_of(page.ask(CORDON, "t-olga"))
         assert send(page, fields, **named("olga", "ops")).status == 400
         assert changes(page) == []
+
+
+def test_you_are_who_kubernetes_is_asked_about_and_are_told_what_you_can_do(tmp_path: Path) -> None:
+    by_proxy: dict[str, Any] = {
+        "X_Tranche_Proxy_Secret": SECRET,
+        "X_Remote_User": "jürgen".encode().decode("latin-1"),
+        "X_Remote_Group": "blüe, ops".encode().decode("latin-1"),
+    }
+    for options, said in (((), "shows no token of yours"), (("--proxy-act",), "with an account of its own")):
+        with served(tmp_path, *options) as page:
+            page.people.let("jürgen", "list pods", namespaces=["zebra"])
+            shown = parsed(page.ask("/you", **by_proxy).text)
+            # A comma divides nothing: he is in one group of that name, and not in ops.
+            asked = {(each["user"], tuple(each["groups"])) for each in page.people.questions}
+            assert ("jürgen", ("blüe, ops", "system:authenticated")) in asked
+            assert {"user": "jürgen", "came with": "a proxy, which names you", "nodes": "some"}.items() <= figures(
+                shown
+            ).items()
+            assert figures(shown)["names of namespaces"] == "zebra"
+            groups = [text_of(each) for each in shown.iter("li") if each.find("code") is not None]
+            assert groups == ["blüe, ops", "system:authenticated"]
+            assert said in text_of(shown)
+            assert "/leave" not in page.ask("/you", **by_proxy).text
+            nobody = figures(parsed(page.ask("/you", **named("eve")).text))
+            assert (nobody["names of namespaces"], nobody["nodes"]) == ("none", "none")
+            own = parsed(page.ask("/you", "t-olga").text)
+            assert (figures(own)["came with"], "by your own rights" in text_of(own)) == ("a token", True)
 
 
 @pytest.mark.parametrize("options", [("--proxy-act",), ("--proxy-act", "--act"), ("--proxy-act", "--proxy-secret=")])

@@ -107,8 +107,8 @@ class _PagesAccount:
     @property
     def said(self) -> str:
         return (
-            "You came through a proxy: the page asks Kubernetes whether you may do it, and then does it with an account of its "
-            "own. Your name is written down with it."
+            "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of "
+            "its own. Your name is written down with it."
         )
 
     @property

@@ -22,6 +22,7 @@ from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
+from tranche.dashboard.cluster.kube_viewer import KubeViewer
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
@@ -118,7 +119,10 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def you(request: Request) -> Response:
         viewer = request.scope["viewer"]
-        return await _shown(pages, request, lambda: you_page(viewer, viewpoint.rights, viewpoint.snapshot.notes))
+        acting = _acting(pages.acts, viewer)
+        return await _shown(
+            pages, request, lambda: you_page(viewer, viewpoint.rights, viewpoint.snapshot.notes, acting)
+        )
 
     async def api_nodes(_: Request) -> Response:
         nodes = viewpoint.snapshot.nodes.values()
@@ -151,6 +155,16 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         Route("/api/waste", api_waste),
         Route("/{path:path}", _nothing),
     ]
+
+
+def _acting(acts: ClusterActs | None, viewer: KubeViewer) -> str:
+    """What somebody can do here, in words."""
+    if acts is None:
+        return "This page only shows."
+    try:
+        return f"Pages of nodes and of shares lead to what can be done. {acts.said(viewer)}"
+    except UsageError as error:
+        return f"{error.message[:1].upper()}{error.message[1:]}."
 
 
 def _waste_of(pages: ClusterPages) -> dict[str, Any] | None:

@@ -49,8 +49,9 @@ def login_page(trouble: str = "") -> str:
     return "<!doctype html>\n" + str(element("html", head, element("body", body), lang="en"))
 
 
-def you_page(viewer: KubeViewer, rights: ViewerRights, said: Sequence[str]) -> DashboardPage:
-    """As whom somebody is here, and what he sees."""
+def you_page(viewer: KubeViewer, rights: ViewerRights, said: Sequence[str], acting: str) -> DashboardPage:
+    """As whom somebody is here, how he came, and what he sees; `acting` says what he can do."""
+    some = "some" if rights.sight.everywhere or rights.sight.namespaces else "none"
     spaces = "all" if rights.sight.everywhere else ", ".join(sorted(rights.sight.namespaces)) or "none"
     live = element(
         "div",
@@ -58,14 +59,17 @@ def you_page(viewer: KubeViewer, rights: ViewerRights, said: Sequence[str]) -> D
         figures(
             [
                 ("user", code(viewer.user)),
+                ("came with", "a token" if viewer.token else "a proxy, which names you"),
                 ("names of namespaces", spaces),
-                ("nodes", "all" if rights.all_nodes else "some"),
+                ("nodes", "all" if rights.all_nodes else some),
             ]
         ),
         element("h2", "Groups"),
         element("ul", [element("li", code(each)) for each in viewer.groups])
         if viewer.groups
         else element("p", "None."),
+        element("h2", "Acting"),
+        element("p", acting),
     )
     return DashboardPage("You", live, below=_leave() if viewer.token else None)
 
