@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
@@ -19,6 +20,7 @@ from tranche.core.errors import (
     KubernetesUnavailable,
     TrancheError,
 )
+from tranche.kubernetes.api import connection
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
@@ -31,6 +33,7 @@ from tranche.kubernetes.api.objects import (
     PodRef,
     Severity,
 )
+from tranche.kubernetes.api.selection import Selection
 
 NODE = "/api/v1/nodes/n1"
 PATIENCE = 30.0
@@ -289,6 +292,39 @@ def test_a_watch_that_ends_in_peace_goes_on() -> None:
             await asyncio.sleep(0.001)
         server.put(NODE, {"metadata": {"labels": {"a": "9"}}})
         assert await following == {"a": "9"}
+
+    served(test)
+
+
+def test_a_watch_that_is_quiet_for_long_ends_without_a_word_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "_WATCH_TIMEOUT", httpx2.Timeout(PATIENCE, read=0.05))
+
+    async def test(server: FakeApiServer, client: KubeClient) -> None:
+        server.put(NODE, {})
+        seen = client.watch_node("n1")
+        await anext(seen)
+        following = asyncio.create_task(labels_of_next(seen))
+        while len(server.watches()) < 4:
+            await asyncio.sleep(0.01)
+        server.put(NODE, {"metadata": {"labels": {"a": "b"}}})
+        assert await following == {"a": "b"}
+
+    served(test)
+    assert not caplog.records
+
+
+def test_a_watch_without_bookmarks_is_to_end_before_its_silence_counts_as_a_loss() -> None:
+    async def test(server: FakeApiServer, client: KubeClient) -> None:
+        asked = ApiConnection(ApiServer(server.url))
+        for bookmarked in (True, False):
+            events = Selection(asked, "events", "/api/v1/events", {}, lambda raw: raw, bookmarked=bookmarked)
+            async with aclosing(events.watch("100")) as news:
+                await anext(news)
+        await asked.close()
+        with_bookmarks, without = (int(each.query["timeoutSeconds"]) for each in server.watches())
+        assert without + 10 < connection.SILENT_SECONDS < with_bookmarks
 
     served(test)
 

@@ -87,6 +87,7 @@ class ClusterSource:
                     "/api/v1/events",
                     {"fieldSelector": f"source={each}"},
                     decode_kube_event,
+                    bookmarked=False,
                 )
             )
             for each in COMPONENTS

@@ -25,8 +25,10 @@ from tranche.core.errors import (
 from tranche.kubernetes.api.kubeconfig import ApiServer
 
 _TIMEOUT = httpx2.Timeout(10.0, connect=5.0)
-# The API server sends a bookmark about once a minute: a watch that is silent for longer than two has lost its connection.
-_WATCH_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=150.0)
+SILENT_SECONDS = 150.0
+"""After so much silence a watch is over. The API server sends a bookmark about once a minute of what it keeps in a cache: a watch
+of that has lost its connection. Of the rest, as events, a quiet watch is to end before, in order: by its timeoutSeconds."""
+_WATCH_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=SILENT_SECONDS)
 # A program may be silent for hours; that the API server is there is what the keepalive below asks.
 _LOG_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=None)
 # A peer that vanished without a word is noticed within about 40 s.
@@ -136,20 +138,26 @@ class ApiConnection:
         return response.text if response.status_code in (200, 503) else None
 
     async def follow(self, what: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield an empty object once the API server has accepted a watch, then each of its lines, until it ends the watch.
+        """Yield an empty object once the API server has accepted a watch, then each of its lines, until it ends the watch or has
+        been silent for `SILENT_SECONDS`: silence is no failure, and whoever asks next finds out whether anybody is there.
 
-        KubernetesUnavailable when the connection breaks or is silent for too long; what a refusal stands for otherwise.
+        KubernetesUnavailable when the connection breaks; what a refusal stands for otherwise.
         """
+        accepted = False
         try:
             async with self._http.stream(
                 "GET", path, params=query, timeout=_WATCH_TIMEOUT, extensions=self._extensions
             ) as response:
                 if response.status_code != 200:
                     raise Answer(what, response.status_code, _json_object(await response.aread())).error()
+                accepted = True
                 yield {}
                 async for line in response.aiter_lines():
                     if line:
                         yield json.loads(line)
+        except httpx2.ReadTimeout as error:
+            if not accepted:
+                raise _unreachable(what, error) from error
         except (httpx2.HTTPError, ValueError) as error:
             raise _unreachable(what, error) from error
 

@@ -7,24 +7,29 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.connection import SILENT_SECONDS, ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import Happening, Objects, WatchEvent
 
 Item = TypeVar("Item")
 
 _WATCH_SECONDS = 300
+_QUIET_SECONDS = int(SILENT_SECONDS * 0.8)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection(Generic[Item]):
-    """The objects under `path` that the query `selector` picks; namespace and name tell them apart. `label` is for logs."""
+    """The objects under `path` that the query `selector` picks; namespace and name tell them apart. `label` is for logs.
+
+    Of what is not `bookmarked` the API server sends no bookmarks, so that nothing tells a quiet watch from a lost one.
+    """
 
     connection: ApiConnection
     label: str
     path: str
     selector: Mapping[str, str]
     decode: Callable[[Json], Item]
+    bookmarked: bool = True
 
     async def list(self) -> Objects[Item]:
         """Everything now, as the API server's database has it."""
@@ -33,13 +38,13 @@ class Selection(Generic[Item]):
         return Objects(_version(body), {_key(raw): self.decode(raw) for raw in body.get("items") or ()})
 
     async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        """What happens after that version, for five minutes at most."""
+        """What happens after that version, for five minutes at most, or for two where nothing may be heard for so long."""
         query = {
             **self.selector,
             "watch": "1",
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_SECONDS),
+            "timeoutSeconds": str(_WATCH_SECONDS if self.bookmarked else _QUIET_SECONDS),
         }
         async with aclosing(self.connection.follow(f"watch {self.label}", self.path, query)) as lines:
             async for line in lines:
