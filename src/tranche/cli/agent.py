@@ -14,6 +14,7 @@ import click
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.extras import extra_missing
 from tranche.cli.runtime import open_host, register_places
+from tranche.cli.service_options import log_as_json
 from tranche.cli.service_path import absolute_path
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
@@ -32,8 +33,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         from tranche.kubernetes.agent import idle
         from tranche.kubernetes.serving import logs
 
-        as_json = values["log_format"] == "json" or (values["log_format"] == "auto" and not sys.stderr.isatty())
-        logs.set_up(sys.stderr, as_json=as_json, verbose=values["verbose"])
+        logs.set_up(sys.stderr, as_json=log_as_json(values["log_format"]), verbose=values["verbose"])
         if values["idle_without_gpu"] and not idle.idle_until_gpu(
             values["health_host"], values["health_port"], idle.machine_has_gpu
         ):

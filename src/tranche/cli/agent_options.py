@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tranche.cli.duration import Duration
+from tranche.cli.service_options import HEALTH_OPTIONS, LOG_OPTIONS
 from tranche.core.errors import PluginConfigInvalid, UsageError
 from tranche.kubernetes.device_plugin.selection import Fallback
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
@@ -61,17 +62,7 @@ AGENT_OPTIONS = (
         show_default=True,
         help="How often to look at the GPUs when nothing else prompts it.",
     ),
-    click.Option(
-        ["--health-host"],
-        metavar="ADDRESS",
-        envvar="POD_IP",
-        default="127.0.0.1",
-        show_default=True,
-        help="The address to serve /healthz and /readyz on.",
-    ),
-    click.Option(
-        ["--health-port"], type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
-    ),
+    *HEALTH_OPTIONS,
     click.Option(
         ["--idle-without-gpu"],
         is_flag=True,
@@ -113,8 +104,7 @@ AGENT_OPTIONS = (
         is_flag=True,
         help="Tell of the node's GPUs, slices and holders in a lease, for the page of the cluster; else nobody is told.",
     ),
-    click.Option(["--log-format"], type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
-    click.Option(["--verbose", "-v"], is_flag=True, help="Log what is done in detail."),
+    *LOG_OPTIONS,
 )
 
 PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tranche.cli.extras import extra_missing
+from tranche.cli.service_options import health_options, log_as_json, log_options
 from tranche.cli.settings import TrancheCommand
 
 
@@ -54,19 +55,8 @@ from tranche.cli.settings import TrancheCommand
     is_flag=True,
     help="With --act and --proxy-secret: act for whom the proxy names, too, with the server's account, if Kubernetes lets him.",
 )
-@click.option(
-    "--health-host",
-    metavar="ADDRESS",
-    envvar="POD_IP",
-    default="127.0.0.1",
-    show_default=True,
-    help="The address to serve /healthz and /readyz on.",
-)
-@click.option(
-    "--health-port", type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
-)
-@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True)
-@click.option("--verbose", "-v", is_flag=True, help="Log what is done in detail.")
+@health_options
+@log_options
 def command(
     kubeconfig: str | None,
     namespace: str,
@@ -97,8 +87,7 @@ def command(
     except ModuleNotFoundError as error:
         extra = "dashboard" if error.name in ("starlette", "uvicorn") else "kubernetes"
         raise extra_missing("'tranche cluster-dashboard'", extra, error) from error
-    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
-    logs.set_up(WrittenAside(sys.stderr.fileno()), as_json=as_json, verbose=verbose)
+    logs.set_up(WrittenAside(sys.stderr.fileno()), as_json=log_as_json(log_format), verbose=verbose)
     os.umask(0o077)
     serve_cluster_page(
         ClusterPageOptions(

@@ -11,6 +11,7 @@ import click
 
 from tranche.cli.duration import Duration
 from tranche.cli.extras import extra_missing
+from tranche.cli.service_options import health_options, log_as_json, log_options
 from tranche.cli.settings import TrancheCommand
 
 
@@ -42,17 +43,7 @@ from tranche.cli.settings import TrancheCommand
 @click.option(
     "--webhook-port", type=click.IntRange(0, 65535), default=9443, show_default=True, help="Its port; 0: any."
 )
-@click.option(
-    "--health-host",
-    metavar="ADDRESS",
-    envvar="POD_IP",
-    default="127.0.0.1",
-    show_default=True,
-    help="The address to serve /healthz and /readyz on.",
-)
-@click.option(
-    "--health-port", type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
-)
+@health_options
 @click.option(
     "--certificate-lifetime",
     type=Duration(least=10.0),
@@ -74,8 +65,7 @@ from tranche.cli.settings import TrancheCommand
     show_default=True,
     help="How the cluster gives shares: by claims, or by scheduling gates; auto: as its version says.",
 )
-@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True)
-@click.option("--verbose", "-v", is_flag=True, help="Log what is done in detail.")
+@log_options
 def command(
     kubeconfig: str | None,
     namespace: str,
@@ -104,8 +94,7 @@ def command(
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche controller'", "kubernetes", error) from error
-    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
-    logs.set_up(sys.stderr, as_json=as_json, verbose=verbose)
+    logs.set_up(sys.stderr, as_json=log_as_json(log_format), verbose=verbose)
     os.umask(0o077)
     run_controller(
         ControllerOptions(
