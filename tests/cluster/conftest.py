@@ -1,4 +1,5 @@
-"""A cluster for the tests: made when the first one asks for it, with the nodes that are asked for, and removed at the end.
+"""A cluster for the tests: made when the first one asks for it, with the nodes that are asked for, and removed after the
+last test of this package.
 
 TRANCHE_TEST_CLUSTER names a cluster that runs already (`python -m cluster up --name try`); it is used and left running.
 """
@@ -60,7 +61,7 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(suitable_machine: None, agent_image: MadeImage) -> Iterator[Cluster]:
     """A cluster without nodes, but for those that other fixtures have added."""
     running = os.environ.get("TRANCHE_TEST_CLUSTER")
@@ -83,19 +84,19 @@ def agent_image() -> MadeImage:
         pytest.skip(f"{error} {error.hint}".strip())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def p4d(cluster: Cluster) -> Node:
     """A node with eight A100 40 GB."""
     return node_of(cluster, "p4d", "p4d.24xlarge")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def p5(cluster: Cluster) -> Node:
     """A node with eight H100 80 GB."""
     return node_of(cluster, "p5", "p5.48xlarge")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def g4dn(cluster: Cluster) -> Node:
     """A node with a T4, which has no MIG."""
     return node_of(cluster, "g4dn", "g4dn.xlarge")
