@@ -26,10 +26,12 @@ def gpu_page(
     hours: int,
     samples: Sequence[GaugeSample] = (),
     plans: Sequence[Document] = (),
+    past: Element | None = None,
 ) -> DashboardPage | None:
     """The GPU of that UUID, with its last so many hours; None where the machine has none.
 
-    `events` are all that are kept, `samples` what its gauges said of late, `plans` those that run now.
+    `events` are all that are kept, `samples` what its gauges said of late, `plans` those that run now. `past` is shown instead of
+    what events tell of it, where somebody else than the machine itself knows it.
     """
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
@@ -68,11 +70,14 @@ def gpu_page(
         _whole(gpu, known),
         _processes(gpu),
         gauges_view(gpu, samples),
-        history_view(gpu, overview, events, now, hours),
-        element("h2", "What happened"),
-        event_table(events[-MOST:], overview["gpus"]),
+        _past(gpu, overview, events, now, hours) if past is None else past,
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
+
+
+def _past(gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int) -> list[Element]:
+    shown = event_table(events[-MOST:], overview["gpus"])
+    return [history_view(gpu, overview, events, now, hours), element("h2", "What happened"), shown]
 
 
 _PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "was so already"}

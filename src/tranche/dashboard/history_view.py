@@ -21,12 +21,26 @@ _SHORT_PERCENT = 9.0
 
 def history_view(gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int) -> Element:
     """The last so many hours of the GPU."""
+    known = {each["id"]: each for each in overview["allocations"]}
+    slices = slices_over_time(gpu, events)
+    shares = shares_over_time(gpu["uuid"], events, overview["allocations"])
+    return element(
+        "section",
+        element("h2", "Over time"),
+        hours_choice(gpu["uuid"], hours),
+        spans_drawn(gpu, slices, shares, now, hours),
+        _as_table([each for each in shares if each.meets(now - hours * 3600)], known),
+    )
+
+
+def spans_drawn(
+    gpu: Document, slices: Sequence[HistorySpan], shares: Sequence[HistorySpan], now: float, hours: int
+) -> Element:
+    """Slices and shares of the GPU in the last so many hours, as a picture; a table has to say the same below it."""
     since = now - hours * 3600
-    slices = [each for each in slices_over_time(gpu, events) if each.meets(since)]
-    shares = [each for each in shares_over_time(gpu["uuid"], events, overview["allocations"]) if each.meets(since)]
+    slices, shares = ([each for each in every if each.meets(since)] for every in (slices, shares))
     units = gpu["memorySlices"] or _UNCUT
     drawing = _Drawing(units, since, now)
-    known = {each["id"]: each for each in overview["allocations"]}
     boxes = [*map(drawing.slice_box, slices), *drawing.share_boxes(shares)]
     described = f"{len(slices)} slices and {len(shares)} shares; the table below says the same"
     picture = element(
@@ -35,13 +49,7 @@ def history_view(gpu: Document, overview: Document, events: Sequence[Document], 
     axis = element(
         "p", moment(describe.timestamp(since)), element("span", moment(describe.timestamp(now))), class_="axis muted"
     )
-    return element(
-        "section",
-        element("h2", "Over time"),
-        _choices(gpu["uuid"], hours),
-        element("div", picture, axis, class_="card"),
-        _as_table(shares, known),
-    )
+    return element("div", picture, axis, class_="card")
 
 
 def hours_asked(text: str) -> int:
@@ -114,7 +122,8 @@ def _times(span: HistorySpan) -> str:
     return f"{began}{'and still' if span.ended is None else 'until ' + describe.timestamp(span.ended)}"
 
 
-def _choices(uuid: str, chosen: int) -> Element:
+def hours_choice(uuid: str, chosen: int) -> Element:
+    """The ways to other lengths of time."""
     words = {1: "last hour", 6: "6 hours", 24: "day", 168: "week"}
     ways = [
         element(

@@ -97,7 +97,7 @@ def slices_over_time(gpu: Document, events: Sequence[Document]) -> list[HistoryS
             elif place not in there:
                 there[place] = HistorySpan(place, when, None)
             heard[place] = when
-    present = {_place(each) for each in gpu["slices"] if each["gpuInstanceId"] is not None}
+    present = {place_of(each) for each in gpu["slices"] if each["gpuInstanceId"] is not None}
     for place in list(there.keys() - present):
         end(place, heard[place])
     known += there.values()
@@ -118,7 +118,7 @@ def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Ite
             # Nothing tells when a share ended that is gone without having been released: it was heard of once.
             end = None if id in now else ended.get(id, seconds_of(event["time"]))
             found += [
-                HistorySpan(_place(each), seconds_of(event["time"]), end, id)
+                HistorySpan(place_of(each), seconds_of(event["time"]), end, id)
                 for each in given
                 if each["gpuUUID"] == gpu_uuid
             ]
@@ -126,7 +126,7 @@ def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Ite
         if id not in granted:
             began = seconds_of(allocation["created"])
             grants = (each for each in allocation["grants"] if each["gpuUUID"] == gpu_uuid)
-            found += [HistorySpan(_place(each), began, None, id) for each in grants]
+            found += [HistorySpan(place_of(each), began, None, id) for each in grants]
     return sorted(found, key=lambda span: (span.began or 0.0, span.place))
 
 
@@ -146,11 +146,11 @@ def _plan_of(event: Document) -> str | None:
 
 
 def _places(event: Document, gpu_uuid: str) -> Iterable[HistoryPlace]:
-    return [_place(each) for each in (event["data"] or {}).get("grants", ()) if each["gpuUUID"] == gpu_uuid]
+    return [place_of(each) for each in (event["data"] or {}).get("grants", ()) if each["gpuUUID"] == gpu_uuid]
 
 
-def _place(document: Document) -> HistoryPlace:
-    """Of a slice, or of a grant."""
+def place_of(document: Document) -> HistoryPlace:
+    """Where a slice lies, or a grant."""
     if document["placement"] is None:
         return HistoryPlace("", 0, 0)
     return HistoryPlace(document["profile"], document["placement"]["start"], document["placement"]["size"])

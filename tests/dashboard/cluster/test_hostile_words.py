@@ -20,6 +20,8 @@ from tranche.dashboard.cluster.kube_event import decode_kube_event
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
+from tranche.dashboard.cluster.past_book import EndedSpan, GpuPast, Silence
+from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
@@ -27,6 +29,7 @@ from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_eve
 from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
 from tranche.dashboard.frame import DashboardPage, whole_page
+from tranche.documents.history import HistoryPlace
 from tranche.documents.markup import printable
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
@@ -75,7 +78,10 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     book.take(ClusterSnapshot().after([SeenNode(said, overview=node.overview, seen=1.0)], 1.0))
     report = book.report()
     assert report is not None
-    uuid = node.overview["gpus"][0]["uuid"]
+    gpu = node.overview["gpus"][0]
+    uuid = gpu["uuid"]
+    ended = EndedSpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
+    past = GpuPast(1.0, (ended, ended._replace(allocation_id="")), {}, (Silence(1.0, None),))
     event = decode_kube_event(
         {
             "metadata": {"uid": said, "namespace": said, "name": said},
@@ -95,7 +101,7 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     release = release_plan(ClusterDeed("release", said, share="a0"), [PodToDelete(said, said, said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
-        "gpu": node_gpu_page(node, uuid, (said,), NOW, 1),
+        "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),
         "share": node_share_page([node], "a0", NOW, share_act),
         "queue": cluster_queue_page([waiting], 1, 1, (said,), NOW),
         "ask": cluster_ask_page({"kind": said, "amount": said, "gpu_model": said}, answer(said), ""),

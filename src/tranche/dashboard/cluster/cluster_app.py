@@ -24,6 +24,7 @@ from tranche.dashboard.cluster.entrance import ClusterEntrance, session_cookie
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.past_book import PastBook
 from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
@@ -83,12 +84,14 @@ class ClusterApp:
         self._seen: ClusterSeen | None = None
         self._namespaces: frozenset[str] = frozenset()
         self._waste = WasteBook()
+        self._past = PastBook()
         self._kept: dict[ViewerRights, _Kept] = {}
 
     def take(self, seen: ClusterSeen) -> None:
         """This is the newest that is known of the cluster."""
         self._seen, self._namespaces = seen, seen.namespaces
         self._waste.take(seen.snapshot)
+        self._past.take(seen.snapshot, seen.trouble)
         now = self._clock()
         for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
             self._kept.pop(rights).viewpoint.live.end()
@@ -179,7 +182,8 @@ class ClusterApp:
             viewpoint = Viewpoint(rights)
             if self._seen is not None:
                 viewpoint.take(self._seen)
-            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, self._waste, self._acts))
+            books = (self._waste, self._past)
+            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, *books, self._acts))
             found = self._kept[rights] = _Kept(viewpoint, Starlette(routes=routes), 0.0)
         found.used = self._clock()
         return found

@@ -26,6 +26,8 @@ from tranche.dashboard.cluster.kube_viewer import KubeViewer
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
+from tranche.dashboard.cluster.past_book import PastBook
+from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
 from tranche.dashboard.cluster.routes import ServedCluster, node_routes
 from tranche.dashboard.cluster.sight import ViewerSight
@@ -54,13 +56,15 @@ _HTML = "text/html; charset=utf-8"
 class ClusterPages:
     """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all.
 
-    `waste` has added up what all namespaces hold; a page tells of it what its viewer may know.
+    `waste` has added up what all namespaces hold, `past` has seen what became of each GPU; a page tells of both what its
+    viewer may know.
     """
 
     name: str
     viewpoint: Viewpoint
     fleets: FleetReader
     waste: WasteBook
+    past: PastBook
     acts: ClusterActs | None = None
 
 
@@ -203,14 +207,13 @@ def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> Das
 
 def _gpu_page(pages: ClusterPages, uuid: str, hours: int) -> DashboardPage | None:
     seen = pages.viewpoint.snapshot
-    found = (
-        node_gpu_page(each, uuid, seen.notes, seen.taken, hours) for each in seen.nodes.values() if _has(each, uuid)
-    )
-    return next((each for each in found if each is not None), None)
-
-
-def _has(node: SeenNode, uuid: str) -> bool:
-    return any(gpu["uuid"] == uuid for gpu in node.overview["gpus"])
+    for node in seen.nodes.values():
+        for gpu in node.overview["gpus"]:
+            if gpu["uuid"] == uuid:
+                past = pages.past.past(node.name, uuid)
+                shown = past_view(node, gpu, past, pages.viewpoint.rights.sight, seen.taken, hours)
+                return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown)
+    return None
 
 
 def _share_page(pages: ClusterPages, allocation_id: str, query: Mapping[str, str]) -> DashboardPage | None:

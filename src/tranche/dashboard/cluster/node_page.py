@@ -32,9 +32,11 @@ def node_page(node: SeenNode, said: Sequence[str], now: float, acts: Element | N
     return DashboardPage(f"Node {node.name}", live, below=acts)
 
 
-def node_gpu_page(node: SeenNode, uuid: str, said: Sequence[str], now: float, hours: int) -> DashboardPage | None:
-    """One GPU of the node; what its register keeps of the time before is not told to the cluster."""
-    page = gpu_page(uuid, node.overview, (), (), [*said, *not_of_now(node)], now, hours)
+def node_gpu_page(
+    node: SeenNode, uuid: str, said: Sequence[str], now: float, hours: int, past: Element
+) -> DashboardPage | None:
+    """One GPU of the node; `past` is what the server has seen of it, for agents tell what is now."""
+    page = gpu_page(uuid, node.overview, (), (), [*said, *not_of_now(node)], now, hours, past=past)
     return None if page is None else _of_node(page, node)
 
 
