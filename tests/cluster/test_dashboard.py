@@ -26,6 +26,9 @@ from tests.dashboard.browsing import Viewer, entered
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 
+SECRET = "0123456789-0123456789"
+NAMED = {"X-Tranche-Proxy-Secret": SECRET, "X-Remote-User": "ana"}
+
 
 def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
     cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
@@ -38,8 +41,15 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         **simulated_machines(cluster.folder),
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
         "migManager": {"enabled": False},
-        "dashboard": {"enabled": True, "act": True, "nodeSelector": {"kubernetes.io/hostname": p4d.name}},
+        "dashboard": {
+            "enabled": True,
+            "act": True,
+            "from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}],
+            "proxy": {"secretName": "proxy", "act": True},
+            "nodeSelector": {"kubernetes.io/hostname": p4d.name},
+        },
     }
+    cluster.kubectl("create", "secret", "generic", "proxy", f"--from-literal=secret={SECRET}", "--namespace", agents)
     release = HelmRelease(cluster, "shown", agents, agent_image, values)
     for each in ("overseer", "nobody"):
         cluster.kubectl("create", "serviceaccount", each, "--namespace", namespace)
@@ -47,6 +57,7 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
     own, overseer = f"--serviceaccount={namespace}:default", f"--serviceaccount={namespace}:overseer"
     cluster.kubectl("create", "rolebinding", "edits", edit, own, "--namespace", namespace)
     cluster.kubectl("create", "clusterrolebinding", everything, view, overseer)
+    cluster.kubectl("create", "rolebinding", "views", view, "--user=ana", "--namespace", others)
     try:
         release.install()
         page = f"{release.objects}-dashboard"
@@ -100,6 +111,7 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         assert told == [
             f"Take share {mine} of node {p4d.name} back: done by system:serviceaccount:{namespace}:default from the dashboard"
         ]
+        _act_through_proxy(cluster, p4d, address, others)
         # What a pod has is its own until it is gone, also when agents of other tests come.
         for each in (namespace, others):
             _delete_pods(cluster, each)
@@ -112,6 +124,33 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         for each in (agents, others):
             cluster.kubectl("delete", "namespace", each, "--wait=false")
         p4d.renew_machine()
+
+
+def _act_through_proxy(cluster: Cluster, node: Node, address: str, namespace: str) -> None:
+    """Whom the proxy names takes a share back by his own rights in that namespace, and by no others."""
+    (share,) = (
+        each["id"]
+        for each in json.loads(_get(address, f"/api/nodes/{node.name}", NAMED)[1])["overview"]["allocations"]
+        if each["keeper"].get("namespace") == namespace
+    )
+    release_it = f"/act?kind=release&node={node.name}&share={share}"
+    assert "You may not delete pods holds" in _get(address, release_it, NAMED)[1]
+    cluster.kubectl("create", "rolebinding", "edits", "--clusterrole=edit", "--user=ana", "--namespace", namespace)
+
+    def offered() -> dict[str, str]:
+        return dict(re.findall(r'name="(\w+)" value="([^"]*)"', _get(address, release_it, NAMED)[1]))
+
+    fields = wait_for("he is offered to take it back", offered)
+    assert _get(address, release_it, {**NAMED, "X-Tranche-Proxy-Secret": f"{SECRET}x"})[0] == 401
+    assert _send(address, fields, NAMED) == 303
+    path = f"/api/v1/namespaces/{namespace}"
+    assert cluster.api.get(f"{path}/pods/holds")["metadata"]["deletionTimestamp"]
+    told = [
+        each["message"] for each in cluster.api.get(f"{path}/events")["items"] if each["reason"] == "DoneFromDashboard"
+    ]
+    assert told == [
+        f"Take share {share} of node {node.name} back: done by ana, whom the proxy named, from the dashboard"
+    ]
 
 
 def _look_around(viewer: Viewer, node: Node, *, hidden: str) -> None:
@@ -167,25 +206,29 @@ def _address(cluster: Cluster, namespace: str, name: str) -> str:
     return str(address)
 
 
-def _get(address: str, path: str, token: str) -> tuple[int, str]:
+def _get(address: str, path: str, who: str | dict[str, str]) -> tuple[int, str]:
+    """Status and text, for whoever has that token, or whom a proxy names in these headers."""
     connection = HTTPConnection(address, 8899, timeout=30)
     try:
-        given = {"Authorization": f"Bearer {token}"} if token else {}
-        connection.request("GET", path, headers={"Host": "localhost", **given})
+        connection.request("GET", path, headers={"Host": "localhost", **_headers(who)})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
         connection.close()
 
 
-def _send(address: str, fields: dict[str, str], token: str) -> int:
+def _headers(who: str | dict[str, str]) -> dict[str, str]:
+    if isinstance(who, dict):
+        return who
+    return {"Authorization": f"Bearer {who}"} if who else {}
+
+
+def _send(address: str, fields: dict[str, str], who: str | dict[str, str]) -> int:
     """The status that a form is answered with."""
     connection = HTTPConnection(address, 8899, timeout=30)
     kind = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://localhost"}
     try:
-        connection.request(
-            "POST", "/act", urlencode(fields), {"Host": "localhost", "Authorization": f"Bearer {token}", **kind}
-        )
+        connection.request("POST", "/act", urlencode(fields), {"Host": "localhost", **_headers(who), **kind})
         return connection.getresponse().status
     finally:
         connection.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from release.browser import browser_running
 
-from tests.dashboard.browsing import NARROW, WIDE, entered
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, entered
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page, tell
+from tests.dashboard.cluster.test_cluster_acting import events
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until
+from tests.dashboard.cluster.test_proxied_acting import named, served
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
@@ -122,6 +125,31 @@ def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page:
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
     viewer.page.locator("#view", has_text="all-7g.40gb").wait_for()
     assert viewer.complaints == []
+
+
+def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path: Path) -> None:
+    with served(tmp_path, "--proxy-act") as page:
+        for scheme, size, deed in (("light", WIDE, "Cordon"), ("dark", NARROW, "Uncordon")):
+            said = {name.replace("_", "-"): value for name, value in named("ana", "ops").items()}
+            context = browser.new_context(
+                color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, extra_http_headers=said
+            )
+            viewer = Viewer(context.new_page(), page.address)
+            viewer.open("/you")
+            assert "a proxy, which names you" in viewer.view
+            assert (viewer.violations(), viewer.overflows) == ([], False)
+            viewer.open("/nodes/n1")
+            viewer.page.get_by_role("link", name=f"{deed}: show the plan").click()
+            viewer.page.get_by_text("with an account of its own").wait_for()
+            assert (viewer.violations(), viewer.overflows) == ([], False)
+            viewer.page.get_by_role("button", name=f"{deed} node n1").click()
+            viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
+            seen = ":has-text('it is cordoned')"
+            viewer.page.locator(f"#view{seen}" if deed == "Cordon" else f"#view:not({seen})").wait_for()
+            context.close()
+        assert [each["message"] for each in events(page)] == [
+            f"{deed} node n1: done by ana, whom the proxy named, from the dashboard" for deed in ("Cordon", "Uncordon")
+        ]
 
 
 def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedClusterPage) -> None:
