@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,21 @@ def gone() -> bool:
     raise LookupError("nobody is there")
 
 
+@dataclass(frozen=True)
+class Door:
+    told: str
+
+    @property
+    def standing(self) -> str:
+        if not self.told:
+            raise LookupError("nobody is there")
+        return self.told
+
+
+def gone_through(*doors: Door) -> bool:
+    return not doors
+
+
 def test_the_condition_its_calls_and_their_answers_are_named() -> None:
     found = last_look(lambda: holders(["b", "a"]) == [] or "held" in said().stderr)
     assert 'holders(["b", "a"]) == []' in found
@@ -40,6 +57,14 @@ def test_each_call_of_a_loop_is_named() -> None:
 
 def test_of_a_method_it_is_said_whose_it_is(tmp_path: Path) -> None:
     assert str(tmp_path / "there") in last_look((tmp_path / "there").exists)
+
+
+def test_what_a_condition_speaks_of_tells_how_it_stands() -> None:
+    door, broken = Door("the key is inside"), Door("")
+    for condition in (lambda: door.told == "" or broken is door, partial(gone_through, door, broken)):
+        found = last_look(condition)
+        assert " stands so: the key is inside\n" in found
+        assert found.count(" stands so: ") == 1
 
 
 def test_what_a_condition_raises_is_said() -> None:

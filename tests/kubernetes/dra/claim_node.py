@@ -45,6 +45,11 @@ class ClaimNodeStandIn:
     reserved: Live[frozenset[str]] = field(default_factory=Live)
     fallen: Live[frozenset[str]] = field(default_factory=Live)
 
+    @property
+    def standing(self) -> str:
+        """All that tells why nothing goes on, for a test that waits in vain."""
+        return f"files {self.files}; {self.node.standing}"
+
     async def set_mode(self, mode: str) -> None:
         """Label the node so, and wait until its parts know."""
         self.node.set_labels({MODE_LABEL: mode})

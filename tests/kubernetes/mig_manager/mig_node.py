@@ -81,6 +81,30 @@ class ManagedNode:
         """Type and reason of each event about the node."""
         return {(each["type"], each["reason"]) for path, each in self.server.objects.items() if "/events/" in path}
 
+    @property
+    def reads(self) -> int:
+        """How many times the node object was asked for; each round of the manager begins so."""
+        return sum(each.path == NODE for each in self.server.lists())
+
+    @property
+    def standing(self) -> str:
+        """All that tells why nothing goes on, for a test that waits in vain."""
+        inventory, pods = self.services.inventory, self.services.node_pods
+        holders = (
+            [str(each.keeper) for each in inventory.latest.value.view.allocations] if inventory.latest.synced else []
+        )
+        return "; ".join(
+            (
+                f"shows {self.shown}, {self.condition}",
+                f"{'cordoned' if self.unschedulable else 'not cordoned'}, annotations {self.annotations}",
+                f"pods {sorted(path for path in self.server.objects if '/pods/' in path)}",
+                f"of which the agent was told {[str(each.ref) for each in pods.value] if pods.synced else None}",
+                f"the kubelet lists { ({uuid: str(pod) for uuid, pod in self.kubelet.holders.items()}) }",
+                f"the register has {holders}, marked are {sorted(inventory.condemned)}",
+                f"last requests {[f'{each.method} {each.path} {each.body}'[:200] for each in self.server.requests[-4:]]}",
+            )
+        )
+
     def label(self, **values: str | None) -> None:
         """Set labels of nvidia.com, as an admin does: `mig_config="x"`."""
         labels = self.labels | {f"nvidia.com/{key.replace('_', '.', 1)}": value for key, value in values.items()}
@@ -151,7 +175,7 @@ class ManagedNode:
         try:
             await until(shown)
         except TimeoutError:
-            raise AssertionError(f"it shows {self.shown}, {self.condition}, not {(state, reason)}") from None
+            raise AssertionError(f"it does not show {(state, reason)}: {self.standing}") from None
 
     @property
     def tickets(self) -> list[str]:
