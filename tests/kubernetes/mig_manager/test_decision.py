@@ -15,8 +15,8 @@ from tests.kubernetes.mig_manager.mig_world import OPERANDS, Killed, World, a100
 from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.errors import HardwareError, KubeletUnavailable
 from tranche.core.state import MigMode
-from tranche.kubernetes.api.objects import PodRef
-from tranche.kubernetes.mig_manager.decision import NodeDecision, Work, decide
+from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.mig_manager.decision import NodeDecision, Work, decide, pods_that_matter
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION, InUsePolicy
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
@@ -206,6 +206,54 @@ def test_drain_cordons_evicts_only_who_is_in_the_way_and_uncordons() -> None:
     assert shown(world) == ("success", None)
     assert (in_the_way in world.pods, beside in world.pods) == (False, True)
     assert (world.unschedulable, CORDON_ANNOTATION in world.annotations) == (False, False)
+
+
+def test_a_node_stays_cordoned_until_the_kubelet_has_freed_what_an_evicted_pod_had() -> None:
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
+    cut(world, "all-1g.5gb")
+    pod = world.start_pod("a", 0, 0)
+    assert pod is not None
+    world.wish("all-7g.40gb")
+    until_it_waits(world)
+    world.round()
+    assert world.pods[pod].terminating
+    world.pods[pod] = replace(world.pods[pod], phase="Failed")
+    for forgotten in (False, True):
+        if forgotten:
+            del world.pods[pod]
+        for _ in range(3):
+            world.round()
+        assert (shown(world), world.unschedulable) == (("pending", "GpuBusy"), True), f"{forgotten=}"
+    world.end_pod(pod)
+    world.settle()
+    assert (shown(world), world.unschedulable, world.annotations) == (("success", None), False, {})
+
+
+def test_a_node_is_not_cordoned_for_a_pod_of_which_the_api_server_has_not_told() -> None:
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
+    cut(world, "all-1g.5gb")
+    pod = world.start_pod("a", 0, 0)
+    assert pod is not None
+    told = world.pods.pop(pod)
+    world.wish("all-7g.40gb")
+    world.settle()
+    assert (shown(world), world.unschedulable) == (("pending", "GpuBusy"), False)
+    world.pods[pod] = told
+    world.settle()
+    assert (shown(world), world.unschedulable) == (("success", None), False)
+
+
+def test_a_drain_that_is_called_off_uncordons_whatever_is_left_of_the_evicted_pod() -> None:
+    world = World(a100s(1), policy=InUsePolicy.DRAIN)
+    cut(world, "all-1g.5gb")
+    pod = world.start_pod("a", 0, 0)
+    assert pod is not None
+    world.wish("all-7g.40gb")
+    until_it_waits(world)
+    del world.pods[pod]
+    world.policy = InUsePolicy.WAIT
+    world.settle()
+    assert (shown(world), world.unschedulable, world.annotations) == (("pending", "GpuBusy"), False, {})
 
 
 @pytest.mark.parametrize("killed_round", range(8))
@@ -477,7 +525,7 @@ def test_two_managers_are_a_failure_in_which_nothing_is_cut() -> None:
     world = World(a100s(1), rivals=("NVIDIA's MIG manager, pod a/b",), labels=dict.fromkeys(OPERANDS, PAUSED))
     world.wish("all-1g.5gb")
     waits = until_it_waits(world).look_again
-    assert waits is not None, "no news tells that a pod of the other manager has ended"
+    assert waits is not None, "no news tells that the other manager is gone without a word"
     assert waits <= 10
     assert (shown(world), world.cuts) == (("failed", "ManagerConflict"), 0)
     assert [world.labels[key] for key in OPERANDS] == [PAUSED, PAUSED], "the other manager has paused them for its work"
@@ -546,6 +594,17 @@ class Interference(RuleBasedStateMachine):
         if self.world.held:
             self.world.end_pod(data.draw(st.sampled_from(sorted(self.world.held))))
 
+    @rule(data=st.data())
+    def forget_pod(self, data: st.DataObject) -> None:
+        """The API server tells of it no more, or not yet; the kubelet has its devices."""
+        if self.world.pods:
+            self.world.pods.pop(data.draw(st.sampled_from(sorted(self.world.pods))))
+
+    @rule(app=st.sampled_from([*OPERANDS.values(), "web"]))
+    def start_bystander(self, app: str) -> None:
+        ref = PodRef("default", f"{app}-beside")
+        self.world.pods[ref] = KubePod(ref, labels={"app": app})
+
     @rule(fails=st.booleans(), busy=st.booleans(), mode_fails=st.booleans(), stubborn=st.booleans())
     def hardware(self, fails: bool, busy: bool, mode_fails: bool, stubborn: bool) -> None:
         self.world.fails, self.world.busy = fails, busy
@@ -585,6 +644,13 @@ class Interference(RuleBasedStateMachine):
         assert not world.unschedulable
         assert not world.annotations
         assert PAUSED not in world.labels.values()
+
+    @invariant()
+    def pods_that_do_not_matter_change_nothing(self) -> None:
+        if hasattr(self, "world"):
+            situation = self.world.situation
+            mattering = pods_that_matter(situation.pods, situation.view.allocations, situation.trusted)
+            assert decide(replace(situation, pods=mattering)) == decide(situation)
 
     @invariant()
     def what_is_shown_has_a_reason(self) -> None:

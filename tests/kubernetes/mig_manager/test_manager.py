@@ -15,10 +15,11 @@ from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.core.allocation import Slice
 from tranche.core.errors import GpuBusy
-from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
+from tranche.kubernetes.live import Live
 from tranche.kubernetes.mig_manager.claims import ANSWER_SECONDS, CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigSettings
@@ -218,6 +219,58 @@ def test_drain_evicts_who_is_in_the_way_and_uncordons(tmp_path: Path) -> None:
             node.kubelet.holders.clear()
             await node.shows("success")
             await until(lambda: not node.unschedulable and set(node.annotations) == _claims(node))
+
+    on_node(tmp_path, test, A100)
+
+
+def test_the_cordon_of_a_drain_outlives_the_evicted_pod_in_the_api_server(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed(MigSettings(policy=InUsePolicy.DRAIN)):
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            node.kubelet.holders[node.slice_uuid(0, 0)] = node.pod("a")
+            await node.inventory.refresh()
+            node.label(mig_config="all-7g.40gb")
+            await until(lambda: node.unschedulable and node.services.node_pods.value == ())
+            await _rounds(node, 2)
+            assert node.unschedulable
+            node.kubelet.holders.clear()
+            await node.shows("success")
+            await until(lambda: not node.unschedulable)
+
+    on_node(tmp_path, test, A100)
+
+
+def test_a_pod_of_which_the_watch_tells_late_is_evicted_all_the_same(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        told: Live[tuple[KubePod, ...]] = Live()
+        told.publish(())
+        late = replace(node, services=replace(node.services, node_pods=told))
+        async with late.managed(MigSettings(policy=InUsePolicy.DRAIN)):
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            node.kubelet.holders[node.slice_uuid(0, 0)] = node.pod("a")
+            await node.inventory.refresh()
+            node.label(mig_config="all-7g.40gb")
+            await node.shows("pending", "GpuBusy")
+            await _rounds(node, 2)
+            told.publish(await node.api.list_pods_on_node("n1"))
+            await until(lambda: "/api/v1/namespaces/default/pods/a" not in node.server.objects)
+            node.kubelet.holders.clear()
+            told.publish(())
+            await node.shows("success")
+
+    on_node(tmp_path, test, A100)
+
+
+def test_another_manager_of_which_the_watch_tells_late_is_told_on_the_node(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        async with node.managed():
+            node.label(mig_config="all-1g.5gb")
+            await node.shows("success")
+            await _rounds(node, 2)
+            node.pod("other", labels={"app": "nvidia-mig-manager"}, namespace="gpu-operator")
+            await node.shows("failed", "ManagerConflict")
 
     on_node(tmp_path, test, A100)
 
@@ -758,3 +811,16 @@ def test_no_layout_cuts_a_node_that_is_given_away_by_claims(tmp_path: Path) -> N
             assert node.slices() != ["1g.5gb"] * 7
 
     on_node(tmp_path, test, A100)
+
+
+async def _rounds(node: ManagedNode, count: int) -> None:
+    """News of the node, and the manager's looks at it because of them, so many times one after another."""
+    for _ in range(count):
+        before = node.reads
+        node.set_labels({"poke": str(before)})
+        await until(partial(_read_since, node, before))
+    await node.inventory.refresh()
+
+
+def _read_since(node: ManagedNode, before: int) -> bool:
+    return node.reads > before

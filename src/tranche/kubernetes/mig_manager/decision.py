@@ -8,24 +8,25 @@ node (labels and annotations) and in the ledger.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView
 from tranche.core.devices import devices
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, TrancheError
-from tranche.core.keeper import PodKeeper
 from tranche.core.layout import Layout
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager import operands
 from tranche.kubernetes.mig_manager.drain import (
     RETRY_SECONDS,
     InUsePolicy,
+    between_words,
     cordoning,
     describe_users,
     drainable,
+    pods_having,
     pods_of,
 )
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
@@ -159,6 +160,14 @@ def _decide(situation: NodeSituation) -> NodeDecision:
     return replace(decision, wish=Wish(Stage.WANTED, name, layout_digest(layout)))
 
 
+def pods_that_matter(
+    pods: Iterable[KubePod], allocations: Iterable[Allocation], trusted: Collection[str]
+) -> tuple[KubePod, ...]:
+    """Those of the node's pods on which a decision can depend: they have devices, or may be operands or another manager."""
+    having = frozenset(pods_having(allocations))
+    return tuple(pod for pod in pods if pod.ref in having or pod.ref.namespace in trusted)
+
+
 def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy, spared: frozenset[str] = frozenset()) -> Plan:
     """What work of kind CUT carries out, decided anew under the lock; GpuBusy when everything is blocked, or must not be cut."""
     change = plan_layout(view, layout, spared=spared)
@@ -289,9 +298,11 @@ def _make_room(
     situation: NodeSituation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
 ) -> NodeDecision:
     """Wait for what is in use; under the policy to drain, evict the pods among it."""
-    leaving = drainable(refs, situation.pods) if situation.policy is InUsePolicy.DRAIN else ()
+    drains = situation.policy is InUsePolicy.DRAIN
+    leaving = drainable(refs, situation.pods) if drains else ()
     if not leaving:
-        return _at_rest(situation, report, condemned=condemned)
+        cordoned = None if drains and between_words(refs, situation.pods) else False
+        return _at_rest(situation, report, condemned=condemned, cordoned=cordoned)
     return replace(
         _at_rest(situation, report, condemned=condemned, cordoned=True),
         evict=tuple(pod.ref for pod in leaving if not pod.terminating),
@@ -307,8 +318,7 @@ def _reboot(situation: NodeSituation) -> NodeDecision:
         message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(holders)}"
         if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(Why.IN_USE, message))
-        keepers = [each.keeper for each in situation.view.allocations]
-        refs = [PodRef(each.namespace, each.name) for each in keepers if isinstance(each, PodKeeper)]
+        refs = pods_having(situation.view.allocations)
         return _make_room(situation, Report(MigState.PENDING, Why.IN_USE, message), refs, condemned)
     report = Report(MigState.REBOOTING, Why.REBOOT, "the machine is restarted to change the MIG mode of its GPUs")
     return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
@@ -342,12 +352,12 @@ def _at_rest(
     report: Report | None,
     *,
     condemned: frozenset[str] = frozenset(),
-    cordoned: bool = False,
+    cordoned: bool | None = False,
     forget: bool = False,
     restore: bool = True,
     look_again: float | None = None,
 ) -> NodeDecision:
-    """Show the report while nothing is cut: operands run, and the node is cordoned only where that is wanted."""
+    """Show the report while nothing is cut: operands run, and the node is cordoned only where that is wanted; None leaves it."""
     annotations: dict[str, str | None] = {}
     if operands.paused_here(situation.node):
         annotations[operands.SINCE_ANNOTATION] = None

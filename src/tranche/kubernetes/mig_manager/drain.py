@@ -1,8 +1,9 @@
 """Making room for a layout: who is in the way, who of them may be evicted, and whether the node is cordoned meanwhile.
 
 Only pods that hold what has to go are evicted, by the eviction API, which respects disruption budgets. The node is cordoned
-while that goes on, so that what is evicted does not come straight back, and an annotation remembers that it was cordoned here:
-a node that an admin has cordoned stays so.
+while that goes on, so that what is evicted does not come straight back: until the kubelet has freed its devices, which may be
+after the API server has forgotten the pod. An annotation remembers that it was cordoned here: a node that an admin has cordoned
+stays so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tranche.core.allocation import Allocation
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.planning.gpu_users import User
@@ -37,12 +39,14 @@ class Cordoning:
     annotations: Mapping[str, str | None]
 
 
-def cordoning(node: KubeNode, *, wanted: bool) -> Cordoning:
-    """The next step from the node as it is to one that is cordoned by this manager, or is not any more.
+def cordoning(node: KubeNode, *, wanted: bool | None) -> Cordoning:
+    """The next step from the node as it is to one that is cordoned by this manager, or is not any more; None leaves it.
 
     The annotation is set before the cordon and goes after it, so that whoever is killed in between leaves no cordon behind that
     nobody remembers.
     """
+    if wanted is None:
+        return Cordoning(None, {})
     ours = CORDON_ANNOTATION in node.annotations
     if wanted:
         if node.unschedulable:
@@ -55,7 +59,12 @@ def cordoning(node: KubeNode, *, wanted: bool) -> Cordoning:
 
 def pods_of(user: User) -> tuple[PodRef, ...]:
     """The pods that the user stands for; none for a process, and for shares that were not given to pods."""
-    keepers = (each.keeper for each in user.allocations)
+    return pods_having(user.allocations)
+
+
+def pods_having(allocations: Iterable[Allocation]) -> tuple[PodRef, ...]:
+    """The pods that the kubelet gave these, as far as it is known which pods they are."""
+    keepers = (each.keeper for each in allocations)
     return tuple(
         PodRef(keeper.namespace, keeper.name) for keeper in keepers if isinstance(keeper, PodKeeper) and keeper.admitted
     )
@@ -66,6 +75,15 @@ def drainable(refs: Collection[PodRef], pods: Iterable[KubePod]) -> tuple[KubePo
     return tuple(
         pod for pod in pods if pod.ref in refs and pod.owner_kind != "DaemonSet" and not (pod.mirror or pod.finished)
     )
+
+
+def between_words(refs: Collection[PodRef], pods: Iterable[KubePod]) -> bool:
+    """Whether some of these pods, which have devices by the kubelet's word, are unknown or leaving by the API server's.
+
+    Such a pod has only just come, or is on its way out. `pods` are the API server's, perhaps late.
+    """
+    known = {pod.ref: pod for pod in pods}
+    return any(ref not in known or known[ref].terminating for ref in refs)
 
 
 def describe_users(users: Iterable[User], answers: Mapping[PodRef, str] | None = None) -> str:

@@ -38,6 +38,7 @@ from tranche.kubernetes.mig_manager.decision import (
     condemned_by,
     decide,
     failed_attempt,
+    pods_that_matter,
     reboot_plan,
     work_plan,
 )
@@ -167,6 +168,7 @@ class MigManager:
                 group.create_task(self._listen(self._services.node.changes()))
                 group.create_task(self._listen(self._services.inventory.latest.changes()))
                 group.create_task(self._listen(self._services.state_problem.changes()))
+                group.create_task(self._listen(self._pods_that_matter()))
                 group.create_task(self._follow_layouts())
                 if self._rollout is not None:
                     group.create_task(self._rollout.run())
@@ -179,6 +181,17 @@ class MigManager:
     async def _listen(self, news: AsyncIterator[object]) -> None:
         async for _ in news:
             self._wake.set()
+
+    async def _pods_that_matter(self) -> AsyncIterator[tuple[KubePod, ...]]:
+        """Whoever comes to have a device only afterwards is news of the inventory."""
+        before: tuple[KubePod, ...] = ()
+        async for pods in self._services.node_pods.changes():
+            inventory = self._services.inventory.latest
+            allocations = inventory.value.view.allocations if inventory.synced else ()
+            after = pods_that_matter(pods, allocations, self._trusted)
+            if after != before:
+                before = after
+                yield after
 
     async def _follow_layouts(self) -> None:
         if not self._settings.config_map:
