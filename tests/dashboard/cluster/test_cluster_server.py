@@ -30,6 +30,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
 from tranche.dashboard.access import HEADERS
 from tranche.dashboard.cluster.sight import HIDDEN
+from tranche.kubernetes.api.connection import SILENT_SECONDS
 
 ADDRESSES = (
     "/",
@@ -213,6 +214,43 @@ def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedCluster
     assert {each[0] for each in rows} == {"blue/blue-waits", "zebra/zebra-waits"}
     assert "choose what to ask for" in page.ask("/ask", "t-ana").text
     assert page.ask("/ask?kind=gpu_memory&amount=4Gi", "t-ana").status == 200
+
+
+def test_whoever_may_see_nothing_is_not_told_that_others_wait(page: ServedClusterPage) -> None:
+    assert "more wait" not in page.ask("/queue", "t-eve").text
+    assert "1 more wait" in page.ask("/queue", "t-nils").text
+
+
+def test_events_that_somebody_forges_are_neither_about_nodes_nor_of_the_future(page: ServedClusterPage) -> None:
+    event = {
+        "involvedObject": {"kind": "Pod", "namespace": "zebra", "name": "forged"},
+        "reason": "DoneFromDashboard",
+        "message": "done",
+        "reportingComponent": "tranche-dashboard",
+        "lastTimestamp": "2199-01-01T00:00:00Z",
+        "metadata": {"creationTimestamp": "2026-11-22T09:00:00Z"},
+    }
+    node = {**event, "involvedObject": {"kind": "Node", "name": "n1", "namespace": "zebra"}}
+    paths = [f"/api/v1/namespaces/zebra/events/forged-{each}" for each in range(2)]
+    page.api.change(lambda server: server.put(paths[0], node))
+    page.api.change(lambda server: server.put(paths[1], event))
+    try:
+        wait_until(page, lambda: len(page.json("/api/events", "t-olga")["events"]) == 4)
+        found = page.json("/api/events", "t-olga")["events"]
+        assert [each["name"] for each in found if each["kind"] == "Node"] == ["n1"]
+        (forged,) = (each for each in found if each["name"] == "forged")
+        assert (forged["last"], forged["writtenIn"]) == ("2026-11-22T09:00:00Z", "zebra")
+        assert "Whoever may write events in a namespace can write any" in page.ask("/events", "t-ana").text
+    finally:
+        for path in paths:
+            page.api.change(lambda server, path=path: server.delete(path))  # type: ignore[misc]
+        wait_until(page, lambda: len(page.json("/api/events", "t-olga")["events"]) == 3)
+
+
+def test_watches_of_events_which_have_no_bookmarks_end_before_they_count_as_lost(page: ServedClusterPage) -> None:
+    asked = [each for each in page.api.server.watches() if each.path == "/api/v1/events"]
+    assert asked
+    assert all(int(each.query["timeoutSeconds"]) < SILENT_SECONDS for each in asked)
 
 
 def test_after_a_change_of_how_shares_are_given_the_queue_says_who_waits_in_vain(page: ServedClusterPage) -> None:

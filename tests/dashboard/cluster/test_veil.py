@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
 from tests.kubernetes.dra.test_order import a100s, claimed
@@ -109,11 +111,88 @@ def test_who_sees_every_namespace_sees_all_and_who_sees_none_no_name(view: NodeV
         ("nothing to see", "nothing to see"),
         ("done by system:serviceaccount:zebra:bot from", f"done by {HIDDEN} from"),
         ("done by system:serviceaccount:blue:bot.", "done by system:serviceaccount:blue:bot."),
+        ("(group system:serviceaccounts:zebra)", f"(group {HIDDEN})"),
+        ("container zebra/job-0/main has it", f"container {HIDDEN} has it"),
+        ("pods/zebra/job-0 and zebra//job-0: both", f"{HIDDEN} and {HIDDEN}: both"),
+        ("GET /api/v1/namespaces/zebra/pods", f"GET {HIDDEN}"),
+        ("namespaces/zebra, for short ns/zebra", f"{HIDDEN}, for short {HIDDEN}"),
+        ("pods/blue/train-0 and blue/train-0/main: ours", "pods/blue/train-0 and blue/train-0/main: ours"),
+        ("1/2 of GPU 0, 14/56 slices", "1/2 of GPU 0, 14/56 slices"),
+        ("tranche explain pod/NAME; see /queue.", "tranche explain pod/NAME; see /queue."),
+        ("2026-11-22T10:00:00Z at 6:1, 1g.5gb", "2026-11-22T10:00:00Z at 6:1, 1g.5gb"),
     ],
 )
-def test_a_message_names_only_what_may_be_seen(text: str, shown: str) -> None:
-    assert veiled_text(text, OUR_SIGHT) == shown
-    assert veiled_text(text, ViewerSight(everywhere=True)) == text
+@pytest.mark.parametrize("named", [(), (THEIRS, OURS)])
+def test_a_message_names_only_what_may_be_seen(text: str, shown: str, named: tuple[str, ...]) -> None:
+    """Whether it is known that there is such a namespace or not."""
+    assert veiled_text(text, OUR_SIGHT, named) == shown
+    assert veiled_text(text, ViewerSight(everywhere=True), named) == text
+
+
+names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True).filter(
+    lambda each: each not in ("another", "namespace")
+)
+around = st.sampled_from(["", "(", "'", '"', "=", "[", "see: ", "for ", "pod ", ",", "\u201c", "\n", "\u200b"])
+after = st.sampled_from(["", ")", "'", '"', "]", ".", ":", ", which", "'s", " has it", "\n", "!", ";"])
+written = st.sampled_from(
+    [
+        *("{}", "{}/x", "{}/x/main", "pods/{}/x", "{}//x", "x/{}", "/{}/x", "x.{}.svc", "{}:x", "a@{}", "x_{}"),
+        *("namespaces/{}/pods", "system:serviceaccount:{}:bot", "https://x.{}.svc.cluster.local:80/a", "-{}-", "{}."),
+    ]
+)
+
+
+@given(st.lists(st.tuples(around, written, names, after), max_size=5), st.sets(names, max_size=3))
+def test_no_name_of_a_known_namespace_that_is_hidden_is_left(
+    pieces: list[tuple[str, str, str, str]], seen: set[str]
+) -> None:
+    text = " ".join(before + form.format(name) + behind for before, form, name, behind in pieces)
+    named = {name for _, _, name, _ in pieces}
+    shown = veiled_text(text, ViewerSight(frozenset(seen)), named)
+    for name in named - seen:
+        # An object of a namespace that is seen may be called as another namespace is.
+        left = re.sub(
+            r"(?<![\w./:@-])([-a-z0-9]+)/[-.a-z0-9]+(?![\w/:@])", lambda it: it[1] if it[1] in seen else it[0], shown
+        )
+        words = re.split(r"[^-a-z0-9]+", left.replace(HIDDEN, "").replace("\u200b", " "))
+        assert name not in {each.strip("-") for each in words} - set(COMMON), (text, shown)
+
+
+COMMON = {
+    *(
+        "",
+        "x",
+        "a",
+        "main",
+        "pods",
+        "svc",
+        "namespaces",
+        "system",
+        "serviceaccount",
+        "bot",
+        "https",
+        "cluster",
+        "local",
+    ),
+    *("80", "see", "for", "pod", "which", "s", "has", "it"),
+}
+
+
+@given(st.text(st.sampled_from("ab01 .,:;()'\"-GPU_é%"), max_size=40), st.sets(names, max_size=2))
+def test_a_text_without_an_object_and_without_such_a_name_stays_as_it_is(text: str, seen: set[str]) -> None:
+    assert veiled_text(text, ViewerSight(frozenset(seen)), seen | {"zebra"}) == text
+
+
+@given(st.integers(0, 200), st.integers(1, 200), around, after)
+def test_a_fraction_is_no_object(some: int, all_: int, before: str, behind: str) -> None:
+    text = f"{before}{some}/{all_}{behind} of its slices"
+    assert veiled_text(text, OUR_SIGHT, {"zebra", "blue"}) == text
+
+
+@given(names, names, around, after)
+def test_what_is_of_a_seen_namespace_keeps_its_name(space: str, name: str, before: str, behind: str) -> None:
+    text = f"{before}{space}/{name}{behind}"
+    assert veiled_text(text, ViewerSight(frozenset({space})), {name, space, "zebra"}) == text
 
 
 def test_whoever_tells_more_in_a_document_says_whom_it_names() -> None:

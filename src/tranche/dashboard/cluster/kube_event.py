@@ -1,9 +1,16 @@
-"""Events of Kubernetes that programs of Tranche have written. Pure."""
+"""Events of Kubernetes that programs of Tranche have written, as far as can be told. Pure.
+
+Whoever may write events in a namespace can write any about its objects, in our programs' names and with any time. So no event is
+taken from another namespace than the API server puts it in, no time that is still to come counts, and nobody's events push out
+those of others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from tranche.dashboard.cluster.sight import ViewerSight
@@ -13,9 +20,17 @@ COMPONENTS = ("tranche", "tranche-controller", "tranche-dashboard")
 """What our programs call themselves in events: the agent, the controller, and this page."""
 
 
+_OF_NODES = "default"
+"""Where the API server has events about what is in no namespace."""
+
+
 @dataclass(frozen=True, slots=True)
 class KubeEvent:
-    """An event about an object. `namespace` is that of the object, "" for a node. `last` is RFC 3339, "" where it is not said."""
+    """An event about an object. `namespace` is that of the object, "" for a node; `written_in` that of the event itself.
+
+    `last` is RFC 3339 as its writer says, "" where he does not, and `created` as the API server does. `at` is what counts, in
+    seconds since the epoch.
+    """
 
     uid: str
     kind: str
@@ -27,26 +42,39 @@ class KubeEvent:
     last: str = ""
     count: int = 1
     component: str = ""
+    written_in: str = ""
+    created: str = ""
+    at: float = 0.0
 
-    def veiled(self, sight: ViewerSight) -> KubeEvent | None:
-        """The event as the viewer may see it; None where he may not see that there is one.
-
-        One about a node may tell of anybody's pods, and is for those who see all namespaces.
-        """
-        if not sight.sees(self.namespace):
+    def believed(self, now: float) -> KubeEvent | None:
+        """The event with the time that counts at `now`; None where it is about something that is not where it was written."""
+        about_node = self.kind == "Node"
+        if (about_node and (self.namespace or self.written_in != _OF_NODES)) or self.namespace not in (
+            "",
+            self.written_in,
+        ):
             return None
-        message = veiled_text(self.message, sight)
+        said, created = _seconds(self.last), _seconds(self.created)
+        if said is None or said > now:
+            at, last = created or 0.0, self.created
+        else:
+            at, last = said, self.last
+        namespace = "" if about_node else self.written_in
+        return replace(self, namespace=namespace, last=last, at=at)
+
+    def veiled(self, sight: ViewerSight, named: Collection[str]) -> KubeEvent:
+        """The event with the words that the viewer may read; `named` are namespaces whose names are known."""
+        message = veiled_text(self.message, sight, named)
         return self if message == self.message else replace(self, message=message)
 
 
 def decode_kube_event(raw: Mapping[str, Any]) -> KubeEvent:
     """A `v1.Event`."""
     meta, about, source = raw.get("metadata") or {}, raw.get("involvedObject") or {}, raw.get("source") or {}
-    kind = str(about.get("kind") or "")
     return KubeEvent(
         uid=str(meta.get("uid") or f"{meta.get('namespace')}/{meta.get('name')}"),
-        kind=kind,
-        namespace=str(about.get("namespace") or ("" if kind == "Node" else meta.get("namespace") or "")),
+        kind=str(about.get("kind") or ""),
+        namespace=str(about.get("namespace") or ""),
         name=str(about.get("name") or ""),
         reason=str(raw.get("reason") or ""),
         message=str(raw.get("message") or ""),
@@ -54,12 +82,38 @@ def decode_kube_event(raw: Mapping[str, Any]) -> KubeEvent:
         last=str(raw.get("lastTimestamp") or raw.get("eventTime") or raw.get("firstTimestamp") or ""),
         count=int(raw.get("count") or 1),
         component=str(source.get("component") or raw.get("reportingComponent") or ""),
+        written_in=str(meta.get("namespace") or ""),
+        created=str(meta.get("creationTimestamp") or ""),
     )
 
 
-def newest_first(events: Iterable[KubeEvent], most: int) -> Sequence[KubeEvent]:
-    """The newest of them."""
-    return sorted(events, key=lambda each: (each.last, each.uid), reverse=True)[:most]
+def newest_fairly(events: Iterable[KubeEvent], most: int) -> Sequence[KubeEvent]:
+    """So many of them at most, newest first: in turns one about a node and one about something else, of that one of each
+    namespace, and of each namespace one of each component; what some leave over, the others have.
+    """
+    groups = (lambda each: each.kind == "Node", lambda each: each.written_in, lambda each: each.component)
+    return sorted(_in_turns(events, groups)[:most], key=_age)
+
+
+def _in_turns(events: Iterable[KubeEvent], groups: Sequence[Callable[[KubeEvent], object]]) -> list[KubeEvent]:
+    if not groups:
+        return sorted(events, key=_age)
+    found: dict[object, list[KubeEvent]] = {}
+    for each in events:
+        found.setdefault(groups[0](each), []).append(each)
+    turns = chain.from_iterable(enumerate(_in_turns(some, groups[1:])) for some in found.values())
+    return [each for _, each in sorted(turns, key=lambda turn: (turn[0], _age(turn[1])))]
+
+
+def _age(event: KubeEvent) -> tuple[float, str]:
+    return (-event.at, event.uid)
+
+
+def _seconds(rfc3339: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(rfc3339).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def event_data(event: KubeEvent) -> dict[str, Any]:
@@ -74,4 +128,5 @@ def event_data(event: KubeEvent) -> dict[str, Any]:
         "last": event.last or None,
         "count": event.count,
         "component": event.component,
+        "writtenIn": event.written_in,
     }

@@ -33,11 +33,15 @@ _ANEW = "The agent looks and decides anew when the label is set; pods that start
 
 @dataclass(frozen=True, slots=True)
 class NodeLayouts:
-    """A node with what its agent told of it, None where nothing can be read; as the viewer of that sight may know it."""
+    """A node with what its agent told of it, None where nothing can be read; as the viewer of that sight may know it.
+
+    `named` are the namespaces whose names are known, of which he is told those that he sees.
+    """
 
     node: SeenNode
     told: ToldView | None
     sight: ViewerSight
+    named: frozenset[str] = frozenset()
 
     @property
     def unknown(self) -> str:
@@ -52,7 +56,7 @@ class NodeLayouts:
         if layouts.offer is None:
             return _TOO_MANY
         if layouts.offer.broken:
-            return veiled_text(f"Its layouts cannot be read: {layouts.offer.broken}.", self.sight)
+            return veiled_text(f"Its layouts cannot be read: {layouts.offer.broken}.", self.sight, self.named)
         return ""
 
     @property
@@ -75,7 +79,8 @@ class NodeLayouts:
             return foresee_layout(view, layout, InUsePolicy(self.told.layouts.in_use))
         except TrancheError as error:
             raise UsageError(
-                veiled_text(error.message, self.sight), hint=veiled_text(error.hint, self.sight)
+                veiled_text(error.message, self.sight, self.named),
+                hint=veiled_text(error.hint, self.sight, self.named),
             ) from error
 
     @property

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tranche.core.errors import TrancheError
@@ -31,7 +32,7 @@ _TICK_SECONDS = 2.0
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterSeen:
     """All that is known at one moment. `trouble` says why nothing newer is known; "" where it is of now.
 
@@ -45,9 +46,9 @@ class ClusterSeen:
     events: tuple[KubeEvent, ...] = ()
     trouble: str = ""
 
-    @property
+    @cached_property
     def namespaces(self) -> frozenset[str]:
-        """Every namespace that has something on a page."""
+        """Every namespace that has something on a page. It is asked for by each viewpoint."""
         held = (name for node in self.snapshot.nodes.values() for name in node.namespaces.values())
         waiting = (each.pod.namespace for each in self.pods)
         return frozenset({*held, *waiting, *(each.namespace for each in self.events)} - {""})
@@ -149,13 +150,14 @@ class ClusterSource:
         at = before.snapshot.taken if trouble else now
         seen = [seen_node(name, self._heard.get(name), objects.get(name), at) for name in sorted(names)]
         gone = [name for name in before.snapshot.nodes if name not in names]
-        events = {each.uid: each for followed in self._events for each in (followed.items or {}).values()}
+        written = {each.uid: each for followed in self._events for each in (followed.items or {}).values()}
+        events = (each.believed(now) for each in written.values())
         self._seen = ClusterSeen(
             before.snapshot.after(seen, at, gone=gone),
             {name: each.told for name, each in self._heard.items() if each.told is not None},
             objects,
             tuple(each for each in (self._pods.items or {}).values() if each.asks),
-            tuple(events.values()),
+            tuple(each for each in events if each is not None),
             trouble,
         )
 

@@ -7,7 +7,7 @@ processes that no holder accounts for, is hidden from everybody who does not see
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tranche.core.allocation import Allocation, NodeView
@@ -19,10 +19,17 @@ from tranche.documents.blocks import Document
 _PROCESS = "a process"
 _WITHHELD = "nothing more of it is given away"
 """What stands for the reason, which is in an administrator's own words."""
-_NAMED = re.compile(r"(?<![\w./-])([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?(?![\w/-])")
-"""How messages name an object of a namespace: `namespace/name`."""
-_ACCOUNT = re.compile(r"system:serviceaccount:([-.a-z0-9]+):[-.a-z0-9]+")
-"""How Kubernetes calls an account of a namespace."""
+_WORD = re.compile(r"[\w./:@-]*\w")
+_BORDER = re.compile(r"[./:@_]")
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+"""What a namespace can be called."""
+_OBJECT = re.compile(r"[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?")
+_ACCOUNT = re.compile(r"system:serviceaccounts?:([^:/@]+)")
+"""How Kubernetes calls an account, or all accounts, of a namespace."""
+_BELOW = re.compile(r"(?:^|/)(?:namespaces?|ns)/+([^/:@]+)")
+_KINDS = frozenset(
+    each + more for each in ("pod", "claim", "resourceclaim", "job", "event", "lease") for more in ("", "s")
+)
 
 
 def veiled_overview(overview: Document, sight: ViewerSight) -> Document:
@@ -53,13 +60,38 @@ def veiled_view(view: NodeView, sight: ViewerSight) -> NodeView:
     return replace(view, node=replace(view.node, gpus=gpus), allocations=allocations, withheld=withheld)
 
 
-def veiled_text(text: str, sight: ViewerSight) -> str:
-    """A message in which objects of other namespaces have no names."""
+def veiled_text(text: str, sight: ViewerSight, named: Collection[str]) -> str:
+    """A message in which nothing that is of another namespace has a name, nor such a namespace, as far as that can be told.
+
+    `named` are the namespaces whose names are known: no word that is one of them, or has one as a part, is left. Of others a word
+    goes that names an object by its namespace, as `namespace/name`.
+    """
     if sight.everywhere:
         return text
-    for named in (_NAMED, _ACCOUNT):
-        text = named.sub(lambda found: found[0] if sight.sees(found[1]) else HIDDEN, text)
-    return text
+    hidden = frozenset(each for each in named if not sight.sees(each))
+    return _WORD.sub(lambda found: HIDDEN if _tells(found[0], sight, hidden) else found[0], text)
+
+
+def _tells(word: str, sight: ViewerSight, hidden: frozenset[str]) -> bool:
+    """Whether a word names something that may not be seen."""
+    whole = word.split("/")
+    pieces = [each for each in whole if each]
+    if len(whole) == len(pieces) == 2 and sight.sees(pieces[0]) and _OBJECT.fullmatch(pieces[1]):
+        return False
+    if any(each.strip("-") in hidden for each in _BORDER.split(word)):
+        return True
+    if any(not sight.sees(found[1]) for pattern in (_ACCOUNT, _BELOW) for found in pattern.finditer(word)):
+        return True
+    if word.startswith("/") or all(map(str.isdecimal, pieces)):
+        return False
+    if len(pieces) > 2 and pieces[0] in _KINDS:
+        pieces = pieces[1:]
+    return (
+        len(pieces) > 1
+        and _LABEL.fullmatch(pieces[0]) is not None
+        and _OBJECT.fullmatch(pieces[1]) is not None
+        and not sight.sees(pieces[0])
+    )
 
 
 def _veiled_gpu(gpu: Document, seen: set[str]) -> Document:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tranche.dashboard.cluster.kube_event import KubeEvent, newest_first
+from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
 from tranche.dashboard.cluster.live import LiveCluster
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
@@ -45,7 +45,12 @@ class ViewerRights:
         """What he has to know of the picture."""
         if self.all_nodes:
             return ()
-        return (_SEES_OWN_NODES,) if self.sight.everywhere or self.sight.namespaces else (_SEES_NOTHING,)
+        return (_SEES_NOTHING,) if self.see_nothing else (_SEES_OWN_NODES,)
+
+    @property
+    def see_nothing(self) -> bool:
+        """Whether he may know no more than that there is a page."""
+        return not (self.all_nodes or self.sight.everywhere or self.sight.namespaces)
 
     def shown(self, node: SeenNode) -> SeenNode | None:
         """The node as he sees it; None where he may not know of it."""
@@ -65,6 +70,8 @@ class Viewpoint:
         self._shown = ClusterSnapshot()
         self._seen: ClusterSeen | None = None
         self._others: tuple[object, ...] = ()
+        self._events: tuple[KubeEvent, ...] = ()
+        self._events_of: tuple[object, ...] = ()
         self._outlooks: dict[tuple[str, str], tuple[ToldView | None, LayoutOutlook]] = {}
 
     def take(self, seen: ClusterSeen) -> None:
@@ -81,6 +88,9 @@ class Viewpoint:
             notes=self.rights.notes,
         )
         self._base, self._seen = seen.snapshot, seen
+        if self._events_of != (seen.events, seen.namespaces):
+            self._events_of = seen.events, seen.namespaces
+            self._events = self._shown_events(seen)
         others = (self.pods, self.hidden_pods, self.events)
         if others != self._others:  # pages that show these have to look again
             after = replace(after, version=after.version + 1)
@@ -99,14 +109,13 @@ class Viewpoint:
 
     @property
     def hidden_pods(self) -> int:
-        """How many wait beside them."""
-        return len(self._known.pods) - len(self.pods)
+        """How many wait beside them, for whoever may know that."""
+        return 0 if self.rights.see_nothing else len(self._known.pods) - len(self.pods)
 
     @property
     def events(self) -> tuple[KubeEvent, ...]:
         """The newest events that may be seen, newest first."""
-        found = (each.veiled(self.rights.sight) for each in self._known.events)
-        return tuple(newest_first((each for each in found if each is not None), MOST_EVENTS))
+        return self._events
 
     def fleet(self, fleet: Fleet) -> Fleet:
         """What claims have, as it may be known."""
@@ -127,7 +136,9 @@ class Viewpoint:
     def layouts(self, name: str) -> NodeLayouts | None:
         """The layouts of that node, and what they would do; None where it is not shown."""
         node = self._shown.nodes.get(name)
-        return None if node is None else NodeLayouts(node, self._known.told.get(name), self.rights.sight)
+        if node is None:
+            return None
+        return NodeLayouts(node, self._known.told.get(name), self.rights.sight, self._known.namespaces)
 
     def outlook(self, layouts: NodeLayouts, layout: str) -> LayoutOutlook:
         """What that layout would do on that node; TrancheError where nobody can say.
@@ -144,6 +155,12 @@ class Viewpoint:
             self._outlooks.clear()
         self._outlooks[place] = (layouts.told, made)
         return made
+
+    def _shown_events(self, seen: ClusterSeen) -> tuple[KubeEvent, ...]:
+        """One about a node may tell of anybody's pods, and is for those who see all namespaces."""
+        sight = self.rights.sight
+        found = newest_fairly((each for each in seen.events if sight.sees(each.namespace)), MOST_EVENTS)
+        return tuple(each.veiled(sight, seen.namespaces) for each in found)
 
     @property
     def _known(self) -> ClusterSeen:

@@ -14,6 +14,11 @@ from tranche.documents.markup import Child, Element, element
 from tranche.kubernetes.fleet.explanation import FleetExplanation
 from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, tail_lines
 
+_VOUCHED = (
+    "Whoever may write events in a namespace can write any about what is in it, and in default any about nodes: Kubernetes "
+    "does not say whose an event is."
+)
+
 
 def cluster_queue_page(
     waiting: Sequence[WaitingPod], hidden: int, unasked: int, said: Sequence[str], now: float
@@ -66,7 +71,7 @@ def cluster_events_page(events: Sequence[KubeEvent], said: Sequence[str], all_no
     live = element(
         "div",
         notes(said),
-        element("p", hint, class_="muted") if hint else None,
+        element("p", f"{_VOUCHED} {hint}".strip(), class_="muted"),
         table("Events, newest first", ("When", "What", "About", "In words", "Kind", "Times"), rows, "No events."),
     )
     return DashboardPage("Events", live)
