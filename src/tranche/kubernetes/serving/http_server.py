@@ -14,6 +14,10 @@ from tranche.core.errors import UsageError
 _REQUEST_SECONDS = 5.0
 _LONGEST_REQUEST = 8192
 _MOST_CONNECTIONS = 64
+_TAKEN_AT_ONCE = 8
+"""Of so many connections one is taken in a turn of the event loop: a few turns go by before a request has been read."""
+_KEPT_BY_THE_KERNEL = 1_024
+"""Connections that have not been taken. One more would have to be asked for again, after a second: too late for a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,9 @@ class HttpServer:
     """Asks `answer` for a path, without its query, and the request's headers, with lower-case names.
 
     Asks `question`, if there is one, for a path and the body of a POST, of at most `longest` bytes. A request and its answer
-    together may take five seconds, or `seconds`; then the connection is closed. Of more than `most` connections the oldest is
-    closed, so that nobody who opens many takes the process's memory, nor its place from the one who asks next.
+    together may take five seconds, or `seconds`, and no longer if nobody takes the answer; then the connection is closed. Of more
+    than `most` connections the oldest without a whole request is closed, else the oldest: nobody who opens many takes the
+    process's memory, nor the place of one who asks.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class HttpServer:
         self._most = most
         self._seconds = seconds
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.StreamWriter, None] = {}
+        self._open: dict[asyncio.StreamWriter, bool] = {}  # whether its request has come
 
     @property
     def port(self) -> int:
@@ -64,14 +69,17 @@ class HttpServer:
         """
         seconds = None if tls is None else self._seconds
         try:
+            listener = _listener(host, port)
             self._server = await asyncio.start_server(
                 self._serve,
-                sock=_listener(host, port),
+                sock=listener,
+                backlog=max(1, self._most // _TAKEN_AT_ONCE),
                 limit=_LONGEST_REQUEST,
                 ssl=tls,
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=seconds,
             )
+            listener.listen(_KEPT_BY_THE_KERNEL)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}", hint=f"choose another with {option}"
@@ -84,37 +92,49 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= self._most:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
-        self._open[writer] = None
+            gone = next((each for each, asked in self._open.items() if not asked), next(iter(self._open)))
+            del self._open[gone]
+            gone.transport.abort()
+        self._open[writer] = False
         try:
             async with asyncio.timeout(self._seconds):
-                head = await reader.readuntil(b"\r\n\r\n")
-                first, *lines = head.decode("latin-1").split("\r\n")
-                method, path, *_ = first.split(" ", 2)
-                answer = HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
-                headers = _headers(lines)
-                if method in ("GET", "HEAD"):
-                    answer = await self._answer(path.partition("?")[0], headers)
-                elif method == "POST" and self._question is not None:
-                    size = int(headers.get("content-length", "0"))
-                    if 0 <= size <= self._longest:
-                        answer = await self._question(path.partition("?")[0], await reader.readexactly(size))
-                    else:
-                        answer = HttpAnswer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"{}")
-                content = b"" if method == "HEAD" else answer.content
-                writer.write(
-                    f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.content_type}\r\n"
-                    f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()
-                    + content
-                )
-                await writer.drain()
+                await self._exchange(reader, writer)
+                writer.close()
+                await writer.wait_closed()
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asked went away, was too slow, or does not speak HTTP
         finally:
             self._open.pop(writer, None)
-            writer.close()
+            writer.transport.abort()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, path, *_ = first.split(" ", 2)
+        answer = HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
+        headers = _headers(lines)
+        if method in ("GET", "HEAD"):
+            self._asked(writer)
+            answer = await self._answer(path.partition("?")[0], headers)
+        elif method == "POST" and self._question is not None:
+            size = int(headers.get("content-length", "0"))
+            if 0 <= size <= self._longest:
+                body = await reader.readexactly(size)
+                self._asked(writer)
+                answer = await self._question(path.partition("?")[0], body)
+            else:
+                answer = HttpAnswer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"{}")
+        content = b"" if method == "HEAD" else answer.content
+        writer.write(
+            f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.content_type}\r\n"
+            f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()
+            + content
+        )
+        await writer.drain()
+
+    def _asked(self, writer: asyncio.StreamWriter) -> None:
+        if writer in self._open:
+            self._open[writer] = True
 
 
 def _headers(lines: list[str]) -> Mapping[str, str]:
