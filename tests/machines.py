@@ -162,6 +162,18 @@ class TestMachine:
         wait_until(lambda: len(self.json("ps")["waiters"]) > before, process)
         return process
 
+    def running(self) -> list[dict[str, Any]]:
+        """The shares of commands that run, each with its pid, which is written down a moment after the command began."""
+        found: list[dict[str, Any]] = []
+
+        def known() -> bool:
+            shares = self.json("ps")["allocations"]
+            found[:] = [each for each in shares if each["phase"] == "active"]
+            return all(each["pid"] for each in found)
+
+        wait_until(known)
+        return found
+
     def changes(self) -> tuple[object, ...]:
         """A digest of the machine: equal before and after when, and only when, nobody even tried to change it."""
         return (self.machine.gpus(), tuple(self.machine.change_calls().items()))

@@ -151,8 +151,21 @@ def server_states(machine: TestMachine) -> list[ServerStatus]:
 
 def nothing_left(machine: TestMachine) -> None:
     """No daemon, no record, no compute mode."""
-    assert machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip() == "Default"
+    assert compute_mode(machine) == "Default"
     assert DaemonRecords(Places(machine.state_dir).mps).all() == ()
+
+
+def nothing_is_left(machine: TestMachine) -> bool:
+    return compute_mode(machine) == "Default" and DaemonRecords(Places(machine.state_dir).mps).all() == ()
+
+
+def compute_mode(machine: TestMachine) -> str:
+    return machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip()
+
+
+def nothing_stays(machine: TestMachine) -> None:
+    """The next commands end what nobody needs; one that meets somebody else who decides leaves it to him."""
+    wait_until(lambda: (machine.tranche("gpus"), nothing_is_left(machine))[1])
 
 
 # Passes the daemon by, as a job script does that cleans the environment.
@@ -195,8 +208,7 @@ def test_four_programs_share_a_t4_and_a_fifth_waits(t4: TestMachine, driver: str
         assert each.ended()[0] == 0
     assert holders(t4) == []
     later(t4)
-    t4.tranche("gpus")
-    nothing_left(t4)
+    nothing_stays(t4)
 
 
 @pytest.mark.parametrize("isolation", ["soft", "none"])
@@ -394,7 +406,7 @@ def test_a_server_that_a_kill_amid_work_has_wedged_is_replaced_for_the_next_prog
     at_work = "context(); work = kernel(); launch(work, 600 * 10**6); tell(0); wait()"
     alone = tenant(t4, "--gpu-memory", "3G", code=at_work)
     assert alone.told() == 0
-    (holder,) = holders(t4)
+    (holder,) = t4.running()
     t4.machine.inject_error("mpsClientKilled", 999)
     os.kill(holder["pid"], signal.SIGKILL)
     assert alone.ended()[0] == 128 + signal.SIGKILL
@@ -419,12 +431,11 @@ def test_tenants_that_are_killed_leave_nothing(t4: TestMachine) -> None:
     tenants = [tenant(t4, "--gpu-memory", "3G") for _ in range(2)]
     for each in tenants:
         assert each.told() is not None
-    for holder in holders(t4):
+    for holder in t4.running():
         os.kill(holder["pid"], signal.SIGKILL)
     tenants[1].process.kill()
     wait_until(lambda: holders(t4) == [])
-    t4.tranche("gpus")
-    nothing_left(t4)
+    nothing_stays(t4)
 
 
 def test_a_driver_without_limits_is_refused_by_name(t4: TestMachine) -> None:

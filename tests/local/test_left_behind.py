@@ -67,8 +67,8 @@ def starting_stranger(told: Path, afterwards: str) -> tuple[str, ...]:
 
 
 def shares(machine: TestMachine) -> list[tuple[str, int]]:
-    """Id and pid of every allocation."""
-    return [(each["id"], each["pid"]) for each in machine.json("ps")["allocations"]]
+    """Id and pid of the share of every command that runs, or of what it left."""
+    return [(each["id"], each["pid"]) for each in machine.running()]
 
 
 def test_what_a_command_left_behind_keeps_its_share(a100: TestMachine, told: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.test_fractions import GB, folder, holders, later, tenant
+from tests.local.test_fractions import GB, compute_mode, folder, holders, later, nothing_stays, tenant
 from tests.local.test_fractions import t4 as shared_t4
 from tests.local.test_memory_limits import groups, of_shares
 from tests.local.test_memory_limits import t4 as limited_t4
@@ -44,10 +44,6 @@ def ended_with(record: DaemonRecord, machine: TestMachine) -> Iterator[None]:
 
 def lose(machine: TestMachine) -> None:
     shutil.rmtree(machine.state_dir)
-
-
-def compute_mode(machine: TestMachine) -> str:
-    return machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip()
 
 
 @pytest.mark.parametrize("what", ["record", "sockets and record"])
@@ -97,9 +93,7 @@ def test_a_daemon_is_found_again_and_ends_with_the_last_who_shares(shared_t4: Te
         first.go_on()
         first.ended()
         wait_until(lambda: holders(shared_t4) == [])
-        shared_t4.tranche("gpus")
-        assert compute_mode(shared_t4) == "Default"
-        assert records(shared_t4) == ()
+        nothing_stays(shared_t4)
         assert not process_lives(before.pid, before.started)
         assert "was lost" not in shared_t4.tranche("doctor").stdout
         assert tenant(shared_t4, "--gpu-memory", "3G", code=JOB).told() == 0
@@ -120,8 +114,7 @@ def test_an_idle_daemon_and_a_server_without_one_end_at_once(shared_t4: TestMach
         assert not server.lives
         assert len(records(shared_t4)) == 1
         later(shared_t4)
-        shared_t4.tranche("gpus")
-        assert compute_mode(shared_t4) == "Default"
+        nothing_stays(shared_t4)
 
 
 def test_a_compute_mode_is_put_back_when_nothing_of_the_daemon_is_left_but_who_shared(shared_t4: TestMachine) -> None:
@@ -132,14 +125,12 @@ def test_a_compute_mode_is_put_back_when_nothing_of_the_daemon_is_left_but_who_s
     for pid in (before.pid, server.pid):
         end(pid)
     lose(shared_t4)
-    (holder,) = holders(shared_t4)
+    (holder,) = shared_t4.running()
     assert holder["grants"][0]["isolation"] == "none"
     assert compute_mode(shared_t4) == "Exclusive_Process"
     os.kill(holder["pid"], signal.SIGKILL)
     wait_until(lambda: holders(shared_t4) == [])
-    shared_t4.tranche("gpus")
-    assert compute_mode(shared_t4) == "Default"
-    assert records(shared_t4) == ()
+    nothing_stays(shared_t4)
 
 
 def test_a_daemon_of_a_device_that_is_not_there_ends_too(shared_t4: TestMachine) -> None:
@@ -164,7 +155,7 @@ def test_a_compute_mode_that_nobody_explains_is_named(shared_t4: TestMachine) ->
 def test_limits_of_a_lost_folder_are_found_and_lifted_with_the_share(limited_t4: TestMachine, groups: Path) -> None:
     first = tenant(limited_t4, "--gpu-memory", "3G", code=JOB)
     assert first.told() == 0
-    (holder,) = holders(limited_t4)
+    (holder,) = limited_t4.running()
     group = groups / f"tranche-{holder['id']}"
     assert group.exists()
     lose(limited_t4)
@@ -176,9 +167,8 @@ def test_limits_of_a_lost_folder_are_found_and_lifted_with_the_share(limited_t4:
     first.process.wait()
     os.kill(holder["pid"], signal.SIGKILL)
     wait_until(lambda: holders(limited_t4) == [])
-    limited_t4.tranche("gpus")
+    wait_until(lambda: (limited_t4.tranche("gpus"), of_shares(limited_t4))[1] == [])
     assert not group.exists()
-    assert of_shares(limited_t4) == []
 
 
 def test_limits_whose_share_ended_while_the_folder_was_lost_are_lifted_too(
@@ -186,7 +176,7 @@ def test_limits_whose_share_ended_while_the_folder_was_lost_are_lifted_too(
 ) -> None:
     first = tenant(limited_t4, "--gpu-memory", "3G", code=JOB)
     assert first.told() == 0
-    (holder,) = holders(limited_t4)
+    (holder,) = limited_t4.running()
     group, other = groups / f"tranche-{holder['id']}", groups / "tranche-aaaa0001"
     other.mkdir()
     try:

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.local.test_fractions import ILLEGAL_ADDRESS, Tenant, end_daemons, holders, later, nothing_left, tenant
+from tests.local.test_fractions import ILLEGAL_ADDRESS, Tenant, end_daemons, holders, later, nothing_stays, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
 from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
@@ -119,9 +120,13 @@ class Life:
     def kill_tenant(self) -> None:
         if self.random.random() < 0.5:
             self.machine.machine.inject_error("mpsClientKilled", 999)
-        for holder in self.random.sample(there := holders(self.machine), min(1, len(there))):
+        for holder in self.random.sample(there := self.named(), min(1, len(there))):
             with suppress(ProcessLookupError):
                 os.kill(holder["pid"], signal.SIGKILL)
+
+    def named(self) -> list[dict[str, Any]]:
+        """The shares whose process is written down; a `tranche run` that was killed before it could has none."""
+        return [each for each in holders(self.machine) if each["pid"]]
 
     def kill_run(self) -> None:
         for each in self.random.sample(self.tenants, min(1, len(self.tenants))):
@@ -136,7 +141,8 @@ class Life:
 
     def kill_server(self) -> None:
         for server in self.servers:
-            os.kill(server.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGKILL)
 
     def kill_daemon(self) -> None:
         for record in self.records:
@@ -204,14 +210,13 @@ class Life:
 
     def end(self) -> None:
         """All go, and nothing is left."""
-        for holder in holders(self.machine):
+        for holder in self.named():
             with suppress(ProcessLookupError):
                 os.kill(holder["pid"], signal.SIGKILL)
         self.machine.end()
         wait_until(lambda: holders(self.machine) == [])
         later(self.machine)
-        self.machine.tranche("gpus")
-        nothing_left(self.machine)
+        nothing_stays(self.machine)
         places = Places(self.machine.state_dir)
         assert [*MemoryGroups(places).left(()), *MemoryGroups(places).strays()] == []
         self.machine.machine.clear_injections()
