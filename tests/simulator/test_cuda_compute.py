@@ -126,7 +126,7 @@ def test_a_killed_process_holds_up_nobody(t4: SimulatedMachine) -> None:
 
 def test_the_time_slice_is_that_of_the_compute_policy(t4: SimulatedMachine) -> None:
     """A kernel of 16 ms beside an endless one: as many turns of the other's as it takes itself, and at the longest two."""
-    code = TIMED.replace("10**7", "16000") + "tell(timed(16000))"
+    code = TIMED + "tell(timed(16000))"
     with talking_to(t4), cuda_program(t4, "context(); launch(kernel(), 10**12); tell(1); wait()") as endless:
         endless.told()
         for number, longest in ((0, 2), (1, 0.5), (3, 8)):
