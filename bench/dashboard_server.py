@@ -21,6 +21,7 @@ from starlette.routing import Route
 from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.memory_book import MemoryBook
 from tranche.dashboard.cluster.past_book import PastBook
 from tranche.dashboard.cluster.routes import ServedCluster, node_routes
 from tranche.dashboard.cluster.sight import ViewerSight
@@ -68,9 +69,10 @@ def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
 
 async def _play(cluster: SimulatedCluster, live: LiveCluster, changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
-    snapshot, past = cluster.snapshot(time.time()), PastBook()
+    snapshot, books = cluster.snapshot(time.time()), (PastBook(), MemoryBook())
     live.take(snapshot)
-    past.take(snapshot)
+    for book in books:
+        book.take(snapshot)
     began, made = time.monotonic(), 0
     while True:
         await asyncio.sleep(_TURN_SECONDS)
@@ -79,7 +81,8 @@ async def _play(cluster: SimulatedCluster, live: LiveCluster, changes: float) ->
             now = time.time()
             snapshot = snapshot.after(cluster.changes(1, now), now)
             live.take(snapshot)
-            past.take(snapshot)
+            for book in books:
+                book.take(snapshot)
             print(snapshot.version, now, flush=True)
         if (now := time.time()) - snapshot.taken > _LOOK_SECONDS:
             snapshot = snapshot.after((), now)

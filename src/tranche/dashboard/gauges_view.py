@@ -15,33 +15,39 @@ from tranche.documents.blocks import Document
 from tranche.documents.markup import Element, element
 
 _WIDTH, _HEIGHT = 1000, 60
-_GAP_SECONDS = 3 * EVERY_SECONDS
+_WHILE_OPEN = "Gauges are read while a page is open. This server keeps an hour of them."
 Measured = Sequence[tuple[float, float]]
 """Moments in seconds since the epoch, each with a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
-    """What one gauge said; `most` is what it can say at the most, `said` writes a value with its unit."""
+    """What one gauge said; `most` is what it can say at the most, `said` writes a value with its unit, `every` is in seconds."""
 
     name: str
     values: Measured
     most: float
     said: Callable[[float], str]
+    every: float
 
     @property
     def numbers(self) -> list[float]:
         return [value for _, value in self.values]
 
 
-def gauges_view(gpu: Document, samples: Sequence[GaugeSample]) -> Element | None:
-    """The charts of what can be measured of the GPU; None where nothing was."""
+def gauges_view(
+    gpu: Document, samples: Sequence[GaugeSample], every: float = EVERY_SECONDS, note: str = _WHILE_OPEN
+) -> Element | None:
+    """The charts of what can be measured of the GPU; None where nothing was.
+
+    Samples come about `every` seconds: between two that are three times as far apart nobody looked.
+    """
     uuid, memory = gpu["uuid"], float(gpu["memoryBytes"] or 0)
-    every = (
-        _Gauge("Memory used", _measured(uuid, "memoryUsedBytes", samples), memory, _bytes),
-        _Gauge("Busy", _measured(uuid, "busy", samples), 1.0, _percent),
+    gauges = (
+        _Gauge("Memory used", _measured(uuid, "memoryUsedBytes", samples), memory, _bytes, every),
+        _Gauge("Busy", _measured(uuid, "busy", samples), 1.0, _percent, every),
     )
-    found = [each for each in every if each.values]
+    found = [each for each in gauges if each.values]
     if not found:
         return None
     since, until = samples[0].taken, samples[-1].taken
@@ -58,7 +64,7 @@ def gauges_view(gpu: Document, samples: Sequence[GaugeSample]) -> Element | None
         element("h2", "Use"),
         element("div", charts, axis, class_="card"),
         table("Use since then", ("Gauge", "Last", "Least", "Mean", "Most"), rows, ""),
-        element("p", "Gauges are read while a page is open. This server keeps an hour of them.", class_="muted"),
+        element("p", note, class_="muted"),
     )
 
 
@@ -69,9 +75,8 @@ def _measured(uuid: str, gauge: str, samples: Sequence[GaugeSample]) -> Measured
 
 
 def _chart(gauge: _Gauge, since: float, until: float) -> Element:
-    path = "".join(
-        _areas(gauge.values, since, max(until - since, EVERY_SECONDS), gauge.most or max(gauge.numbers) or 1.0)
-    )
+    length = max(until - since, gauge.every)
+    path = "".join(_areas(gauge.values, since, length, gauge.most or max(gauge.numbers) or 1.0, gauge.every))
     last, low, high = (gauge.said(of(gauge.numbers)) for of in (_last, min, max))
     return element(
         "svg",
@@ -87,18 +92,18 @@ def _chart(gauge: _Gauge, since: float, until: float) -> Element:
     )
 
 
-def _areas(values: Measured, since: float, length: float, most: float) -> Iterator[str]:
+def _areas(values: Measured, since: float, length: float, most: float, every: float) -> Iterator[str]:
     """One area for each stretch of time for which somebody looked."""
     stretch = [values[0]]
     for before, after in pairwise([*values, (float("inf"), 0.0)]):
-        if after[0] - before[0] <= _GAP_SECONDS:
+        if after[0] - before[0] <= 3 * every:
             stretch.append(after)
             continue
         points = [
             (_WIDTH * (taken - since) / length, _HEIGHT * (1 - min(1.0, value / most))) for taken, value in stretch
         ]
         # A single moment is as wide as half the time between two.
-        least = _WIDTH * EVERY_SECONDS / length / 2
+        least = _WIDTH * every / length / 2
         first = min(points[0][0], _WIDTH - least)
         last = max(points[-1][0], first + least)
         line = "".join(f"L{x:.5g} {y:.4g}" for x, y in [(first, points[0][1]), *points[1:], (last, points[-1][1])])

@@ -31,7 +31,7 @@ def gpu_page(
     """The GPU of that UUID, with its last so many hours; None where the machine has none.
 
     `events` are all that are kept, `samples` what its gauges said of late, `plans` those that run now. `past` is shown instead of
-    what events tell of it, where somebody else than the machine itself knows it.
+    its gauges and what events tell of it, where somebody else than the machine itself knows these.
     """
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
@@ -69,15 +69,22 @@ def gpu_page(
         ),
         _whole(gpu, known),
         _processes(gpu),
-        gauges_view(gpu, samples),
-        _past(gpu, overview, events, now, hours) if past is None else past,
+        _past(gpu, overview, events, now, hours, samples) if past is None else past,
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
 
 
-def _past(gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int) -> list[Element]:
+def _past(
+    gpu: Document,
+    overview: Document,
+    events: Sequence[Document],
+    now: float,
+    hours: int,
+    samples: Sequence[GaugeSample],
+) -> Element:
     shown = event_table(events[-MOST:], overview["gpus"])
-    return [history_view(gpu, overview, events, now, hours), element("h2", "What happened"), shown]
+    history = history_view(gpu, overview, events, now, hours)
+    return element("div", gauges_view(gpu, samples), history, element("h2", "What happened"), shown)
 
 
 _PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "was so already"}

@@ -60,7 +60,14 @@ def overview_of(state: State, *, lost: bool = False) -> Document:
         }
         for id, start in sorted(shares)
     ]
-    gpu = {"uuid": UUID, "index": 0, "memorySlices": 8, "lost": lost, "slices": [] if lost else found}
+    gpu = {
+        "uuid": UUID,
+        "index": 0,
+        "memorySlices": 8,
+        "memoryBytes": 40 * 1024**3,
+        "lost": lost,
+        "slices": [] if lost else found,
+    }
     return {"gpus": [gpu], "allocations": held, "waiters": []}
 
 
@@ -250,6 +257,7 @@ def test_a_server_shows_over_http_what_it_has_seen_and_each_viewer_the_names_tha
         for token in ("t-ana", "t-olga"):
             shown = parsed(page.ask(address, token).text)
             assert "Watched since" in text_of(shown)
+            assert "Use since then" in tables(shown)
             rows = tables(shown)
             found[token] = {row[0]: row[2] for row in rows["Who held what of it, newest first"]}
             there = {row[0]: (row[2][:6], row[3][:5]) for row in rows["Its slices, newest first"]}

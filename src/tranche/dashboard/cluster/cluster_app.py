@@ -24,6 +24,7 @@ from tranche.dashboard.cluster.entrance import ClusterEntrance, session_cookie
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.memory_book import MemoryBook
 from tranche.dashboard.cluster.past_book import PastBook
 from tranche.dashboard.cluster.sessions import Sessions
 from tranche.dashboard.cluster.source import ClusterSeen
@@ -85,6 +86,7 @@ class ClusterApp:
         self._namespaces: frozenset[str] = frozenset()
         self._waste = WasteBook()
         self._past = PastBook()
+        self._memory = MemoryBook()
         self._kept: dict[ViewerRights, _Kept] = {}
 
     def take(self, seen: ClusterSeen) -> None:
@@ -92,6 +94,7 @@ class ClusterApp:
         self._seen, self._namespaces = seen, seen.namespaces
         self._waste.take(seen.snapshot)
         self._past.take(seen.snapshot, seen.trouble)
+        self._memory.take(seen.snapshot)
         now = self._clock()
         for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
             self._kept.pop(rights).viewpoint.live.end()
@@ -182,7 +185,7 @@ class ClusterApp:
             viewpoint = Viewpoint(rights)
             if self._seen is not None:
                 viewpoint.take(self._seen)
-            books = (self._waste, self._past)
+            books = (self._waste, self._past, self._memory)
             routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, *books, self._acts))
             found = self._kept[rights] = _Kept(viewpoint, Starlette(routes=routes), 0.0)
         found.used = self._clock()

@@ -23,6 +23,7 @@ from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.memory_book import MemoryBook
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
@@ -56,8 +57,8 @@ _HTML = "text/html; charset=utf-8"
 class ClusterPages:
     """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all.
 
-    `waste` has added up what all namespaces hold, `past` has seen what became of each GPU; a page tells of both what its
-    viewer may know.
+    `waste` has added up what all namespaces hold, `past` has seen what became of each GPU, `memory` how much of it was used; a
+    page tells of them what its viewer may know.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ClusterPages:
     fleets: FleetReader
     waste: WasteBook
     past: PastBook
+    memory: MemoryBook
     acts: ClusterActs | None = None
 
 
@@ -211,7 +213,8 @@ def _gpu_page(pages: ClusterPages, uuid: str, hours: int) -> DashboardPage | Non
         for gpu in node.overview["gpus"]:
             if gpu["uuid"] == uuid:
                 past = pages.past.past(node.name, uuid)
-                shown = past_view(node, gpu, past, pages.viewpoint.rights.sight, seen.taken, hours)
+                used = pages.memory.samples(node.name, uuid, node.seen or seen.taken, past.silences)
+                shown = past_view(node, gpu, past, pages.viewpoint.rights.sight, seen.taken, hours, used)
                 return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown)
     return None
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tranche.dashboard.cluster.memory_book import TOLD_SECONDS
 from tranche.dashboard.cluster.past_book import GpuPast, Silence
 from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
 from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import hours_choice, spans_drawn
 from tranche.dashboard.parts import moment, share_link, table
+from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents import describe
 from tranche.documents.blocks import Document, told_holder
 from tranche.documents.history import HistorySpan, place_of, seconds_of
@@ -17,19 +20,34 @@ from tranche.documents.markup import Child, Element, element
 Row = tuple[HistorySpan, Child]
 """A span, and what is said of it: who made it, or for whom it was."""
 
+_GAUGES = (
+    "As the node's agent told it, once a minute at least. This server keeps an hour of that. "
+    "How busy a GPU is they do not tell; metrics do."
+)
 _NO_CAUSE = (
     "Who had a slice made or destroyed is in the node's own events: tranche events there, and the events of its layout. "
     "What came and went within a second was not seen."
 )
 
 
-def past_view(node: SeenNode, gpu: Document, past: GpuPast, sight: ViewerSight, now: float, hours: int) -> Element:
-    """The last so many hours, as far as they are known. `node` and `gpu` are as the viewer may see them."""
+def past_view(
+    node: SeenNode,
+    gpu: Document,
+    past: GpuPast,
+    sight: ViewerSight,
+    now: float,
+    hours: int,
+    used: Sequence[GaugeSample] = (),
+) -> Element:
+    """The last so many hours, as far as they are known. `node` and `gpu` are as the viewer may see them; `used` is how much
+    memory was.
+    """
     since = now - hours * 3600
     slices = [each for each in _in_order(_slices(gpu, past)) if each[0].meets(since)]
     shares = [each for each in _in_order(_shares(node, gpu, past, sight)) if each[0].meets(since)]
     return element(
-        "section",
+        "div",
+        gauges_view(gpu, used, TOLD_SECONDS, _GAUGES),
         element("h2", "Over time"),
         hours_choice(gpu["uuid"], hours),
         element("p", "Watched since ", moment(describe.timestamp(past.since)), ". Before that nothing is known here."),
