@@ -7,6 +7,7 @@ import fcntl
 import resource
 import signal
 import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -120,6 +121,20 @@ def test_a_request_that_says_twice_who_asks_is_refused_by_both_servers(dashboard
         assert status_of(page.port, token, origin) != 400
         assert status_of(page.port, token, origin, origin) == 400
         assert status_of(page.port, token, "Cookie: a=b", "Cookie: c=d") == 400
+
+
+def test_a_head_that_is_too_long_is_answered_and_its_connection_is_not_reset(dashboard: ServedDashboard) -> None:
+    with socket.create_connection(("127.0.0.1", dashboard.port)) as client:
+        sender = threading.Thread(target=client.sendall, args=(b"GET / HTTP/1.1\r\nX: " + b"a" * 4_000_000,))
+        sender.start()
+        answer = b""
+        while piece := client.recv(65536):  # a reset would raise
+            answer += piece
+        sender.join(60)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert dashboard.ask("/").status == 200
 
 
 @asynccontextmanager

@@ -15,6 +15,8 @@ WHOLE_SECONDS = 10.0
 """For a whole request to come, and for its answer to be taken."""
 _JUDGED_SECONDS = 60.0
 """For whoever sent a whole request to be let in: an API server may have to be asked who he is."""
+_HEARD_SECONDS = 5.0
+"""For whoever sends no HTTP to take the answer that says so."""
 ACCEPTED_AT_ONCE = 64
 """Connections that are taken in one turn of the event loop. A few turns go by before one can be ended."""
 
@@ -36,6 +38,7 @@ class _GuardedConnection(H11Protocol):
     whole_seconds: ClassVar[float]
     _deadline: asyncio.TimerHandle | None = None
     _whole: RequestResponseCycle | None = None
+    _refused: bool = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,6 +53,8 @@ class _GuardedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         try:
             super().data_received(data)
         except Exception:  # whatever a stranger can send, nobody else is to hear of it
@@ -65,6 +70,23 @@ class _GuardedConnection(H11Protocol):
         if not self.cycle.more_body and self.cycle is not self._whole and self in self.doorway:
             self._whole = self.cycle
             self._wait(_JUDGED_SECONDS)
+
+    def send_400_response(self, msg: str) -> None:
+        """What still comes is read and thrown away until whoever sends it has heard that, or for a few seconds: to close on it
+        would reset the connection, and a reset ends all of a `kubectl port-forward`.
+        """
+        self._refused = True
+        self.transport.write(
+            f"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\r\n{msg}".encode()
+        )
+        self.transport.write_eof()
+        self._wait(_HEARD_SECONDS)
+
+    def shutdown(self) -> None:
+        if self._refused:
+            self.transport.abort()
+        else:
+            super().shutdown()
 
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():

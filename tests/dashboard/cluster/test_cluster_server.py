@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, pending_pod, served_cluster_page, tell
 from tests.dashboard.reading import figures, parsed, tables, text_of
+from tests.dashboard.served import Answered
 from tests.kubernetes.dra.test_order import A100, a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
@@ -350,6 +352,71 @@ def test_a_proxy_with_its_secret_says_who_asks(tmp_path: Path) -> None:
         assert served.ask("/", **masters).status == 403
 
 
+def raw_answer(page: ServedClusterPage, path: str, *headers: bytes) -> tuple[int, str]:
+    """Status and content of the answer to a request with these bytes."""
+    with socket.create_connection(("127.0.0.1", page.port), timeout=60) as client:
+        lines = [f"GET {path} HTTP/1.1".encode(), f"Host: {page.host}".encode(), b"Connection: close", *headers]
+        client.sendall(b"\r\n".join([*lines, b"", b""]))
+        head, _, content = client.makefile("rb").read().partition(b"\r\n\r\n")
+        return int(head.split()[1]), content.decode()
+
+
+def test_a_proxys_names_are_bytes_of_utf_8_and_nothing_that_cannot_be_seen(tmp_path: Path) -> None:
+    people = People()
+    secret, file = "0123456789-0123456789", tmp_path / "secret"
+    file.write_text(secret)
+    people.let("jürgen", "list pods", "list nodes")
+    people.let("@größe", "list pods", "list nodes")
+    shown = f"X-Tranche-Proxy-Secret: {secret}".encode()
+    with served_cluster_page(people, f"--proxy-secret={file}") as page:
+        page.api.change(fill_cluster)
+
+        def asked_by(user: bytes, *groups: bytes) -> int:
+            every = (b"X-Remote-Group: " + each for each in groups)
+            status, text = raw_answer(page, "/nodes/n2", shown, b"X-Remote-User: " + user, *every)
+            assert ("zebra" in text) is (status == 200)
+            return status
+
+        wait_until(page, lambda: asked_by("jürgen".encode()) == 200)
+        assert asked_by("jürgen".encode("latin-1")) == 401
+        # Whoever reads the bytes as Latin-1 would judge another user, who is nobody here.
+        assert asked_by("jÃ¼rgen".encode()) == 404
+        assert asked_by(b"other", "größe".encode()) == 200
+        assert asked_by(b"other", "größe".encode("latin-1")) == 403
+        for bad in (b"a\x01b", b"a\x1fb", b"a\xc2\x85b", b"\xed\xa0\x80", b"\xc0\xafb"):
+            assert asked_by(bad) in (400, 401), bad
+            assert asked_by("jürgen".encode(), bad) in (400, 403), bad
+
+
+def test_who_asks_in_two_ways_is_refused_and_the_browser_forgets_its_session(page: ServedClusterPage) -> None:
+    cookie = page.enter("t-ana").headers["set-cookie"].partition(";")[0]
+    assert page.ask("/", Cookie=cookie).status == 200
+    twice = page.ask("/", "t-ana", Cookie=cookie)
+    assert twice.status == 401
+    assert "Max-Age=0" in twice.headers["set-cookie"]
+    assert page.ask("/", Cookie=f"{cookie}; {cookie}").status == 401
+    # Whoever leaves ends every session that his browser has.
+    other = page.enter("t-ana").headers["set-cookie"].partition(";")[0]
+    page.ask("/leave", method="POST", Cookie=f"{cookie}; {other}", Origin=page.address)
+    assert [page.ask("/", Cookie=each).status for each in (cookie, other)] == [401, 401]
+
+
+def test_programs_are_refused_in_json(page: ServedClusterPage) -> None:
+    asked: list[tuple[Answered, int, str]] = [
+        (page.ask("/api/nodes"), 401, "Unauthorized"),
+        (page.ask("/api/nodes", "t-olga", Origin="http://evil.example"), 403, "Forbidden"),
+        (page.ask("/api/nodes", "t-olga", Host="evil.example"), 421, "MisdirectedRequest"),
+        (page.ask("/api/nodes/none", "t-olga"), 404, "NotFound"),
+        (page.ask("/api/none", "t-olga"), 404, "NotFound"),
+        (page.ask("/api/nodes", "t-olga", method="POST", Origin=page.address), 405, "MethodNotAllowed"),
+    ]
+    for answer, status, reason in asked:
+        assert answer.headers["content-type"] == "application/json"
+        found = json.loads(answer.text)
+        assert (answer.status, found.pop("message") != "") == (status, True)
+        assert found == {"apiVersion": "tranche.dev/v1", "kind": "Error", "reason": reason, "status": status}
+
+
 def test_when_kubernetes_falls_silent_the_page_says_since_when_and_lets_nobody_new_in() -> None:
     people = People({"t-olga": "olga", "t-late": "late"})
     for name in ("olga", "late"):
@@ -369,6 +436,9 @@ def test_when_kubernetes_falls_silent_the_page_says_since_when_and_lets_nobody_n
             again = next(news)
             assert again["taken"] == troubled["taken"]
             assert served.ask("/", "t-late").status == 503
+            for address in ("/api/nodes", "/api/nodes/n1", "/api/events", "/api/waste"):
+                found = served.ask(address, "t-late")
+                assert (found.status, json.loads(found.text)["reason"]) == (503, "ServiceUnavailable")
             assert "n1" in served.ask("/", "t-olga").text
             served.api.change(lambda server: server.failures.clear())
             assert any(not each["trouble"] for each in news)

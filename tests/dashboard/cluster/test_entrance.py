@@ -32,6 +32,23 @@ def refused(found: Presented | DashboardRefusal) -> int:
         ("GET", {}, 421),
         ("POST", {"host": "gpus.example.org", "origin": "https://gpus.example.org"}, None),
         ("POST", {"host": "gpus.example.org", "origin": "http://gpus.example.org"}, None),
+        (
+            "POST",
+            {
+                "host": "gpus.example.org",
+                "origin": "http://gpus.example.org",
+                "cookie": "a=b; __Host-tranche-cluster=x",
+            },
+            403,
+        ),
+        (
+            "POST",
+            {"host": "gpus.example.org", "origin": "https://gpus.example.org", "cookie": "__Host-tranche-cluster=x"},
+            None,
+        ),
+        ("POST", {"host": "127.0.0.1:8899", "origin": "http://127.0.0.1:8899"}, None),
+        ("POST", {"host": "127.0.0.1:8899", "origin": "https://127.0.0.1:8899"}, 403),
+        ("GET", {"host": "localhost:8899", "origin": "https://localhost:8899"}, 403),
         ("POST", {"host": "gpus.example.org"}, 403),
         ("POST", {"host": "gpus.example.org", "origin": "https://evil.example"}, 403),
         ("POST", {"host": "gpus.example.org", "origin": "null"}, 403),
@@ -73,6 +90,28 @@ def test_a_token_or_a_session_says_who_asks() -> None:
     assert refused(OPEN.presented([("authorization", "Bearer a"), ("authorization", "Bearer b")])) == 401
 
 
+ONCE = {
+    "token": [("authorization", "Bearer t")],
+    "session": [("cookie", "a=b; tranche-cluster=xyz")],
+    "secure session": [("cookie", "__Host-tranche-cluster=xyz")],
+    "proxy": [("x-tranche-proxy-secret", SECRET), ("x-remote-user", "ana")],
+}
+
+
+@pytest.mark.parametrize("first", ONCE)
+@pytest.mark.parametrize("second", ONCE)
+def test_whoever_says_twice_who_he_is_is_nobody(first: str, second: str) -> None:
+    both = [*ONCE[first], *ONCE[second]]
+    assert not isinstance(PROXIED.presented(ONCE[first]), DashboardRefusal)
+    # Of the two cookies the one that only this host can have given counts: a neighbour may have planted the other.
+    if {first, second} == {"session", "secure session"}:
+        assert PROXIED.presented(both) == Presented(session="xyz")
+    else:
+        assert refused(PROXIED.presented(both)) == 401
+    assert refused(PROXIED.presented([("cookie", "tranche-cluster=a; x=y;tranche-cluster=a")])) == 401
+    assert OPEN.sessions([("cookie", "tranche-cluster=a; tranche-cluster=b;c=d")]) == {"a", "b"}
+
+
 def test_without_a_trusted_proxy_its_headers_say_nothing() -> None:
     assert OPEN.presented([("x-remote-user", "root"), ("x-tranche-proxy-secret", SECRET)]) == Presented()
 
@@ -107,6 +146,11 @@ def test_a_trusted_proxy_names_its_users() -> None:
         ([("x-remote-user", "a"), ("x-remote-user", "b"), ("x-tranche-proxy-secret", SECRET)], 401),
         ([("x-remote-user", "j\u00fcrgen"), ("x-tranche-proxy-secret", SECRET)], 401),
         ([("x-remote-user", "ana"), ("x-remote-group", "\u00ff"), ("x-tranche-proxy-secret", SECRET)], 403),
+        ([("x-remote-user", "a\x01b"), ("x-tranche-proxy-secret", SECRET)], 401),
+        ([("x-remote-user", "a\x7f"), ("x-tranche-proxy-secret", SECRET)], 401),
+        ([("x-remote-user", "a\u202eb".encode().decode("latin-1")), ("x-tranche-proxy-secret", SECRET)], 401),
+        ([("x-remote-user", "a\x85b".encode().decode("latin-1")), ("x-tranche-proxy-secret", SECRET)], 401),
+        ([("x-remote-user", "ana"), ("x-remote-group", "o\x1fps"), ("x-tranche-proxy-secret", SECRET)], 403),
         ([("x-remote-user", "system:admin"), ("x-tranche-proxy-secret", SECRET)], 403),
         (
             [("x-remote-user", "ana"), ("x-remote-group", "system:masters"), ("x-tranche-proxy-secret", SECRET)],

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +21,8 @@ from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
 from tranche.dashboard.cluster.entering_page import login_page
-from tranche.dashboard.cluster.entrance import ClusterEntrance, session_cookie
+from tranche.dashboard.cluster.entrance import TWICE, ClusterEntrance, forgotten_cookies, session_cookie
+from tranche.dashboard.cluster.error_answer import error_answer
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
@@ -31,7 +33,7 @@ from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
 from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.dashboard.doorway import let_in
-from tranche.dashboard.frame import entered_page, plain_page
+from tranche.dashboard.frame import entered_page
 
 _HTML = "text/html; charset=utf-8"
 _STREAM = "/live"
@@ -139,9 +141,9 @@ class ClusterApp:
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Admitted:
         headers = heard(scope["headers"])
         if isinstance(headers, DashboardRefusal):
-            return _refusal(headers)
+            return _refusal(scope, headers)
         if (refused := self._entrance.strange(scope["method"], headers)) is not None:
-            return _refusal(refused)
+            return _refusal(scope, refused)
         path: str = scope["path"]
         if path.startswith("/static/"):
             return static_file(path.removeprefix("/static/"))
@@ -155,16 +157,19 @@ class ClusterApp:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         presented = self._entrance.presented(pairs)
         if isinstance(presented, DashboardRefusal):
-            return _refusal(presented)
+            return _refusal(scope, presented)
         try:
             viewer = presented.viewer
             if viewer is None:
                 viewer = await self._reviews.who(presented.token or self._sessions.token(presented.session))
             if viewer is None:
-                return _html(login_page(), HTTPStatus.UNAUTHORIZED)
+                said = "Send a token that Kubernetes knows: Authorization: Bearer TOKEN."
+                return error_answer(scope["path"], HTTPStatus.UNAUTHORIZED, "", said, login_page())
             if self._seen is None:
                 why = "Its nodes were not read yet: the API server has not answered."
-                return _html(plain_page("Nothing was seen of the cluster", why), HTTPStatus.SERVICE_UNAVAILABLE)
+                return error_answer(
+                    scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "Nothing was seen of the cluster", why
+                )
             sight = await self._reviews.sight(viewer, self._namespaces)
             rights = ViewerRights(sight, await self._reviews.may(viewer, LIST_NODES))
         except TrancheError as error:
@@ -172,7 +177,7 @@ class ClusterApp:
             said = (
                 f"Nobody can say who you are or what you may see ({error.reason}). Nothing is shown until somebody can."
             )
-            return _html(plain_page("Kubernetes does not answer", said), HTTPStatus.SERVICE_UNAVAILABLE)
+            return error_answer(scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "Kubernetes does not answer", said)
         kept = self._viewpoint(rights)
         return Admitted(viewer, kept.viewpoint, kept.app)
 
@@ -187,7 +192,8 @@ class ClusterApp:
                 viewpoint.take(self._seen)
             books = (self._waste, self._past, self._memory)
             routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, *books, self._acts))
-            found = self._kept[rights] = _Kept(viewpoint, Starlette(routes=routes), 0.0)
+            app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way})
+            found = self._kept[rights] = _Kept(viewpoint, app, 0.0)
         found.used = self._clock()
         return found
 
@@ -230,14 +236,21 @@ class ClusterApp:
 
     def _left(self, scope: Scope, origin: str) -> Response:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        presented = self._entrance.presented(pairs)
-        if not isinstance(presented, DashboardRefusal):
-            self._sessions.end(presented.session)
+        for session in self._entrance.sessions(pairs):
+            self._sessions.end(session)
         return _html(login_page("You have left."), headers={"Set-Cookie": session_cookie("", origin)})
 
 
-def _refusal(refused: DashboardRefusal) -> Response:
-    return _html(plain_page("Refused", refused.message), refused.status)
+def _refusal(scope: Scope, refused: DashboardRefusal) -> Response:
+    answer = error_answer(scope["path"], refused.status, "Refused", refused.message)
+    for each in forgotten_cookies() if refused is TWICE else ():
+        answer.headers.append("Set-Cookie", each)
+    return answer
+
+
+async def _no_such_way(request: Request, error: Exception) -> Response:
+    status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_answer(str(request.scope["path"]), status, status.phrase, f"{status.phrase}.")
 
 
 def _html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:

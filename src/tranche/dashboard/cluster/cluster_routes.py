@@ -20,6 +20,7 @@ from tranche.dashboard.cluster.acting_page import node_acts, share_act
 from tranche.dashboard.cluster.acting_routes import acting_routes
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.entering_page import you_page
+from tranche.dashboard.cluster.error_answer import error_answer
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
@@ -111,13 +112,12 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         found, seen, sight = _waste_of(pages), viewpoint.snapshot, viewpoint.rights.sight
         return await _shown(pages, request, lambda: cluster_waste_page(found, seen, sight))
 
-    async def api_waste(_: Request) -> Response:
+    async def api_waste(request: Request) -> Response:
         found = _waste_of(pages)
-        return (
-            JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
-            if found is None
-            else JSONResponse(document("ClusterWaste", **found))
-        )
+        if found is None:
+            said = "The cluster was not seen yet."
+            return error_answer(request.scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "", said)
+        return JSONResponse(document("ClusterWaste", **found))
 
     async def events(request: Request) -> Response:
         everywhere, notes = viewpoint.rights.sight.everywhere, viewpoint.snapshot.notes
@@ -137,7 +137,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
     async def api_node(request: Request) -> Response:
         found = viewpoint.snapshot.nodes.get(request.path_params["name"])
         if found is None:
-            return JSONResponse({}, HTTPStatus.NOT_FOUND)
+            return await _nothing(request)
         return await _json(lambda: document("ClusterNode", **node_data(found)))
 
     async def api_events(_: Request) -> Response:
@@ -273,9 +273,9 @@ async def _json(make: Callable[[], dict[str, Any]]) -> Response:
     return JSONResponse(await run_in_threadpool(make))
 
 
-async def _nothing(_: Request) -> Response:
-    said = plain_page("Not found", "There is nothing at this address, not any more, or not for you.")
-    return Response(said, HTTPStatus.NOT_FOUND, None, _HTML)
+async def _nothing(request: Request) -> Response:
+    said = "There is nothing at this address, not any more, or not for you."
+    return error_answer(str(request.scope["path"]), HTTPStatus.NOT_FOUND, "Not found", said)
 
 
 def _unavailable(said: str) -> Response:

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
+from unicodedata import category
 
 from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal, foreign_page, name_of
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
@@ -18,9 +18,16 @@ from tranche.dashboard.cluster.kube_viewer import KubeViewer
 _SECRET_HEADER = "x-tranche-proxy-secret"
 _SYSTEM = "system:"
 _AUTHENTICATED = "system:authenticated"
+_UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
+"""Control and format characters and ends of lines, as Unicode calls them."""
 LEAST_SECRET = 16
 """Characters without which a secret can be guessed, and opens nothing."""
 PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
+TWICE = DashboardRefusal(
+    HTTPStatus.UNAUTHORIZED,
+    "the request says twice who asks; what your browser kept of when you entered is taken away: load the page again",
+)
+"""A browser that is told this is to forget its session: else it would say so for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,18 @@ class ClusterEntrance:
     def strange(self, method: str, headers: Mapping[str, str]) -> DashboardRefusal | None:
         """Why a request is not one of our own pages'; `headers` have lower-case names.
 
-        The scheme of the origin may be either: before us there may be an ingress that speaks TLS.
+        The server speaks plain HTTP, and so does whoever calls it by a name of the loopback. Before one of `hosts` there may be
+        an ingress that speaks TLS, and only a browser that has its cookie from there says so.
         """
         host = headers.get("host", "")
         if not self._called(host):
             return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
-        return foreign_page(method, headers, (f"http://{host}", f"https://{host}"))
+        origins = [f"http://{host}", f"https://{host}"]
+        if name_of(host) in LOOPBACK_NAMES:
+            origins.pop()
+        elif any(name == SECURE_COOKIE for name, _ in _cookies(headers.get("cookie", ""))):
+            origins.pop(0)
+        return foreign_page(method, headers, origins)
 
     def presented(self, headers: Sequence[tuple[str, str]]) -> Presented | DashboardRefusal:
         """As whom a request comes; `headers` have lower-case names, each as often as it was sent."""
@@ -66,15 +79,22 @@ class ClusterEntrance:
         users = self._of_proxy(headers)
         if isinstance(users, DashboardRefusal):
             return users
-        if len(named) > 1 or (users is not None and bearer):
-            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the request says twice who asks")
+        kept = [each for name, value in headers if name == "cookie" for each in _cookies(value)]
+        if len(named) + (users is not None) + bool(kept) > 1 or len(dict(kept)) < len(kept):
+            return TWICE
         if users is not None:
             return Presented(viewer=users)
         if named and not bearer:
             return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "send a token: Authorization: Bearer TOKEN")
         if bearer:
             return Presented(token=bearer)
-        return Presented(session=self._session(headers))
+        # Nobody but this host, over TLS, can have given a browser the first; the other may be of a neighbour.
+        return Presented(session=dict(kept).get(SECURE_COOKIE) or dict(kept).get(PLAIN_COOKIE, ""))
+
+    @staticmethod
+    def sessions(headers: Sequence[tuple[str, str]]) -> frozenset[str]:
+        """Every session that a request names, whatever else it says."""
+        return frozenset(session for name, value in headers if name == "cookie" for _, session in _cookies(value))
 
     def _called(self, host: str) -> bool:
         name = name_of(host)
@@ -100,23 +120,28 @@ class ClusterEntrance:
             return DashboardRefusal(HTTPStatus.FORBIDDEN, "a proxy vouches for nobody of Kubernetes' own")
         return KubeViewer(user, (*dict.fromkeys(groups), _AUTHENTICATED))
 
-    @staticmethod
-    def _session(headers: Sequence[tuple[str, str]]) -> str:
-        given = "; ".join(value for name, value in headers if name == "cookie")
-        try:
-            cookies = SimpleCookie(given)
-        except CookieError:
-            return ""
-        found = cookies.get(SECURE_COOKIE) or cookies.get(PLAIN_COOKIE)
-        return "" if found is None else found.value
+
+def _cookies(header: str) -> list[tuple[str, str]]:
+    """Our own in a Cookie header, each as often as it is there."""
+    pairs = (each.strip().partition("=") for each in header.split(";"))
+    return [(name, value) for name, _, value in pairs if name in (PLAIN_COOKIE, SECURE_COOKIE)]
 
 
 def _named(value: str) -> str:
-    """The name in a header, in UTF-8 as Kubernetes reads it, without more taken off than HTTP does; "" where it is none."""
+    """The name in a header, in UTF-8 as Kubernetes reads it, without more taken off than HTTP does; "" where it is none.
+
+    What cannot be seen is in no name: pages, events and logs would show another one.
+    """
     try:
-        return value.encode("latin-1").decode().strip(" \t")
+        name = value.encode("latin-1").decode().strip(" \t")
     except UnicodeError:
         return ""
+    return "" if any(category(each) in _UNSEEN for each in name) else name
+
+
+def forgotten_cookies() -> list[str]:
+    """The headers that take both cookies away."""
+    return [session_cookie("", origin) for origin in ("http://", "https://")]
 
 
 def session_cookie(session: str, origin: str) -> str:
