@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
 from typing import Any
 
+from tests.dashboard import asking
+from tests.dashboard.asking import Answered
 from tests.machines import TRANCHE, TestMachine
-
-_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What came back."""
-
-    status: int
-    headers: Mapping[str, str]
-    text: str
 
 
 @dataclass(slots=True)
@@ -41,41 +30,14 @@ class ServedDashboard:
         self, path: str, *, method: str = "GET", token: bool = True, body: str | None = None, **headers: str
     ) -> Answered:
         """The answer to one request; `token=False` leaves the token out. A header's `_` is `-`."""
-        given = {"Host": self.host, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        if token:
-            given["Authorization"] = f"Bearer {self.token}"
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
-        try:
-            connection.request(method, path, body, headers=given)
-            answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answered(answer.status, found, answer.read().decode(errors="replace"))
-        finally:
-            connection.close()
+        return asking.ask(self.port, method, path, self.token if token else "", body, headers)
 
     def json(self, path: str) -> dict[str, Any]:
-        answer = self.ask(path)
-        assert answer.status == 200, answer.text
-        document: dict[str, Any] = json.loads(answer.text)
-        return document
+        return self.ask(path).json()
 
-    @contextmanager
-    def news(self) -> Iterator[Iterator[dict[str, Any]]]:
+    def news(self) -> AbstractContextManager[Iterator[dict[str, Any]]]:
         """What the server says of changes, for as long as the block lasts."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
-        connection.request("GET", "/live", headers={"Host": self.host, "Authorization": f"Bearer {self.token}"})
-        answer = connection.getresponse()
-        assert answer.getheader("content-type", "").startswith("text/event-stream")
-
-        def lines() -> Iterator[dict[str, Any]]:
-            while line := answer.readline().decode():
-                if line.startswith("data: "):
-                    yield json.loads(line.removeprefix("data: "))
-
-        try:
-            yield lines()
-        finally:
-            connection.close()
+        return asking.news(self.port, "/live", self.token)
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
+from tests.dashboard.asking import Answered
 from tests.dashboard.reading import parsed, text_of
-from tests.dashboard.served import Answered, ServedDashboard
+from tests.dashboard.served import ServedDashboard
 
 _SECONDS = 120.0
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlencode
 
 from tests.cli.api_server_thread import ServedApi, served_api
+from tests.dashboard import asking
+from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import People
-from tests.dashboard.served import Answered
 from tests.kubernetes.fake_api_server import FakeApiServer, Json
 from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
@@ -26,7 +26,6 @@ NAMESPACE = "tranche-system"
 WAITING = ToldLayouts(True, "wait", offer=LayoutOffer())
 """Of an agent that waits for what is in use, without a ConfigMap of layouts."""
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-_SECONDS = 60.0
 
 
 def tell(
@@ -73,7 +72,6 @@ class ServedClusterPage:
     port: int
     api: ServedApi
     people: People
-    said: list[str] = field(default_factory=list)
 
     @property
     def host(self) -> str:
@@ -88,49 +86,21 @@ class ServedClusterPage:
         self, path: str, token: str = "", *, method: str = "GET", form: Mapping[str, str] | None = None, **headers: str
     ) -> Answered:
         """The answer to one request. A header's `_` is `-`."""
-        given = {"Host": self.host, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        if token:
-            given["Authorization"] = f"Bearer {token}"
-        body = None
-        if form is not None:
-            given["Content-Type"] = "application/x-www-form-urlencoded"
-            body = urlencode(form)
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
-        try:
-            connection.request(method, path, body, given)
-            answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answered(answer.status, found, answer.read().decode())
-        finally:
-            connection.close()
+        if form is None:
+            return asking.ask(self.port, method, path, token, None, headers)
+        typed = {"Content-Type": "application/x-www-form-urlencoded", **headers}
+        return asking.ask(self.port, method, path, token, urlencode(form), typed)
 
     def json(self, path: str, token: str) -> dict[str, Any]:
-        answer = self.ask(path, token)
-        assert answer.status == 200, answer.text
-        document: dict[str, Any] = json.loads(answer.text)
-        return document
+        return self.ask(path, token).json()
 
     def enter(self, token: str) -> Answered:
         """Send the form on which one enters."""
         return self.ask("/login", method="POST", form={"token": token}, Origin=self.address)
 
-    @contextmanager
-    def news(self, token: str, path: str = "/live") -> Iterator[Iterator[dict[str, Any]]]:
+    def news(self, token: str, path: str = "/live") -> AbstractContextManager[Iterator[dict[str, Any]]]:
         """What the server says of changes, for as long as the block lasts; ends when the server ends it."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
-        connection.request("GET", path, headers={"Host": self.host, "Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        assert answer.status == 200
-
-        def lines() -> Iterator[dict[str, Any]]:
-            while line := answer.readline().decode():
-                if line.startswith("data: "):
-                    yield json.loads(line.removeprefix("data: "))
-
-        try:
-            yield lines()
-        finally:
-            connection.close()
+        return asking.news(self.port, path, token)
 
 
 @contextmanager

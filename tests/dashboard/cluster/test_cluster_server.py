@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, pending_pod, served_cluster_page, tell
 from tests.dashboard.reading import figures, parsed, tables, text_of
-from tests.dashboard.served import Answered
 from tests.kubernetes.dra.test_order import A100, a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import ACCESS_REVIEWS, People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page
 from tests.dashboard.cluster.test_cluster_acting import CORDON, NODE, POD, RELEASE, changes, events, fields_of
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, wait_until
 from tests.dashboard.reading import figures, parsed, text_of
-from tests.dashboard.served import Answered
 from tests.kubernetes.fake_api_server import FakeApiServer, Json, Seen, api_server
 from tests.kubernetes.waiting import patiently
 from tests.machines import TRANCHE
