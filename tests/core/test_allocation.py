@@ -63,6 +63,9 @@ def test_a_mechanism_of_another_version_is_refused() -> None:
     data = grant_to_dict(Part(WHOLE, 3 * GIB, Sharing.MPS))
     with pytest.raises(LedgerCorrupt, match="'preload'"):
         grant_from_dict({**data, "mechanism": "preload"})
+    whole = grant_to_dict(WHOLE)
+    with pytest.raises(LedgerCorrupt, match="in no GPU instance"):
+        grant_from_dict({**whole, "computeInstance": {"name": "1c.2g.10gb", "start": 0, "size": 1}})
 
 
 def test_the_administrators_word_is_auto_where_there_is_none() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import demands, requests
-from tranche.core.errors import UsageError
+from tranche.core.errors import LedgerCorrupt, UsageError
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus, parse_request
@@ -58,6 +58,12 @@ def test_the_text_of_a_request_is_the_options_that_make_it(request: Request) -> 
 @given(REQUESTS)
 def test_a_request_survives_the_wire(request: Request) -> None:
     assert request_from_dict(request_to_dict(request)) == request
+
+
+@pytest.mark.parametrize("share", ["1e999999999", "1/0", "", "x", "1" * 500, "-1/2"])
+def test_a_share_that_is_no_fraction_is_not_read(share: str) -> None:
+    with pytest.raises(LedgerCorrupt):
+        request_from_dict({"gpu": share, "isolation": "soft", "gpuModel": ""})
 
 
 @pytest.mark.parametrize("options", [{}, {"gpus": "1", "gpu": "0.5"}, {"gpu_memory": "4G", "mig_profile": "1g.5gb"}])

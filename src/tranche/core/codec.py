@@ -6,6 +6,7 @@ Fields keep their names. A type for which a form of its own is agreed elsewhere 
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -76,7 +77,7 @@ class Codec:
         if hint is float and isinstance(data, int):
             return float(data)
         if hint not in (bool, int, float, str) or not isinstance(data, hint):
-            raise TypeError(f"{data!r} is no {hint}")
+            raise TypeError(f"{reprlib.repr(data)} is no {hint}")
         return data
 
     def _dataclass(self, cls: Any, data: Mapping[str, Any]) -> Any:

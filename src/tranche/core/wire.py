@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.walls import Walls
+
+_FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
+"""A share of a GPU. Python reads "1e999999999" as well, and fills the memory with it."""
 
 
 def request_to_dict(request: Request) -> dict[str, Any]:
@@ -47,6 +51,8 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
     elif "gpu" in data:
         from fractions import Fraction  # a slow import, and few requests hold a fraction
 
+        if _FRACTION.fullmatch(data["gpu"]) is None:
+            raise LedgerCorrupt("a share of a GPU is no fraction")
         demand = GpuShare(Fraction(data["gpu"]))
     elif "gpuMemoryBytes" in data:
         demand = GpuMemory(data["gpuMemoryBytes"])
@@ -118,7 +124,8 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
         )
     if "computeInstance" in data:
         inside = data["computeInstance"]
-        assert isinstance(device, Slice), "a compute instance lies in a GPU instance"
+        if not isinstance(device, Slice):
+            raise LedgerCorrupt("the ledger has a compute instance that lies in no GPU instance")
         return ComputeSlice(device, parse_profile(inside["name"]), inside["start"], inside["size"])
     return device
 

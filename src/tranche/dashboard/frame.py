@@ -36,8 +36,14 @@ def whole_page(
     version: str,
     taken: float,
     views: Sequence[tuple[str, str]] = VIEWS,
+    trouble: str = "",
+    unseen: str = "the driver does not answer",
 ) -> str:
-    """The page as HTML; `version` names the snapshot that it shows, which is of the moment `taken`."""
+    """The page as HTML; `version` names the snapshot that it shows, which is of the moment `taken`.
+
+    `trouble` says why nothing newer is known, "" where it is of now; `unseen` what it means when the server speaks, has no
+    trouble, and sees nothing newer.
+    """
     return "<!doctype html>\n" + str(
         element(
             "html",
@@ -45,7 +51,7 @@ def whole_page(
             element(
                 "body",
                 element("a", "Skip to the content", href="#main", class_="skip"),
-                element("header", _names(machine), _ways(path, views), _liveness(taken)),
+                element("header", _names(machine), _ways(path, views), _liveness(taken, trouble, unseen)),
                 element(
                     "main",
                     element("h1", page.title),
@@ -117,7 +123,8 @@ def _ways(path: str, views: Sequence[tuple[str, str]]) -> Element:
     return element("nav", element("ul", ways), aria_label="Views")
 
 
-def _liveness(taken: float) -> Element:
+def _liveness(taken: float, trouble: str, unseen: str) -> Element:
     """Without the script the page is as old as it says."""
-    said = element("span", "as of ", moment(describe.timestamp(taken)), "; reload for news", id="live-said")
-    return element("p", said, id="live", role="status", class_="still", data_taken=describe.timestamp(taken))
+    at, why = describe.timestamp(taken), f": {trouble}" if trouble else ""
+    said = element("span", "as of ", moment(at), f"{why}; reload for news", id="live-said")
+    return element("p", said, id="live", role="status", class_="still", data_taken=at, data_unseen=unseen)

@@ -16,6 +16,7 @@ from tests.dashboard import asking
 from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import People
 from tests.kubernetes.fake_api_server import FakeApiServer, Json
+from tests.kubernetes.telling.garbling import lease_of
 from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
 from tranche.kubernetes.telling.told_layouts import ToldLayouts
@@ -49,6 +50,24 @@ def tell(
     )
 
 
+def tell_garbage(server: FakeApiServer, node: str, text: str) -> None:
+    """As an agent that tells that in the place of a view."""
+    lease = lease_of(text, node)
+    server.put(
+        f"{_LEASES}/{lease.name}",
+        {
+            "metadata": {"labels": dict(lease.labels), "annotations": dict(lease.annotations)},
+            "spec": {"holderIdentity": node, "leaseDurationSeconds": lease.seconds, "renewTime": lease.renewed},
+        },
+    )
+
+
+def forget_told(server: FakeApiServer, node: str) -> None:
+    """As somebody who removes the lease."""
+    if (path := f"{_LEASES}/{view_lease_name(node)}") in server.objects:
+        server.delete(path)
+
+
 def pending_pod(namespace: str, name: str, resource: str = "nvidia.com/gpu", **annotations: str) -> Json:
     """A pod that waits for GPUs."""
     return {
@@ -72,6 +91,7 @@ class ServedClusterPage:
     port: int
     api: ServedApi
     people: People
+    health_port: int
 
     @property
     def host(self) -> str:
@@ -90,6 +110,11 @@ class ServedClusterPage:
             return asking.ask(self.port, method, path, token, None, headers)
         typed = {"Content-Type": "application/x-www-form-urlencoded", **headers}
         return asking.ask(self.port, method, path, token, urlencode(form), typed)
+
+    def readiness(self) -> tuple[int, str]:
+        """What a kubelet is answered."""
+        answer = asking.ask(self.health_port, "GET", "/readyz", "", None, {})
+        return answer.status, answer.text
 
     def json(self, path: str, token: str) -> dict[str, Any]:
         return self.ask(path, token).json()
@@ -121,7 +146,7 @@ def served_cluster_page(people: People, *options: str) -> Iterator[ServedCluster
             line = process.stderr.readline()
             said = json.loads(line)
             assert said["message"] == "serving", line
-            yield ServedClusterPage(process, said["port"], api, people)
+            yield ServedClusterPage(process, said["port"], api, people, said["health_port"])
         finally:
             process.kill()
             process.communicate()

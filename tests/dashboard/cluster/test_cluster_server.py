@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,19 @@ import pytest
 
 from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import People
-from tests.dashboard.cluster.served_cluster import ServedClusterPage, pending_pod, served_cluster_page, tell
+from tests.dashboard.cluster.served_cluster import (
+    ServedClusterPage,
+    forget_told,
+    pending_pod,
+    served_cluster_page,
+    tell,
+    tell_garbage,
+)
 from tests.dashboard.reading import figures, parsed, tables, text_of
 from tests.kubernetes.dra.test_order import A100, a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
+from tests.kubernetes.telling.garbling import with_value
 from tests.last_look import last_look
 from tests.machines import TRANCHE
 from tests.strategies import instance_of, placed
@@ -33,6 +42,7 @@ from tranche.core.state import GpuProcess
 from tranche.dashboard.access import HEADERS
 from tranche.dashboard.cluster.sight import HIDDEN
 from tranche.kubernetes.api.connection import SILENT_SECONDS
+from tranche.planning.recording import view_to_dict
 
 ADDRESSES = (
     "/",
@@ -442,6 +452,63 @@ def test_when_kubernetes_falls_silent_the_page_says_since_when_and_lets_nobody_n
             assert "n1" in served.ask("/", "t-olga").text
             served.api.change(lambda server: server.failures.clear())
             assert any(not each["trouble"] for each in news)
+
+
+def test_what_one_node_tells_is_trouble_of_that_node_alone(page: ServedClusterPage) -> None:
+    path = "/api/v1/nodes/odd"
+    page.api.change(lambda server: server.put(path, node_object("odd", labels={"nvidia.com/gpu.present": "true"})))
+    data = view_to_dict(a100s(1))
+    texts = (
+        "[" * 100_000,
+        json.dumps(with_value(data, ("node", "gpus", 0, "memory"), 10**400)),
+        json.dumps(with_value(data, ("node", "gpus", 0, "index"), -1)),
+    )
+    try:
+        for text in texts:
+            page.api.change(lambda server: tell(server, "odd", a100s(1)))
+            wait_until(page, lambda: page.json("/api/nodes/odd", "t-olga")["overview"] is not None)
+            before = page.json("/api/nodes/n1", "t-olga")
+            page.api.change(partial(tell_garbage, node="odd", text=text))
+            wait_until(page, lambda: "cannot be read" in (page.json("/api/nodes/odd", "t-olga")["trouble"] or ""))
+            assert page.json("/api/nodes/n1", "t-olga")["overview"] == before["overview"]
+            for address in ("/", "/nodes/odd", "/nodes/n1", "/queue", "/events", "/waste"):
+                assert page.ask(address, "t-olga").status == 200
+            assert page.json("/api/nodes", "t-olga")["trouble"] is None
+            assert page.readiness()[0] == 200
+            # What is gone from the cluster is gone here, whatever it was.
+            page.api.change(lambda server: forget_told(server, "odd"))
+            wait_until(page, lambda: "told nothing" in (page.json("/api/nodes/odd", "t-olga")["trouble"] or ""))
+    finally:
+        page.api.change(lambda server: server.delete(path))
+        page.api.change(lambda server: forget_told(server, "odd"))
+        wait_until(page, lambda: page.ask("/nodes/odd", "t-olga").status == 404)
+
+
+def test_a_fault_of_the_page_itself_is_said_wherever_it_is_asked_after() -> None:
+    people = People({"t-olga": "olga"})
+    people.let("olga", "list pods", "list nodes")
+    # No API server gives such an object: it stands for a mistake of ours.
+    path, odd = "/api/v1/namespaces/blue/pods/odd", {**pending_pod("blue", "odd"), "spec": {"containers": 7}}
+    with served_cluster_page(people) as served:
+        served.api.change(lambda server: server.put(path, odd))
+        wait_until(served, lambda: "TypeError" in served.readiness()[1])
+        served.api.change(lambda server: server.delete(path))
+        served.api.change(fill_cluster)
+        wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        wait_until(served, lambda: served.readiness()[0] == 200)
+        with served.news("t-olga") as news:
+            assert next(news)["trouble"] == ""
+            served.api.change(lambda server: server.put(path, odd))
+            assert "cannot make out" in next(each for each in news if each["trouble"])["trouble"]
+            status, said = served.readiness()
+            assert (status, "TypeError" in said) == (503, True)
+            listed = served.json("/api/nodes", "t-olga")
+            assert {each["trouble"] is None for each in (listed, *listed["nodes"])} == {False}
+            assert "cannot make out" in text_of(parsed(served.ask("/nodes/n1", "t-olga").text))
+            served.api.change(lambda server: server.delete(path))
+            assert any(not each["trouble"] for each in news)
+        wait_until(served, lambda: served.readiness()[0] == 200)
+        assert served.json("/api/nodes", "t-olga")["trouble"] is None
 
 
 def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path) -> None:

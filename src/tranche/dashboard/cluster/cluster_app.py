@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
@@ -85,6 +85,7 @@ class ClusterApp:
         self._clock = clock
         self._recheck = recheck
         self._seen: ClusterSeen | None = None
+        self._trouble = ""
         self._namespaces: frozenset[str] = frozenset()
         self._waste = WasteBook()
         self._past = PastBook()
@@ -102,6 +103,14 @@ class ClusterApp:
             self._kept.pop(rights).viewpoint.live.end()
         for kept in self._kept.values():
             kept.viewpoint.take(seen)
+
+    def lose(self, why: str) -> None:
+        """Nothing newer is known of the cluster, because of that."""
+        self._trouble = why
+        if self._seen is not None:
+            self._seen = replace(self._seen, trouble=why)
+        for kept in self._kept.values():
+            kept.viewpoint.lose(why)
 
     def end(self) -> None:
         """End every stream."""
@@ -166,7 +175,7 @@ class ClusterApp:
                 said = "Send a token that Kubernetes knows: Authorization: Bearer TOKEN."
                 return error_answer(scope["path"], HTTPStatus.UNAUTHORIZED, "", said, login_page())
             if self._seen is None:
-                why = "Its nodes were not read yet: the API server has not answered."
+                why = f"Its nodes were not read yet: {self._trouble or 'the API server has not answered'}."
                 return error_answer(
                     scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "Nothing was seen of the cluster", why
                 )

@@ -18,6 +18,7 @@ from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.asking import asked_request
 from tranche.dashboard.cluster.acting_page import node_acts, share_act
 from tranche.dashboard.cluster.acting_routes import acting_routes
+from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.error_answer import error_answer
@@ -31,7 +32,7 @@ from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_s
 from tranche.dashboard.cluster.past_book import PastBook
 from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
-from tranche.dashboard.cluster.routes import ServedCluster, node_routes
+from tranche.dashboard.cluster.routes import UNSEEN, ServedCluster, node_routes
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.viewpoint import Viewpoint
@@ -131,14 +132,22 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         )
 
     async def api_nodes(_: Request) -> Response:
-        nodes = viewpoint.snapshot.nodes.values()
-        return await _json(lambda: document("ClusterNodeList", nodes=[node_data(each) for each in nodes]))
+        seen, trouble = viewpoint.snapshot, viewpoint.live.trouble
+        taken = timestamp(seen.taken)
+        return await _json(
+            lambda: document(
+                "ClusterNodeList",
+                taken=taken,
+                trouble=trouble or None,
+                nodes=[_node_data(each, trouble) for each in seen.nodes.values()],
+            )
+        )
 
     async def api_node(request: Request) -> Response:
         found = viewpoint.snapshot.nodes.get(request.path_params["name"])
         if found is None:
             return await _nothing(request)
-        return await _json(lambda: document("ClusterNode", **node_data(found)))
+        return await _json(lambda: document("ClusterNode", **_node_data(found, viewpoint.live.trouble)))
 
     async def api_events(_: Request) -> Response:
         return await _json(lambda: document("ClusterEventList", events=[event_data(each) for each in viewpoint.events]))
@@ -192,10 +201,19 @@ def node_data(node: SeenNode) -> dict[str, Any]:
     }
 
 
+def _node_data(node: SeenNode, trouble: str) -> dict[str, Any]:
+    """The same, of a page to which nothing newer is known because of that trouble."""
+    found = apart(node.name, lambda: node_data(node), lambda: node_data(unshown(node)))
+    return {**found, "trouble": found["trouble"] or trouble or None}
+
+
 def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | None:
     seen = pages.viewpoint.snapshot
-    acts = None if pages.acts is None or node is None else node_acts(node)
-    return None if node is None else node_page(node, seen.notes, seen.taken, acts)
+
+    def made(of: SeenNode) -> DashboardPage:
+        return node_page(of, seen.notes, seen.taken, None if pages.acts is None else node_acts(of))
+
+    return None if node is None else apart(node.name, lambda: made(node), lambda: made(unshown(node)))
 
 
 def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> DashboardPage:
@@ -265,7 +283,16 @@ async def _shown(
         return await _nothing(request)
     if request.headers.get("tranche-part") == "view":
         return Response(str(live_part(page)), status, media_type=_HTML)
-    text = whole_page(page, path=path, machine=pages.name, version=version, taken=seen.taken, views=VIEWS)
+    text = whole_page(
+        page,
+        path=path,
+        machine=pages.name,
+        version=version,
+        taken=seen.taken,
+        views=VIEWS,
+        trouble=live.trouble,
+        unseen=UNSEEN,
+    )
     return Response(text, status, media_type=_HTML)
 
 

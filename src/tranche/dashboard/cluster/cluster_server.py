@@ -87,7 +87,7 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
         else None
     )
     app = ClusterApp(options.name, entrance, reviews, Sessions(time.monotonic), fleets, acts, clock=time.monotonic)
-    source = ClusterSource(connection, namespace, app.take, random=random.random)
+    source = ClusterSource(connection, namespace, app.take, app.lose, random=random.random)
     supervisor = Supervisor([source], clock=time.monotonic)
     health = HealthServer(supervisor.readiness)
     with listening(options.host, options.port) as listener:

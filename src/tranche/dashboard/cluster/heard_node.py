@@ -26,6 +26,7 @@ _HAS_GPUS = (
 _NEVER = "its agent has told nothing: does it run, and with --tell-view?"
 _UNREADABLE = "what its agent tells cannot be read: is it of another version?"
 _SILENT = "its agent has not renewed what it tells"
+_LONGEST_REASON = 300
 _NO_NODE = "the cluster has no such node any more"
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class HeardNode:
     """What a node's agent has told; `told` and `overview` are None where it cannot be read.
 
     `renewed` is the agent's text of the last renewal. `seen` is when that was heard here, in seconds since the epoch, and `lasts`
-    for how many seconds it counts.
+    for how many seconds it counts. `unreadable` says why it cannot be read, for the log alone; "" where it can.
     """
 
     node: str
@@ -45,6 +46,7 @@ class HeardNode:
     lasts: float = SILENT_SECONDS
     told: ToldView | None = None
     overview: Document | None = None
+    unreadable: str = ""
 
 
 def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
@@ -56,11 +58,14 @@ def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
     bare = HeardNode(told_node(lease), lease.renewed, seen, float(lease.seconds or SILENT_SECONDS))
     try:
         told = told_from_lease(lease)
-    except UsageError as error:
-        # What is in it is not said on a page, for nobody knows who may see that.
-        _log.warning("what a node tells cannot be read", extra={"node": bare.node, "error": error.message})
-        return bare
-    return replace(bare, told=told, overview=overview_data(told.view, (), ()))
+        return replace(bare, told=told, overview=overview_data(told.view, (), ()))
+    except Exception as error:
+        # Whatever it is: what one node tells must not hide the others. What is in it is not said on a page, for nobody knows
+        # who may see that.
+        why = error.message if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        if before is None or before.unreadable != why:
+            _log.warning("what a node tells cannot be read", extra={"node": bare.node, "error": why})
+        return replace(bare, unreadable=why)
 
 
 def seen_node(name: str, told: HeardNode | None, node: FleetNode | None, now: float) -> SeenNode:
@@ -90,5 +95,5 @@ def standing_of(node: FleetNode | None) -> NodeStanding:
 def _moment(rfc3339: str, otherwise: float) -> float:
     try:
         return datetime.datetime.fromisoformat(rfc3339).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise

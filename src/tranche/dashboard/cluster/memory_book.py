@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.past_book import GpuPlace, Silence
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.reading_log import KEPT_SECONDS, GaugeSample
@@ -36,7 +38,7 @@ class MemoryBook:
                 del self._told[at]
         for node in snapshot.nodes.values() if change is None else change.nodes:
             if node.seen is not None and not node.trouble:
-                self._hear(node, node.seen)
+                apart(node.name, partial(self._hear, node, node.seen), lambda: None)
         self._last = snapshot
 
     def samples(self, node: str, uuid: str, until: float, silences: Sequence[Silence]) -> list[GaugeSample]:

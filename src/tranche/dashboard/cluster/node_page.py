@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from urllib.parse import quote
 
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.events_page import share_page
 from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key
@@ -46,7 +48,8 @@ def node_share_page(
     """The share of that name. Each node names its own: where several have one, they are named. `act` gives the way to what can be
     done with it.
     """
-    found = [(node, page) for node in nodes if (page := share_page(allocation_id, node.overview, (), now)) is not None]
+    pages = [(each, apart(each.name, partial(_share_of, each, allocation_id, now), lambda: None)) for each in nodes]
+    found = [(node, page) for node, page in pages if page is not None]
     if not found:
         return None
     address = f"/shares/{quote(allocation_id, safe='')}"
@@ -59,6 +62,10 @@ def node_share_page(
     ((node, page),) = found
     live = element("div", element("p", "Of node ", node_link(node.name)), notes(not_of_now(node)), page.live)
     return DashboardPage(page.title, live, below=None if act is None else act(node.name, allocation_id))
+
+
+def _share_of(node: SeenNode, allocation_id: str, now: float) -> DashboardPage | None:
+    return share_page(allocation_id, node.overview, (), now)
 
 
 def node_link(name: str) -> Element:

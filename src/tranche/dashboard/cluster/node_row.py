@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.sight import namespace_of
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.parts import moment
@@ -90,7 +91,8 @@ class RowBook:
         """The row of one node."""
         found = self._rows.get(node.name)
         if found is None or found.changed != node.changed:
-            found = self._rows[node.name] = node_row(node)
+            made = apart(node.name, lambda: node_row(node), lambda: node_row(unshown(node)))
+            found = self._rows[node.name] = made
         return found
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.sight import namespace_of
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.documents.blocks import Document, told_holder
@@ -85,7 +87,7 @@ class PastBook:
         for name in self._heard.keys() - snapshot.nodes.keys():
             self._forget(name)
         for node in snapshot.nodes.values() if change is None else change.nodes:
-            self._look(node)
+            apart(node.name, partial(self._look, node), lambda: None)
         self._last = snapshot
 
     def past(self, node: str, uuid: str) -> GpuPast:

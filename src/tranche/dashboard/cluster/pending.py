@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
 from tranche.dashboard.cluster.veil import veiled_view
-from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, explain_pod
@@ -68,11 +70,11 @@ def veiled_fleet(fleet: Fleet, sight: ViewerSight) -> Fleet:
 def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], sight: ViewerSight) -> GateFleet:
     """What nodes have for shares that are chosen by demand, as the viewer may know it."""
     offered = {
-        name: offered_view(veiled_view(view, sight), mode)
+        name: apart(name, partial(_offered, view, mode, sight), lambda: None)
         for name, view in views.items()
         if name in nodes and (mode := mode_in_force(nodes[name].labels)).by_claims
     }
-    return GateFleet(dict(nodes), {}, offered)
+    return GateFleet(dict(nodes), {}, {name: each for name, each in offered.items() if each is not None})
 
 
 def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: Tier) -> WaitingPod | None:
@@ -119,6 +121,10 @@ def explain_request(request: Request, gates: GateFleet, tier: Tier) -> FleetExpl
 def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:
     """Who came first comes first."""
     return sorted(pods, key=lambda each: (each.created, str(each.pod)))
+
+
+def _offered(view: NodeView, mode: NodeMode, sight: ViewerSight) -> NodeView | None:
+    return offered_view(veiled_view(view, sight), mode)
 
 
 def _nameless(claim: FleetClaim) -> FleetClaim:

@@ -23,6 +23,9 @@ from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_
 
 _HTML = "text/html; charset=utf-8"
 
+UNSEEN = "this page sees nothing newer of the cluster"
+"""What it means when the server speaks, has no trouble, and what it shows is old."""
+
 SightOf = Callable[[Request], Awaitable[ViewerSight]]
 """Whose names whoever asks may see."""
 
@@ -75,7 +78,16 @@ async def _shown(
             return None
         if request.headers.get("tranche-part") == "view":
             return str(live_part(page))
-        return whole_page(page, path=path, machine=served.name, version=version, taken=seen.taken, views=served.views)
+        return whole_page(
+            page,
+            path=path,
+            machine=served.name,
+            version=version,
+            taken=seen.taken,
+            views=served.views,
+            trouble=served.live.trouble,
+            unseen=UNSEEN,
+        )
 
     text = await run_in_threadpool(written)
     if text is None:

@@ -6,18 +6,20 @@ With the rights of the dashboard's own account; who may see what of it is decide
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 from tranche.core.errors import TrancheError
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
 from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer, Objects, WatchEvent
 from tranche.kubernetes.api.leases import Lease, decode_lease
@@ -28,6 +30,10 @@ from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ToldView, tol
 
 _PACE_SECONDS = 0.25
 _TICK_SECONDS = 2.0
+_LONGEST_FAULT = 300
+_MADE_OUT = "this page cannot make out what it reads of the cluster; its log says why"
+
+_log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -49,13 +55,22 @@ class ClusterSeen:
     @cached_property
     def namespaces(self) -> frozenset[str]:
         """Every namespace that has something on a page. It is asked for by each viewpoint."""
-        held = (name for node in self.snapshot.nodes.values() for name in node.namespaces.values())
+        held: set[str] = set()
+        for node in self.snapshot.nodes.values():
+            spaces: list[str] = apart(node.name, partial(_spaces_of, node), list)
+            held.update(spaces)
         waiting = (each.pod.namespace for each in self.pods)
         return frozenset({*held, *waiting, *(each.namespace for each in self.events)} - {""})
 
 
+def _spaces_of(node: SeenNode) -> list[str]:
+    return list(node.namespaces.values())
+
+
 class ClusterSource:
-    """A component: calls `report` on the event loop with what is newest. `now` is seconds since the epoch."""
+    """A component: calls `report` on the event loop with what is newest, and `lose` with why nothing newer is known when that is
+    no matter of the API server's. `now` is seconds since the epoch.
+    """
 
     name = "cluster"
 
@@ -64,12 +79,14 @@ class ClusterSource:
         connection: ApiConnection,
         namespace: str,
         report: Callable[[ClusterSeen], None],
+        lose: Callable[[str], None],
         *,
         random: Callable[[], float],
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._report = report
+        self._lose = lose
         self._random = random
         self._now = now
         self._sleep = sleep
@@ -97,18 +114,27 @@ class ClusterSource:
         self._heard: dict[str, HeardNode] = {}
         self._read: dict[str, Lease] = {}
         self._seen = ClusterSeen(ClusterSnapshot())
+        self._fault = ""
 
     def ready(self) -> Readiness:
-        """Ready once nodes and what they tell were read."""
+        """Ready once nodes and what they tell were read, and while the page can make out what it reads."""
+        if self._fault:
+            return Readiness(False, self._fault)
         missing = self._trouble() if not self._synced() else ""
         return Readiness(self._synced(), missing or ("" if self._synced() else "the cluster was not read yet"))
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for each in self._all():
-                group.create_task(each.follow(Backoff(self._random), self._changed, self._sleep))
-            group.create_task(self._keep())
+        for each in self._all():
+            each.heard = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in self._all():
+                    group.create_task(each.follow(Backoff(self._random), self._changed, self._sleep))
+                group.create_task(self._keep())
+        except ExceptionGroup as errors:
+            self._fail(errors.exceptions[0])
+            raise
 
     def _all(self) -> Iterable[_Followed[Any]]:
         return (self._leases, self._nodes, self._pods, *self._events)
@@ -125,10 +151,26 @@ class ClusterSource:
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._changed.wait()
             self._changed.clear()
-            if self._synced():
-                await self._look()
-                self._report(self._seen)
+            if self._synced() and (not self._fault or self._settled()):
+                try:
+                    await self._look()
+                    self._report(self._seen)
+                    self._fault = ""
+                except Exception as error:
+                    # Whatever it is: pages say that they are not live, and it is tried again with what is heard next.
+                    self._fail(error)
             await self._sleep(_PACE_SECONDS)
+
+    def _settled(self) -> bool:
+        """Whether of everything that is followed it is known how it is now, or why not."""
+        return all(each.heard or each.trouble for each in self._all())
+
+    def _fail(self, error: Exception) -> None:
+        fault = f"{type(error).__name__}: {error}"[:_LONGEST_FAULT]
+        if fault != self._fault:
+            _log.error("the cluster cannot be made out", exc_info=error)
+        self._fault = fault
+        self._lose(_MADE_OUT)
 
     async def _look(self) -> None:
         now, trouble = self._now(), self._trouble()
@@ -163,11 +205,12 @@ class ClusterSource:
 
 
 class _Followed(Generic[Item]):
-    """A collection as it was last heard of, and why nothing is heard of it now."""
+    """A collection as it was last heard of, and why nothing is heard of it now. `heard`: since it is followed anew."""
 
     def __init__(self, source: Selection[Item]) -> None:
         self._source = source
         self.items: Mapping[str, Item] | None = None
+        self.heard = False
         self.trouble = ""
 
     @property
@@ -196,5 +239,5 @@ class _Followed(Generic[Item]):
         informer = Informer[Item](self, backoff, sleep=sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for items in snapshots:
-                self.items = items
+                self.items, self.heard = items, True
                 changed.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
 from tranche.dashboard.cluster.live import LiveCluster
@@ -54,6 +55,9 @@ class ViewerRights:
 
     def shown(self, node: SeenNode) -> SeenNode | None:
         """The node as he sees it; None where he may not know of it."""
+        return apart(node.name, lambda: self._shown(node), lambda: unshown(node) if self.all_nodes else None)
+
+    def _shown(self, node: SeenNode) -> SeenNode | None:
         seen = self.all_nodes or any(map(self.sight.sees, node.namespaces.values()))
         if not seen or self.sight.everywhere:
             return node if seen else None
@@ -73,6 +77,11 @@ class Viewpoint:
         self._events: tuple[KubeEvent, ...] = ()
         self._events_of: tuple[object, ...] = ()
         self._outlooks: dict[tuple[str, str], tuple[ToldView | None, LayoutOutlook]] = {}
+
+    def lose(self, why: str) -> None:
+        """Nothing newer is known, because of that."""
+        self._seen = replace(self._known, trouble=why)
+        self.live.take(None, why)
 
     def take(self, seen: ClusterSeen) -> None:
         """This is the newest that is known."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.documents.held_now import held_now
 
@@ -64,7 +66,8 @@ class WasteBook:
             self._count(self._nodes.pop(name), -1)
         for node in snapshot.nodes.values() if change is None else change.nodes:
             self._count(self._nodes.get(node.name), -1)
-            self._nodes[node.name] = uses = _uses_of(node)
+            uses = apart(node.name, partial(_uses_of, node), lambda: None)
+            self._nodes[node.name] = uses
             self._count(uses, 1)
         if not self._slots:
             self._slots.append(_Slot(snapshot.taken))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from tranche.core.quantity import GIB
+from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.sight import ViewerSight
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.waste_book import SpaceUse, WasteReport
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since, table
@@ -20,6 +22,8 @@ from tranche.documents.markup import Child, element
 MOST = 100
 """Rows of what is unused now."""
 _NO_SPACE = "no namespace"
+
+_Unused = tuple[int, "Sequence[Child | None]"]
 
 
 def waste_data(report: WasteReport, sight: ViewerSight, others: bool) -> dict[str, Any]:
@@ -111,28 +115,31 @@ def _hours(byte_seconds: int) -> str:
     return f"{byte_seconds / GIB / 3600:,.1f} GiB·h"
 
 
-def _unused(seen: ClusterSnapshot, sight: ViewerSight) -> Iterator[tuple[int, Sequence[Child | None]]]:
+def _unused(seen: ClusterSnapshot, sight: ViewerSight) -> Iterator[_Unused]:
     """Each device that somebody holds who may be named, and that no process is in, with its bytes."""
     for node in seen.nodes.values():
-        if node.trouble or node.seen is None:
+        if not node.trouble and node.seen is not None:
+            rows: list[_Unused] = apart(node.name, partial(_unused_of, node, seen.taken, sight), list)
+            yield from rows
+
+
+def _unused_of(node: SeenNode, now: float, sight: ViewerSight) -> list[_Unused]:
+    known = {each["id"]: each for each in node.overview["allocations"]}
+    spaces, found = node.namespaces, []
+    for each in held_now(node.overview["gpus"], node.overview["allocations"]):
+        if each.used or not sight.sees(spaces[each.allocation_id]):
             continue
-        known = {each["id"]: each for each in node.overview["allocations"]}
-        spaces = node.namespaces
-        for each in held_now(node.overview["gpus"], node.overview["allocations"]):
-            if each.used or not sight.sees(spaces[each.allocation_id]):
-                continue
-            allocation = known[each.allocation_id]
-            name = told_holder(allocation).removeprefix(each.allocation_id).strip()
-            yield (
-                each.memory,
-                (
-                    _what(each.gpu, each.device),
-                    element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),
-                    element("span", share_link(each.allocation_id), f" {name}"),
-                    memory(each.memory),
-                    span_since(allocation["created"], seen.taken),
-                ),
-            )
+        allocation = known[each.allocation_id]
+        name = told_holder(allocation).removeprefix(each.allocation_id).strip()
+        row: Sequence[Child | None] = (
+            _what(each.gpu, each.device),
+            element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),
+            element("span", share_link(each.allocation_id), f" {name}"),
+            memory(each.memory),
+            span_since(allocation["created"], now),
+        )
+        found.append((each.memory, row))
+    return found
 
 
 def _what(gpu: Document, device: Document) -> str:

@@ -60,7 +60,7 @@
     if (refused) return say("lost", "not live: you are not let in any more; enter again");
     if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: the server does not answer`);
     if (trouble) return say("lost", `not live since ${at(taken)}: ${trouble}`);
-    if (Date.now() + offset - taken > SILENT_MS) return say("lost", `not live since ${at(taken)}: the driver does not answer`);
+    if (Date.now() + offset - taken > SILENT_MS) return say("lost", `not live since ${at(taken)}: ${line.dataset.unseen}`);
     const apart = Math.abs(offset) > 60000 ? `, whose clock is ${age(Math.abs(offset) / 1000)} ${offset > 0 ? "ahead of" : "behind"} this one` : "";
     return say("live", `live${apart}`);
   }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.errors import TrancheError
+from tranche.core.json_text import read_json
 from tranche.core.keeper import ChosenFor
 from tranche.core.request import Request
 from tranche.core.wire import grant_from_dict
@@ -108,7 +108,7 @@ def _is_known(pod: FleetPod, fleet: GateFleet) -> bool:
 
 def _annotated(pod: FleetPod) -> _Choice | None:
     try:
-        data = json.loads(pod.chosen)
+        data = read_json(pod.chosen)
         return _Choice(str(data["node"]), tuple(map(grant_from_dict, data["grants"])))
     except (ValueError, KeyError, TypeError, AttributeError, TrancheError):
         return None

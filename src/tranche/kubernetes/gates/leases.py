@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranche.core.allocation import Allocation, Grant, NodeView
+from tranche.core.credible import credible
 from tranche.core.errors import TrancheError, UsageError
+from tranche.core.json_text import read_json
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState
 from tranche.core.wire import grant_from_dict, grant_to_dict
@@ -106,12 +108,11 @@ def gpus_to_lease(said: NodeGpus, owner: tuple[str, str]) -> Lease:
 
 
 def gpus_from_lease(lease: Lease) -> NodeGpus:
-    """What an agent says; UsageError when it cannot be read: it is unknown then, and not free."""
+    """What an agent says; UsageError when it cannot be read, or cannot be true: it is unknown then, and not free."""
     try:
         packed = base64.b64decode(lease.annotations[_VIEW], validate=True)
-        text = _unpacked(packed)
-        view = view_from_dict(json.loads(text))
-        refused = json.loads(lease.annotations.get(_REFUSED, "{}"))
+        view = credible(view_from_dict(read_json(_unpacked(packed))))
+        refused = read_json(lease.annotations.get(_REFUSED, "{}"))
         return NodeGpus(
             lease.annotations[_NODE],
             view,
@@ -119,7 +120,9 @@ def gpus_from_lease(lease: Lease) -> NodeGpus:
             {str(uid): str(reason) for uid, reason in refused.items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
-        raise UsageError(f"lease {lease.name} does not say what GPUs there are: {error}") from error
+        raise UsageError(
+            f"lease {lease.name} does not say what GPUs there are: {str(error)[:_LONGEST_REASON]}"
+        ) from error
 
 
 def node_of(lease: Lease) -> str:
@@ -145,7 +148,7 @@ def choices_to_lease(chosen: NodeChoices) -> Lease:
 def choices_from_lease(lease: Lease) -> NodeChoices:
     """What was chosen of a node; UsageError when it cannot be read, so that nothing is chosen beside what nobody knows."""
     try:
-        data = json.loads(lease.annotations[_CHOICES])
+        data = read_json(lease.annotations[_CHOICES])
         choices = {str(uid): _choice_from_dict(str(uid), each) for uid, each in data.items()}
         return NodeChoices(lease.annotations[_NODE], choices, lease)
     except (KeyError, ValueError, TypeError, AttributeError, TrancheError) as error:

@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any
 
+from tranche.core.json_text import read_json
+
 _LONGEST = 16 * 1024**2
 _HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 """Half of a character in JSON; alone it is text that nobody can write as UTF-8."""
@@ -27,7 +29,15 @@ def unpacked(text: str) -> Any:
     if len(found) > _LONGEST:
         raise ValueError("it is too long")
     written = found.decode()
-    data = json.loads(written)
+    data = read_json(written)
     if _HALF.search(written):
-        json.dumps(data, ensure_ascii=False).encode()  # half a character would break every page that shows it
+        _refuse_halves(data)
     return data
+
+
+def _refuse_halves(data: Any) -> None:
+    """ValueError for text with half a character, which would break every page that shows it."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error

@@ -71,7 +71,7 @@ def layouts_from_text(text: str) -> ToldLayouts:
             turns=data["turns"] is True,
             offer=None if data["offer"] is None else _offer_from(data["offer"]),
         )
-    except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, LayoutInvalid) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, LayoutInvalid) as error:
         raise UsageError(f"what an agent says of layouts cannot be read: {error}") from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import Allocation, NodeView
+from tranche.core.credible import credible
 from tranche.core.devices import devices
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
@@ -38,6 +39,7 @@ _SHORT = "tranche.dev/short"
 _LAYOUTS = "tranche.dev/layouts"
 _MARKED = "tranche.dev/marked"
 _LONGEST_NAME = 200
+_LONGEST_REASON = 300
 
 _Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
 
@@ -113,19 +115,26 @@ def told_to_lease(
 
 
 def told_from_lease(lease: Lease) -> ToldView:
-    """What an agent told; UsageError when it cannot be read: nothing is known of the node then."""
+    """What an agent told; UsageError when it cannot be read or cannot be true: nothing is known of the node then."""
     try:
-        view = view_from_dict(unpacked(lease.annotations[_VIEW]))
+        if lease.annotations[_NODE] != told_node(lease):
+            raise ValueError("it is not the lease of the node that it names")
+        view = credible(view_from_dict(unpacked(lease.annotations[_VIEW])))
         marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
         short = lease.annotations.get(_SHORT) == "true"
         return ToldView(lease.annotations[_NODE], view, short, _layouts(lease), marked)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
-        raise UsageError(f"lease {lease.name} does not say what the node has: {error}") from error
+        why = str(error)[:_LONGEST_REASON]
+        raise UsageError(f"lease {lease.name} does not say what the node has: {why}") from error
 
 
 def told_node(lease: Lease) -> str:
-    """The node that the lease is about, whether the rest of it can be read or not."""
-    return lease.annotations.get(_NODE) or lease.holder or lease.name.removeprefix("tranche-view-")
+    """The node that the lease is about, by its name, whatever is in it."""
+    named = (lease.annotations.get(_NODE, ""), lease.holder)
+    return next(
+        (each for each in named if each and view_lease_name(each) == lease.name),
+        lease.name.removeprefix("tranche-view-"),
+    )
 
 
 def _layouts(lease: Lease) -> ToldLayouts | None:

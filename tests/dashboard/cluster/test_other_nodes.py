@@ -1,0 +1,166 @@
+"""Whatever one node's view says, the other nodes' rows, pages and documents are as if it had said nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from typing import Any
+from unittest.mock import patch
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from tests.dashboard.cluster.teams import OUR_SIGHT, shared_machines
+from tests.dashboard.cluster.test_cluster_server import held_by
+from tests.dashboard.reading import parsed
+from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.fleet.clusters import node as node_object
+from tests.kubernetes.telling.garbling import garbled, lease_of
+from tranche.core.allocation import NodeView
+from tranche.core.request import parse_request
+from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.heard_node import heard, seen_node
+from tranche.dashboard.cluster.memory_book import MemoryBook
+from tranche.dashboard.cluster.node_row import RowBook
+from tranche.dashboard.cluster.past_book import PastBook
+from tranche.dashboard.cluster.pending import explain_request
+from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.source import ClusterSeen
+from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
+from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.documents.overview import overview_data
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.fleet.objects import decode_fleet_node
+from tranche.kubernetes.telling.told_view import ToldView, told
+
+GOOD = held_by(a100s(2), ("blue", 0), ("zebra", 1))
+NODES = {name: decode_fleet_node(node_object(name, labels={"tranche.dev/mode": "mixed"})) for name in ("bad", "good")}
+RIGHTS = [ViewerRights(ViewerSight(everywhere=True), True), ViewerRights(OUR_SIGHT, True), ViewerRights(OUR_SIGHT)]
+
+
+def cluster_with(*others: tuple[SeenNode, ToldView | None]) -> ClusterSeen:
+    good = SeenNode("good", overview=overview_data(told(GOOD), (), ()), seen=1.0)
+    nodes = [(good, ToldView("good", told(GOOD))), *others]
+    snapshot = ClusterSnapshot().after([node for node, _ in nodes], 2.0)
+    return ClusterSeen(snapshot, {node.name: said for node, said in nodes if said is not None}, NODES)
+
+
+def answers(seen: ClusterSeen, rights: ViewerRights, *paths: str) -> dict[str, tuple[int, str]]:
+    """What somebody is answered at those addresses, without a server between."""
+    viewpoint, waste, past, memory = Viewpoint(rights), WasteBook(), PastBook(), MemoryBook()
+    for book in (waste, past, memory):
+        book.take(seen.snapshot)
+    viewpoint.take(seen)
+    pages: Any = ClusterPages("here", viewpoint, None, waste, past, memory)  # type: ignore[arg-type]
+    app = Starlette(routes=cluster_routes(pages))
+
+    async def ask(path: str) -> tuple[int, str]:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": [], "root_path": "", "scheme": "http", "server": ("here", 80),
+        }  # fmt: skip
+        await app(scope, receive, send)
+        text = b"".join(each.get("body", b"") for each in sent[1:]).decode()
+        return sent[0]["status"], re.sub(r'data-version="[^"]*"', "", text)
+
+    async def every() -> dict[str, tuple[int, str]]:
+        return {path: await ask(path) for path in paths}
+
+    return asyncio.run(every())
+
+
+def row_of(page: str, node: str) -> bytes:
+    (row,) = (each for each in parsed(page).iter("tr") if each.get("id") == f"node-{node}")
+    row.attrib.pop("data-changed", None)
+    return ElementTree.tostring(row)
+
+
+ALONE = "/nodes/good", "/nodes/good/layouts", "/shares/a0b0c0d0", "/api/nodes/good"
+TOGETHER = "/", "/nodes/bad", "/waste", "/api/nodes", "/api/waste", "/events"
+
+
+def check_the_other_node(seen: ClusterSeen, rights: ViewerRights) -> dict[str, tuple[int, str]]:
+    plain, found = (answers(each, rights, *ALONE, *TOGETHER) for each in (cluster_with(), seen))
+    for path in ALONE:
+        if "Several nodes" not in found[path][1]:
+            assert found[path] == plain[path], path
+    assert {path: found[path][0] for path in TOGETHER if found[path][0] != 200} in ({}, {"/nodes/bad": 404})
+    assert row_of(found["/"][1], "good") == row_of(plain["/"][1], "good")
+    (mine,) = (each for each in json.loads(found["/api/nodes"][1])["nodes"] if each["name"] == "good")
+    assert [mine] == json.loads(plain["/api/nodes"][1])["nodes"]
+    return found
+
+
+@given(garbled(shared_machines()), st.sampled_from(RIGHTS))
+@example("[" * 100_000, RIGHTS[0])
+def test_a_garbled_view_is_of_its_node_alone(text: str, rights: ViewerRights) -> None:
+    said = heard(lease_of(text, "bad"), None, 2.0)
+    seen = cluster_with((seen_node("bad", said, NODES["bad"], 2.0), said.told))
+    check_the_other_node(seen, rights)
+    viewpoint = Viewpoint(rights)
+    viewpoint.take(seen)
+    explain_request(parse_request(gpu_memory="30Gi"), viewpoint.gates(), Tier.GATES)
+
+
+def broken(kind: str) -> tuple[SeenNode, ToldView | None]:
+    """A node that came through the reading and fails where it is shown."""
+    overview = overview_data(told(GOOD), (), ())
+    match kind:
+        case "no id":
+            del overview["allocations"][0]["id"]
+        case "no grants":
+            del overview["allocations"][0]["grants"]
+        case "no uuid":
+            del overview["gpus"][0]["uuid"]
+        case "no number":
+            overview["gpus"][0]["memoryBytes"] = 10**400
+        case _:
+            overview["gpus"][0]["slices"] = 7
+    return SeenNode("bad", overview=overview, seen=1.0), ToldView("bad", NodeView(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rights", RIGHTS)
+@pytest.mark.parametrize("kind", ["no id", "no grants", "no uuid", "no number", "no slices"])
+def test_a_node_that_cannot_be_shown_is_marked_alone(
+    kind: str, rights: ViewerRights, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        found = check_the_other_node(cluster_with(broken(kind)), rights)
+    marked = [each for each in caplog.records if each.message == "a node cannot be shown"]
+    assert {each.__dict__["node"] for each in marked} == {"bad"}
+    if rights.all_nodes:
+        assert "cannot be shown" in found["/nodes/bad"][1]
+        assert ("cannot be shown" in found["/"][1]) == (kind != "no number")
+
+
+def test_what_fails_in_the_making_of_a_node_makes_it_unreadable_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lease = lease_of("{}", "bad")
+    with patch("tranche.dashboard.cluster.heard_node.told_from_lease", side_effect=ZeroDivisionError("of a kind")):
+        first = heard(lease, None, 2.0)
+        again = heard(lease, first, 3.0)
+    assert (first.overview, first.told, again.overview) == (None, None, None)
+    assert "cannot be read" in seen_node("bad", again, NODES["bad"], 3.0).trouble
+    assert [each.__dict__["error"] for each in caplog.records] == ["ZeroDivisionError: of a kind"]
+
+
+def test_a_row_that_cannot_be_made_is_made_again_when_the_node_is_another() -> None:
+    book, (bad, _) = RowBook(), broken("no uuid")
+    assert "cannot be shown" in str(book.row(bad).shown)
+    whole = ClusterSnapshot().after([SeenNode("bad", overview=overview_data(GOOD, (), ()), seen=1.0)], 1.0).nodes["bad"]
+    assert "cannot be shown" not in str(book.row(whole).shown)
