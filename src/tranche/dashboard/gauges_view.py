@@ -75,7 +75,7 @@ def _measured(uuid: str, gauge: str, samples: Sequence[GaugeSample]) -> Measured
 
 
 def _chart(gauge: _Gauge, since: float, until: float) -> Element:
-    length = max(until - since, gauge.every)
+    length = until - since or gauge.every
     path = "".join(_areas(gauge.values, since, length, gauge.most or max(gauge.numbers) or 1.0, gauge.every))
     last, low, high = (gauge.said(of(gauge.numbers)) for of in (_last, min, max))
     return element(
@@ -103,7 +103,7 @@ def _areas(values: Measured, since: float, length: float, most: float, every: fl
             (_WIDTH * (taken - since) / length, _HEIGHT * (1 - min(1.0, value / most))) for taken, value in stretch
         ]
         # A single moment is as wide as half the time between two.
-        least = _WIDTH * every / length / 2
+        least = _WIDTH * min(1.0, every / length) / 2
         first = min(points[0][0], _WIDTH - least)
         last = max(points[-1][0], first + least)
         line = "".join(f"L{x:.5g} {y:.4g}" for x, y in [(first, points[0][1]), *points[1:], (last, points[-1][1])])

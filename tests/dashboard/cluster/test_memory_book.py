@@ -14,6 +14,7 @@ from tranche.dashboard.cluster.memory_book import APART_SECONDS, TOLD_SECONDS, M
 from tranche.dashboard.cluster.past_book import GpuPast, Silence
 from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.reading_log import KEPT_SECONDS
 
 UUID = "GPU-1"
@@ -100,3 +101,12 @@ def test_the_chart_is_on_the_page_of_the_gpu_and_says_what_it_is() -> None:
     assert tables(shown)["Use since then"] == [["Memory used", "3 GiB", "1 GiB", "2 GiB", "3 GiB"]]
     assert "How busy a GPU is they do not tell" in text_of(shown)
     assert "while a page is open" not in text_of(shown)
+
+
+def test_the_chart_of_a_few_seconds_is_as_wide_as_its_axis() -> None:
+    book = taken(told(1000.0, GIB), told(1006.0, GIB))
+    gpu = {**seen(ONE, 0.0).overview["gpus"][0], "memoryBytes": 40 * GIB}
+    view = gauges_view(gpu, book.samples("n1", UUID, 1006.0, ()), TOLD_SECONDS)
+    assert view is not None
+    (path,) = parsed(str(view)).iter("path")
+    assert path.get("d", "").endswith("L1000 60z")

@@ -24,6 +24,7 @@ _GAUGES = (
     "As the node's agent told it, once a minute at least. This server keeps an hour of that. "
     "How busy a GPU is they do not tell; metrics do."
 )
+_BEFORE = ". Of the time before that is known only since when shares are held that were there then."
 _NO_CAUSE = (
     "Who had a slice made or destroyed is in the node's own events: tranche events there, and the events of its layout. "
     "What came and went within a second was not seen."
@@ -50,7 +51,7 @@ def past_view(
         gauges_view(gpu, used, TOLD_SECONDS, _GAUGES),
         element("h2", "Over time"),
         hours_choice(gpu["uuid"], hours),
-        element("p", "Watched since ", moment(describe.timestamp(past.since)), ". Before that nothing is known here."),
+        element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
         [_silence(each) for each in past.silences if each.until is None or each.until >= since],
         spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours),
         _held(shares),
