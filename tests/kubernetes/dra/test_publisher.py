@@ -285,6 +285,7 @@ def test_a_kubelet_that_wipes_all_is_answered_with_a_newer_generation(tmp_path: 
             before = published.slices
             for name in before:
                 node.server.delete(SLICES + name)
+            node.server.end_watches()  # else it may be told of one at a time, and write that one again
             await until(lambda: published.slices.keys() == before.keys() and published.whole)
             assert min(published.generations) > 1
             assert {name: each["spec"].get("devices") for name, each in published.slices.items()} == {
