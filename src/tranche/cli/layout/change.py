@@ -134,11 +134,8 @@ def apply(
             decide = _towards(layout, mode_only=mode_only, skip_reset=skip_reset)
             if dry_run:
                 _show(host, decide, output)
-                return
-            decision = _carry_out(host, decide, runner, wanted, mode_only=mode_only)
-            if output == "json":
-                print_json("LayoutApplied", **decision_data(decision))
-            decision.refuse_if_lost()
+            else:
+                _carry_out(host, decide, runner, wanted, mode_only=mode_only, output=output, done="LayoutApplied")
     if not dry_run:
         say("MIG configuration applied successfully")
 
@@ -184,12 +181,10 @@ def restore(
     with open_host(settings, reading=dry_run) as host:
         if dry_run:
             _show(host, decide, output)
-            return
-        decision = _carry_out(host, decide, runner, wanted, mode_only=mode_only)
-        if output == "json":
-            print_json("LayoutRestored", **decision_data(decision))
-        decision.refuse_if_lost()
-    say("MIG configuration restored successfully")
+        else:
+            _carry_out(host, decide, runner, wanted, mode_only=mode_only, output=output, done="LayoutRestored")
+    if not dry_run:
+        say("MIG configuration restored successfully")
 
 
 def _layout_of_file(path: str | None, selected: str | None) -> Layout | None:
@@ -215,7 +210,10 @@ def _show(host: Host, decide: Decide, output: str) -> None:
     decision.refuse_if_lost("the plan is for the other GPUs")
 
 
-def _carry_out(host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool) -> LayoutDecision:
+def _carry_out(
+    host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool, output: str, done: str
+) -> None:
+    """`done` is the kind of the document that says what was done."""
     warned = False
 
     def decide_and_warn(view: NodeView) -> LayoutDecision:
@@ -229,7 +227,9 @@ def _carry_out(host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, 
     change = _change(host, hooks, wanted)
     decision = change.to_layout(decide_and_warn, mode_only=mode_only)
     say(sum_up(decision))
-    return decision
+    if output == "json":
+        print_json(done, **decision_data(decision))
+    decision.refuse_if_lost()
 
 
 def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
