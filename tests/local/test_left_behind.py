@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -126,8 +126,11 @@ def test_taking_a_share_back_ends_what_was_left_behind(a100: TestMachine, told: 
     assert process_at(daemon) is None
 
 
-def test_taking_a_share_back_while_its_command_runs_ends_its_daemon_too(a100: TestMachine, told: Path) -> None:
-    work = a100.start("run", "-q", *WHOLE, "--", *starting(told, "exec sleep 600"))
+@pytest.mark.parametrize("left_behind", [starting, starting_stranger])
+def test_taking_a_share_back_while_its_command_runs_ends_what_it_has_started_too(
+    a100: TestMachine, told: Path, left_behind: Callable[[Path, str], tuple[str, ...]]
+) -> None:
+    work = a100.start("run", "-q", *WHOLE, "--", *left_behind(told, "exec sleep 600"))
     wait_until(told.exists, work)
     ((name, _),) = shares(a100)
     a100.tranche("release", name, "--terminate")
@@ -151,16 +154,6 @@ def test_an_orphan_without_lock_and_environment_keeps_the_share(a100: TestMachin
     a100.tranche("run", "--no-wait", *WHOLE, "--", "true", code=32)
     os.kill(stranger, signal.SIGKILL)
     wait_until(lambda: shares(a100) == [])
-
-
-def test_taking_a_share_back_ends_such_an_orphan_too(a100: TestMachine, told: Path) -> None:
-    work = a100.start("run", "-q", *WHOLE, "--", *starting_stranger(told, "exec sleep 600"))
-    wait_until(told.exists, work)
-    ((name, _),) = shares(a100)
-    a100.tranche("release", name, "--terminate")
-    assert work.wait(timeout=60) == 128 + signal.SIGTERM
-    assert shares(a100) == []
-    assert process_at(int(told.read_text())) is None
 
 
 def test_a_process_that_was_there_before_the_command_does_not_keep_the_share(a100: TestMachine) -> None:
