@@ -140,7 +140,7 @@ class NodeLife:
         """Somebody on the machine asks for a part too, and gets it or is refused."""
         memory = self.random.choice(["2G", "3G"])
         each = await asyncio.to_thread(tenant, self.machine, "--no-wait", "--gpu-memory", memory, code=BUSY)
-        if await asyncio.to_thread(each.told) is None:
+        if await asyncio.to_thread(each.told_or_ended) is None:
             code, said = await asyncio.to_thread(each.ended)
             assert code in REFUSED, (code, said, self.said)
 
