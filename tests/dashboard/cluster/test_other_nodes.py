@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from xml.etree import ElementTree
@@ -36,11 +37,15 @@ from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
 from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_node
 from tranche.kubernetes.telling.told_view import ToldView, told
 
 GOOD = held_by(a100s(2), ("blue", 0), ("zebra", 1))
-NODES = {name: decode_fleet_node(node_object(name, labels={"tranche.dev/mode": "mixed"})) for name in ("bad", "good")}
+NODES = {
+    name: replace(decode_fleet_node(node_object(name, labels={"tranche.dev/mode": "mixed"})), hands_out=True)
+    for name in ("bad", "good")
+}
 RIGHTS = [ViewerRights(ViewerSight(everywhere=True), True), ViewerRights(OUR_SIGHT, True), ViewerRights(OUR_SIGHT)]
 
 
@@ -113,7 +118,7 @@ def test_a_garbled_view_is_of_its_node_alone(text: str, rights: ViewerRights) ->
     check_the_other_node(seen, rights)
     viewpoint = Viewpoint(rights)
     viewpoint.take(seen)
-    explain_request(parse_request(gpu_memory="30Gi"), viewpoint.gates(), Tier.GATES)
+    explain_request(parse_request(gpu_memory="30Gi"), viewpoint.gates(Fleet(), Tier.GATES), Tier.GATES)
 
 
 def broken(kind: str) -> tuple[SeenNode, ToldView | None]:

@@ -20,6 +20,7 @@ from tranche.dashboard.cluster.pending import (
     explain_pending,
     explain_request,
     gate_fleet,
+    giving,
     in_order,
     veiled_fleet,
 )
@@ -126,3 +127,45 @@ def test_a_cluster_that_gives_no_shares_by_demand_would_give_none_to_a_request()
     statuses = {tier: explain_request(request, gates, tier).status for tier in Tier}
     assert statuses.pop(Tier.NONE) is WaitStatus.IMPOSSIBLE
     assert set(statuses.values()) == {WaitStatus.STARTABLE}
+
+
+@pytest.mark.parametrize("tier", [Tier.CLAIMS, Tier.GATES])
+def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_a_request(tier: Tier) -> None:
+    node = decode_fleet_node(node_object("n1", mode="mixed"))
+    gates, request = gate_fleet({"n1": a100s(1)}, {"n1": node}, EVERYBODY), parse_request(gpu_memory="4Gi")
+    pod = PendingPod(FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1}))
+    asked = explain_request(request, giving(gates, Fleet((node,)), tier), tier)
+    waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), tier), tier)
+    assert (asked.status, asked.message.startswith("no node that you see")) == (WaitStatus.IMPOSSIBLE, True)
+    assert waiting is not None
+    assert (waiting.answer.status, waiting.answer.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
+    # As soon as it does what the label says, both are told so.
+    raw = node_object("n1", mode="mixed")
+    handing = decode_fleet_node({**raw, "status": {**raw["status"], "capacity": {"tranche.dev/share": "250"}}})
+    gates = gate_fleet({"n1": a100s(1)}, {"n1": handing}, EVERYBODY)
+    fleet = Fleet((handing,), decode_pools(published("n1", fleet_gpus(1))) if tier is Tier.CLAIMS else {})
+    assert explain_request(request, giving(gates, fleet, tier), tier).status is WaitStatus.STARTABLE
+
+
+def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_nothing_that_it_is_impossible() -> None:
+    node, request = FleetNode("n1", labels=MIXED), parse_request(gpu_memory="400Gi")
+    pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
+    gated = FleetPod(OURS, "gated", gated=True, by_gate=request)
+    for whole in (True, False):
+        gates = replace(gate_fleet({"n1": a100s(1)}, {"n1": node}, OUR_SIGHT), whole=whole)
+        none = replace(gate_fleet({}, {"n1": node}, OUR_SIGHT), whole=whole)
+        said = [
+            explain_request(request, gates, Tier.GATES),
+            explain_request(request, none, Tier.GATES),
+            *(
+                found.answer
+                for each, fleet in ((pod, Fleet((node,))), (pod, Fleet()), (gated, Fleet()))
+                if (found := explain_pending(PendingPod(each), replace(fleet, whole=whole), gates, Tier.GATES))
+            ),
+        ]
+        assert len(said) == 5
+        for each in said:
+            assert each.status is (WaitStatus.IMPOSSIBLE if whole else WaitStatus.WAITING), each
+            assert each.message.endswith("; nodes that you may not see were not asked") is not whole
+    # What one node says is true whatever the others would say.
+    assert explain_request(parse_request(gpu_memory="4Gi"), gates, Tier.GATES).status is WaitStatus.STARTABLE

@@ -104,10 +104,10 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def ask(request: Request) -> Response:
         try:
-            tier = await pages.fleets.tier()
+            fleet, tier = await pages.fleets.fleet(), await pages.fleets.tier()
         except TrancheError as error:
             return _unavailable(f"Which way it gives shares cannot be read ({error.reason}), so nobody can say.")
-        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params), tier))
+        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params), fleet, tier))
 
     async def waste(request: Request) -> Response:
         found, seen, sight = _waste_of(pages), viewpoint.snapshot, viewpoint.rights.sight
@@ -248,7 +248,7 @@ def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
     viewpoint = pages.viewpoint
     known, pods = viewpoint.fleet(fleet), in_order(viewpoint.pods)
     words = {(each.namespace, each.name): each.message for each in viewpoint.events if each.reason == "WaitsForShare"}
-    gates = viewpoint.gates()
+    gates = viewpoint.gates(fleet, tier)
     explained: list[WaitingPod] = []
     asked, end = 0, time.monotonic() + _EXPLAIN_SECONDS
     for each in pods[:MOST_EXPLAINED]:
@@ -262,9 +262,10 @@ def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
     return cluster_queue_page(explained, viewpoint.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
 
 
-def _ask_page(pages: ClusterPages, fields: dict[str, str], tier: Tier) -> DashboardPage:
+def _ask_page(pages: ClusterPages, fields: dict[str, str], fleet: Fleet, tier: Tier) -> DashboardPage:
     try:
-        return cluster_ask_page(fields, explain_request(asked_request(fields), pages.viewpoint.gates(), tier), "")
+        gates = pages.viewpoint.gates(fleet, tier)
+        return cluster_ask_page(fields, explain_request(asked_request(fields), gates, tier), "")
     except UsageError as error:
         return cluster_ask_page(fields, None, f"{error.message}. {error.hint}".strip())
 

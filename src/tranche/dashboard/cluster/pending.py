@@ -13,9 +13,9 @@ from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
 from tranche.dashboard.cluster.veil import veiled_view
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
-from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, explain_pod
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, as_far_as_seen, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
 from tranche.kubernetes.gates.changed_tier import as_in_tier
@@ -24,7 +24,10 @@ from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.reading import GateFleet
 from tranche.planning.across import ChosenMachine, decide_across
 
-_NO_DEMAND = "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off"
+_NO_DEMAND = (
+    "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off, or they offer "
+    "nothing"
+)
 _NEITHER = "this cluster gives no shares by demand: it has neither claims nor scheduling gates"
 _NAMED = 3
 _GROUPS = 12
@@ -77,6 +80,15 @@ def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], si
     return GateFleet(dict(nodes), {}, {name: each for name, each in offered.items() if each is not None})
 
 
+def giving(gates: GateFleet, fleet: Fleet, tier: Tier) -> GateFleet:
+    """The same with the views of those nodes alone that give shares as the cluster does: with the mode's label, others do not."""
+    if tier in BY_CLAIMS:
+        found = {name for name, pool in fleet.pools.items() if pool.devices}
+    else:
+        found = {name for name, node in gates.nodes.items() if node.hands_out}
+    return replace(gates, views={name: view for name, view in gates.views.items() if name in found})
+
+
 def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: Tier) -> WaitingPod | None:
     """Why it waits, in a cluster that gives shares that way; None where it wants none of our GPUs. Fleet and gates are veiled."""
     pod = pending.pod
@@ -94,7 +106,10 @@ def explain_request(request: Request, gates: GateFleet, tier: Tier) -> FleetExpl
     if tier is Tier.NONE:
         return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NEITHER, (str(request),))
     if not gates.views:
-        return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NO_DEMAND, (str(request),))
+        status, message = WaitStatus.IMPOSSIBLE, _NO_DEMAND
+        if not gates.whole:
+            status, message = as_far_as_seen(status, message)
+        return FleetExplanation(pod.name, status, message, (str(request),))
     outs = {name: out for name, node in gates.nodes.items() if (out := kept_out(pod, node)) is not None}
     views = {name: view for name, view in gates.views.items() if name not in outs}
     found = decide_across(views, request)
@@ -112,6 +127,8 @@ def explain_request(request: Request, gates: GateFleet, tier: Tier) -> FleetExpl
     status = WaitStatus.WAITING if found.possible else WaitStatus.IMPOSSIBLE
     word = "now" if found.possible else "as they are"
     message = f"none of {len(gates.views):,} nodes that give shares by demand can serve it {word}"
+    if not gates.whole:
+        status, message = as_far_as_seen(status, message)
     shown, hidden = tuple(groups[:_GROUPS]), groups[_GROUPS:]
     return FleetExplanation(
         pod.name, status, message, (str(request),), groups=shown, unnamed=sum(each.count for each in hidden)

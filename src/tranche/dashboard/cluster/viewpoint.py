@@ -13,11 +13,12 @@ from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
 from tranche.dashboard.cluster.live import LiveCluster
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
-from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, veiled_fleet
+from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, veiled_fleet
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.veil import veiled_overview
+from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gates.reading import GateFleet
@@ -131,16 +132,17 @@ class Viewpoint:
         if not self.rights.all_nodes:
             nodes = tuple(each for each in fleet.nodes if each.name in self._shown.nodes)
             pools = {name: each for name, each in fleet.pools.items() if name in self._shown.nodes}
-            fleet = replace(fleet, nodes=nodes, pools=pools)
+            fleet = replace(fleet, nodes=nodes, pools=pools, whole=False)
         return veiled_fleet(fleet, self.rights.sight)
 
-    def gates(self) -> GateFleet:
-        """What nodes have for shares that are chosen by demand."""
+    def gates(self, fleet: Fleet, tier: Tier) -> GateFleet:
+        """What nodes have for shares that are given by demand; `fleet` is what they offer to claims."""
         nodes: Mapping[str, FleetNode] = self._known.nodes
         told: Mapping[str, ToldView] = self._known.told
         shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
         known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
-        return gate_fleet(known, shown, self.rights.sight)
+        gates = replace(gate_fleet(known, shown, self.rights.sight), whole=self.rights.all_nodes)
+        return giving(gates, fleet, tier)
 
     def layouts(self, name: str) -> NodeLayouts | None:
         """The layouts of that node, and what they would do; None where it is not shown."""

@@ -18,6 +18,7 @@ from tranche.kubernetes.fleet.remedies import remedies
 from tranche.kubernetes.fleet.room import HeldDevice
 from tranche.kubernetes.fleet.wanted import Demanded, demanded_by, demanded_by_limits, in_words
 
+NOT_ASKED = "nodes that you may not see were not asked"
 _NAMED = 3
 _GROUPS = 12
 
@@ -153,6 +154,8 @@ def _waits(
     notes = tuple(_notes(demands, fleet, claims))
     shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
     status, message = _status(pod, answers, get)
+    if get is None and not fleet.whole:
+        status, message = as_far_as_seen(status, message if answers else "you see no node that could be asked")
     return FleetExplanation(
         str(pod), status, message, wanted, (), get, shown, sum(each.count for each in hidden), advice, notes
     )
@@ -172,6 +175,11 @@ def _status(pod: FleetPod, answers: Sequence[NodeAnswer], get: NodeAnswer | None
         return WaitStatus.IMPOSSIBLE, f"{number} ever serve it as the cluster is"
     could = f"{len(able):,} of them could" if len(answers) > 1 else "it could"
     return WaitStatus.WAITING, f"{number} serve it now; {could} later"
+
+
+def as_far_as_seen(status: WaitStatus, message: str) -> tuple[WaitStatus, str]:
+    """What nodes say to whoever may not see all of them: another could serve, so that nothing is impossible."""
+    return WaitStatus.WAITING if status is WaitStatus.IMPOSSIBLE else status, f"{message}; {NOT_ASKED}"
 
 
 def _groups(answers: Iterable[NodeAnswer]) -> tuple[NodeGroup, ...]:

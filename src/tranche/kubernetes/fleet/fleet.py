@@ -15,7 +15,7 @@ class Fleet:
     """Nodes, what they offer, and every claim. `unread` says what the caller may not read, by what was to be read.
 
     `classes` are the names of the device classes that there are; None where that is not known. `within` is the namespace whose
-    claims these are; empty for all.
+    claims these are; empty for all. `whole` is whether all nodes are here.
     """
 
     nodes: tuple[FleetNode, ...] = ()
@@ -24,6 +24,7 @@ class Fleet:
     unread: Mapping[str, str] = field(default_factory=dict)
     classes: frozenset[str] | None = None
     within: str = ""
+    whole: bool = True
 
     def rooms(self) -> Mapping[str, Room]:
         """What is left of each node that offers something."""

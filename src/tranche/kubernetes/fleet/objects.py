@@ -13,7 +13,7 @@ from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
-from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, SHARE_GATE, CapacityName
+from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, SHARE_GATE, SHARE_RESOURCE, CapacityName
 
 _RESOURCES = "nvidia.com/"
 _PODS = 3
@@ -24,7 +24,9 @@ EXTENDED_RESOURCES = "extended resources"
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """A node. `resources` are what the device plugin offers of it, by the name of the extended resource."""
+    """A node. `resources` are what the device plugin offers of it, by the name of the extended resource. `hands_out` says that
+    its agent hands out shares that a controller chooses.
+    """
 
     name: str
     ready: bool = True
@@ -32,6 +34,7 @@ class FleetNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[NodeTaint, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict)
+    hands_out: bool = False
 
     @property
     def mode(self) -> NodeMode | None:
@@ -139,6 +142,7 @@ def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
         labels={str(key): str(value) for key, value in _part(meta, "labels").items()},
         taints=tuple(NodeTaint.decode(each) for each in spec.get("taints") or ()),
         resources=_counts(_part(status, "allocatable")),
+        hands_out=str(_part(status, "capacity").get(SHARE_RESOURCE, "0")) != "0",
     )
 
 

@@ -14,7 +14,7 @@ from tranche.core.wire import grant_from_dict
 from tranche.documents import describe
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
-from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, as_far_as_seen
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.gates.reading import GateFleet
 from tranche.planning.explain import Explanation, explain
@@ -61,6 +61,8 @@ def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> F
     message = (
         f"{number} serve it now; {len(could):,} of them could later" if could else f"{number} ever serve it as they are"
     )
+    if not fleet.whole:
+        status, message = as_far_as_seen(status, message)
     advice = tuple(
         f"on node {name}: {_told(remedy.text, remedy.allocation_ids, fleet.views[name])}"
         for name in could

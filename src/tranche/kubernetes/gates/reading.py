@@ -37,7 +37,7 @@ class GateFleet:
 
     `views` count what was chosen as given; `said` is what agents say, `chosen` what was chosen, by the pod's uid; `unknown` are
     nodes of which nothing can be read. `unread` says what the caller may not read. `last_word` is the controller's last event
-    about the pod.
+    about the pod. `whole` is whether all nodes are here.
     """
 
     nodes: Mapping[str, FleetNode] = field(default_factory=dict)
@@ -47,6 +47,7 @@ class GateFleet:
     unread: Mapping[str, str] = field(default_factory=dict)
     last_word: str = ""
     chosen: Mapping[str, Mapping[str, ShareChoice]] = field(default_factory=dict)
+    whole: bool = True
 
     def fleet(self) -> Fleet:
         """The same as of a cluster with claims."""
