@@ -122,8 +122,9 @@ def _times(span: HistorySpan) -> str:
     return f"{began}{'and still' if span.ended is None else 'until ' + describe.timestamp(span.ended)}"
 
 
-def hours_choice(uuid: str, chosen: int) -> Element:
-    """The ways to other lengths of time."""
+def hours_choice(uuid: str, chosen: int, node: str = "") -> Element:
+    """The ways to other lengths of time; of that node's GPU, where a cluster has several."""
+    more = f"&node={quote(node, safe='')}" if node else ""
     words = {1: "last hour", 6: "6 hours", 24: "day", 168: "week"}
     ways = [
         element(
@@ -131,7 +132,7 @@ def hours_choice(uuid: str, chosen: int) -> Element:
             element(
                 "a",
                 words[each],
-                href=f"/gpus/{quote(uuid, safe='')}?hours={each}",
+                href=f"/gpus/{quote(uuid, safe='')}?hours={each}{more}",
                 id=f"hours-{each}",
                 aria_current="true" if each == chosen else None,
             ),

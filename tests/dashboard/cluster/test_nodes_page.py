@@ -62,7 +62,6 @@ def test_the_numbers_are_those_of_the_documents(views: list[NodeView]) -> None:
         "slices idle": str(slices["idle"]),
         "slices unknown": "0",
         "shares": str(sum(len(view.allocations) for view in views)),
-        "waiting": "0",
     }
     for row, node in zip(rows_of(page), seen.nodes.values(), strict=True):
         blocks = [

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, shared_machines
 from tests.dashboard.cluster.test_cluster_server import held_by
-from tests.dashboard.reading import parsed
+from tests.dashboard.reading import parsed, text_of
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fleet.clusters import node as node_object
 from tests.kubernetes.telling.garbling import garbled, lease_of
@@ -35,7 +35,10 @@ from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
 from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.frame import DashboardPage, whole_page
+from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
+from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_node
@@ -74,8 +77,9 @@ def answers(seen: ClusterSeen, rights: ViewerRights, *paths: str) -> dict[str, t
         async def send(message: Any) -> None:
             sent.append(message)
 
+        path, _, query = path.partition("?")
         scope = {
-            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
             "headers": [], "root_path": "", "scheme": "http", "server": ("here", 80),
         }  # fmt: skip
         await app(scope, receive, send)
@@ -94,7 +98,8 @@ def row_of(page: str, node: str) -> bytes:
     return ElementTree.tostring(row)
 
 
-ALONE = "/nodes/good", "/nodes/good/layouts", "/shares/a0b0c0d0", "/api/nodes/good"
+GPU = f"/gpus/{GOOD.node.gpus[1].uuid}"
+ALONE = "/nodes/good", "/nodes/good/layouts", "/shares/a0b0c0d0", GPU, f"{GPU}?node=good", "/api/nodes/good"
 TOGETHER = "/", "/nodes/bad", "/waste", "/api/nodes", "/api/waste", "/events"
 
 
@@ -162,6 +167,42 @@ def test_what_fails_in_the_making_of_a_node_makes_it_unreadable_and_is_said_once
     assert (first.overview, first.told, again.overview) == (None, None, None)
     assert "cannot be read" in seen_node("bad", again, NODES["bad"], 3.0).trouble
     assert [each.__dict__["error"] for each in caplog.records] == ["ZeroDivisionError: of a kind"]
+
+
+def test_who_tells_of_anothers_gpu_does_not_take_its_page() -> None:
+    liar = overview_data(told(a100s(2)), (), ())
+    seen = cluster_with((SeenNode("a-liar", overview=liar, seen=1.0), None))
+    paths = (GPU, f"{GPU}?node=good", f"{GPU}?node=a-liar", f"{GPU}?node=nobody")
+    both, mine, its, nobodys = answers(seen, RIGHTS[0], *paths).values()
+    assert "Several nodes have a GPU of that name" in both[1]
+    ways = {each.get("href") for each in parsed(both[1]).iter("a")}
+    assert {f"{GPU}?node=good", f"{GPU}?node=a-liar"} <= ways
+    assert mine == answers(cluster_with(), RIGHTS[0], GPU)[GPU]
+    assert its[1] != mine[1]
+    assert nobodys[0] == 404
+    again = {each.get("href") for each in parsed(mine[1]).iter("a") if (each.get("id") or "").startswith("hours-")}
+    assert again == {f"{GPU}?hours={hours}&node=good" for hours in (1, 6, 24, 168)}
+
+
+@pytest.mark.parametrize("lease", [None, lease_of("[" * 100_000, "bad")])
+def test_what_is_unknown_is_not_shown_as_empty(lease: Lease | None) -> None:
+    said = None if lease is None else heard(lease, None, 2.0)
+    found = answers(cluster_with((seen_node("bad", said, NODES["bad"], 2.0), None)), RIGHTS[0], "/nodes/bad", "/")
+    shown = text_of(parsed(found["/nodes/bad"][1]))
+    assert "Nothing is known of its GPUs: " in shown
+    for wrong in ("?.", "Nobody has", "given away"):
+        assert wrong not in shown
+    assert "unknown" in found["/"][1]
+
+
+def test_both_kinds_of_page_say_in_their_own_words_that_they_see_nothing_newer() -> None:
+    (live,) = (
+        each for each in parsed(answers(cluster_with(), RIGHTS[0], "/")["/"][1]).iter("p") if each.get("id") == "live"
+    )
+    assert "of the cluster" in str(live.get("data-unseen"))
+    machines = whole_page(DashboardPage("Fleet", element("div")), path="/", machine="m", version="1", taken=1.0)
+    (live,) = (each for each in parsed(machines).iter("p") if each.get("id") == "live")
+    assert live.get("data-unseen") == "the driver does not answer"
 
 
 def test_a_row_that_cannot_be_made_is_made_again_when_the_node_is_another() -> None:

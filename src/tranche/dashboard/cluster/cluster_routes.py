@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -28,19 +29,20 @@ from tranche.dashboard.cluster.kube_viewer import KubeViewer
 from tranche.dashboard.cluster.memory_book import MemoryBook
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
-from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
+from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
 from tranche.dashboard.cluster.past_book import PastBook
 from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
 from tranche.dashboard.cluster.routes import UNSEEN, ServedCluster, node_routes
 from tranche.dashboard.cluster.sight import ViewerSight
-from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.viewpoint import Viewpoint
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
 from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
 from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_page
 from tranche.dashboard.history_view import hours_asked
+from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
 from tranche.kubernetes.claims.tier import Tier
@@ -90,7 +92,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def gpu(request: Request) -> Response:
         uuid, hours = request.path_params["uuid"], hours_asked(request.query_params.get("hours", ""))
-        return await _shown(pages, request, lambda: _gpu_page(pages, uuid, hours))
+        return await _shown(pages, request, lambda: _gpu_page(pages, uuid, hours, request.query_params))
 
     async def share(request: Request) -> Response:
         return await _shown(pages, request, lambda: _share_page(pages, request.path_params["id"], request.query_params))
@@ -225,21 +227,39 @@ def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> Das
     return node_layouts_page(layouts, chosen, outlook, "", acts=acts)
 
 
-def _gpu_page(pages: ClusterPages, uuid: str, hours: int) -> DashboardPage | None:
+def _gpu_page(pages: ClusterPages, uuid: str, hours: int, query: Mapping[str, str]) -> DashboardPage | None:
+    """No two GPUs have one UUID. Where several nodes say that they have it, none of them is believed more than another."""
     seen = pages.viewpoint.snapshot
-    for node in seen.nodes.values():
-        for gpu in node.overview["gpus"]:
-            if gpu["uuid"] == uuid:
-                past = pages.past.past(node.name, uuid)
-                used = pages.memory.samples(node.name, uuid, node.seen or seen.taken, past.silences)
-                shown = past_view(node, gpu, past, pages.viewpoint.rights.sight, seen.taken, hours, used)
-                return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown)
-    return None
+    pairs = ((each, apart(each.name, partial(_gpu_of, each, uuid), lambda: None)) for each in _asked_for(seen, query))
+    found = [(node, gpu) for node, gpu in pairs if gpu is not None]
+    if len(found) > 1:
+        said, address = "Several nodes have a GPU of that name:", f"/gpus/{quote(uuid, safe='')}"
+        return several_page(f"GPU {uuid}", said, address, [node for node, _ in found])
+
+    def made(node: SeenNode, gpu: Document) -> DashboardPage | None:
+        past = pages.past.past(node.name, uuid)
+        used = pages.memory.samples(node.name, uuid, node.seen or seen.taken, past.silences)
+        shown = past_view(node, gpu, past, pages.viewpoint.rights.sight, seen.taken, hours, used)
+        return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown)
+
+    if not found:
+        return None
+    ((node, gpu),) = found
+    return apart(node.name, lambda: made(node, gpu), lambda: node_page(unshown(node), seen.notes, seen.taken))
+
+
+def _gpu_of(node: SeenNode, uuid: str) -> Document | None:
+    return next((gpu for gpu in node.overview["gpus"] if gpu["uuid"] == uuid), None)
+
+
+def _asked_for(seen: ClusterSnapshot, query: Mapping[str, str]) -> list[SeenNode]:
+    """The node that an address names, or all."""
+    return [each for each in seen.nodes.values() if query.get("node", each.name) == each.name]
 
 
 def _share_page(pages: ClusterPages, allocation_id: str, query: Mapping[str, str]) -> DashboardPage | None:
     seen = pages.viewpoint.snapshot
-    nodes = [each for each in seen.nodes.values() if query.get("node", each.name) == each.name]
+    nodes = _asked_for(seen, query)
     act = None if pages.acts is None else share_act
     return node_share_page(nodes, allocation_id, seen.taken, act)
 

@@ -23,6 +23,7 @@ from tranche.planning.layout_offer import LayoutOffer
 _NOT_TOLD = (
     "What a layout would do is not known: its agent tells nothing of layouts, or in words that are not known here."
 )
+_UNREAD = "What its agent tells cannot be read."
 _NOT_MANAGED = "Its agent cuts no GPUs by layouts: it runs without the MIG manager."
 _TOO_MANY = "Its agent has more layouts than it can tell, so what one would do is not known."
 _SHORT = "There was too much to tell: of the processes on a device one alone is named."
@@ -47,7 +48,7 @@ class NodeLayouts:
     def unknown(self) -> str:
         """Why nobody can say here what a layout would do; "" where that can be said."""
         if self.told is None:
-            return f"Nothing is known of its GPUs: {self.node.trouble}."
+            return self.node.unknown or _UNREAD
         layouts = self.told.layouts
         if layouts is None or (layouts.managed and layouts.in_use not in tuple(InUsePolicy)):
             return _NOT_TOLD

@@ -28,7 +28,7 @@ def node_page(node: SeenNode, said: Sequence[str], now: float, acts: Element | N
         fleet_figures(node.overview) if drawn else None,
         key(drawn),
         element("div", [gpu_row(gpu) for gpu in drawn], class_="gpus") if drawn else None,
-        _holders(node, now),
+        _holders(node, now) if node.seen is not None else None,
         element("p", element("a", "What would a layout do?", href=layouts_address(node.name))) if drawn else None,
     )
     return DashboardPage(f"Node {node.name}", live, below=acts)
@@ -54,14 +54,19 @@ def node_share_page(
         return None
     address = f"/shares/{quote(allocation_id, safe='')}"
     if len(found) > 1:
-        ways = [element("a", node.name, href=f"{address}?node={quote(node.name, safe='')}") for node, _ in found]
-        said = element("p", "Several nodes have a share of that name:")
-        return DashboardPage(
-            f"Share {allocation_id}", element("div", said, element("ul", [element("li", each) for each in ways]))
-        )
+        said = "Several nodes have a share of that name:"
+        return several_page(f"Share {allocation_id}", said, address, [node for node, _ in found])
     ((node, page),) = found
     live = element("div", element("p", "Of node ", node_link(node.name)), notes(not_of_now(node)), page.live)
     return DashboardPage(page.title, live, below=None if act is None else act(node.name, allocation_id))
+
+
+def several_page(title: str, said: str, address: str, nodes: Sequence[SeenNode]) -> DashboardPage:
+    """The ways to what each of the nodes has under one address."""
+    ways = [element("a", each.name, href=f"{address}?node={quote(each.name, safe='')}") for each in nodes]
+    return DashboardPage(
+        title, element("div", element("p", said), element("ul", [element("li", each) for each in ways]))
+    )
 
 
 def _share_of(node: SeenNode, allocation_id: str, now: float) -> DashboardPage | None:
@@ -82,8 +87,8 @@ def not_of_now(node: SeenNode) -> Iterator[str]:
     """Why what is shown is not of now, and of when it is."""
     if node.trouble and node.seen is not None:
         yield f"Not seen since {describe.said_in_utc(node.seen)}: {node.trouble}. What is shown is of then."
-    elif node.trouble:
-        yield f"Nothing is known of its GPUs: {node.trouble}."
+    elif node.unknown:
+        yield node.unknown
 
 
 def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
@@ -96,7 +101,7 @@ def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:
         yield "kubelet", "ready" if standing.ready else "not ready"
     if standing.unschedulable:
         yield "pods", "none are let in: it is cordoned"
-    if standing.mode:
+    if standing.mode and node.seen is not None:
         yield "GPUs are given away", standing.mode
     for name, value in standing.labels.items():
         yield name, code(value)

@@ -45,14 +45,12 @@ class NodeTally:
     held: int = 0
     idle: int = 0
     shares: int = 0
-    waiting: int = 0
 
     @staticmethod
     def total(of: Iterable[NodeTally]) -> NodeTally:
         """All of them together."""
         each = [
-            (one.nodes, one.unheard, one.gpus, one.slices, one.unknown, one.held, one.idle, one.shares, one.waiting)
-            for one in of
+            (one.nodes, one.unheard, one.gpus, one.slices, one.unknown, one.held, one.idle, one.shares) for one in of
         ]
         return NodeTally(*map(sum, zip(*each, strict=True))) if each else NodeTally()
 
@@ -111,7 +109,6 @@ def node_row(node: SeenNode) -> NodeRow:
         held=slices["held"] if heard else 0,
         idle=slices["idle"] if heard else 0,
         shares=len(allocations),
-        waiting=len(node.overview["waiters"]),
     )
     models = Counter(str(gpu["name"]).removeprefix("NVIDIA ").strip() for gpu in gpus)
     states = frozenset(_states(node, drawn))

@@ -14,6 +14,9 @@ from tranche.documents.blocks import Look
 from tranche.documents.markup import Element, element
 
 _KEY = (Look.HELD, Look.SHARED, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.FREE, Look.MISSING, Look.LOST)
+_CAPTION = (
+    "Nodes that have GPUs, or whose agent tells of them; each bar is a GPU, its slices in the order of their placement"
+)
 
 
 def nodes_page(rows: Sequence[NodeRow], said: Sequence[str], choice: NodeChoice, sight: ViewerSight) -> DashboardPage:
@@ -40,7 +43,6 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> E
         "slices idle": total.idle,
         "slices unknown": total.unknown,
         "shares": total.shares,
-        "waiting": total.waiting,
     }
     said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.query else None
     return element(
@@ -66,7 +68,10 @@ def _table(chosen: Sequence[NodeRow]) -> Element:
     head = element("tr", [element("th", each, scope="col", role="columnheader") for each in COLUMNS], role="row")
     return element(
         "table",
-        element("caption", "Nodes; each bar is a GPU, with its slices in the order of their placement"),
+        element(
+            "caption",
+            _CAPTION,
+        ),
         element("thead", head, role="rowgroup"),
         element("tbody", [each.shown for each in chosen], id="rows", role="rowgroup"),
         role="table",

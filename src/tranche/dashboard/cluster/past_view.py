@@ -50,7 +50,7 @@ def past_view(
         "div",
         gauges_view(gpu, used, TOLD_SECONDS, _GAUGES),
         element("h2", "Over time"),
-        hours_choice(gpu["uuid"], hours),
+        hours_choice(gpu["uuid"], hours, node.name),
         element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
         [_silence(each) for each in past.silences if each.until is None or each.until >= since],
         spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours),

@@ -49,6 +49,12 @@ class SeenNode:
         """The namespace of the holder of each allocation, by the allocation's id; "" where it has none."""
         return {each["id"]: namespace_of(each) for each in self.overview["allocations"]}
 
+    @property
+    def unknown(self) -> str:
+        """That nothing is known of its GPUs, and why, as a sentence; "" where something is."""
+        end = "" if self.trouble.endswith((".", "?", "!")) else "."
+        return "" if self.seen is not None else f"Nothing is known of its GPUs: {self.trouble}{end}"
+
     def shows_the_same(self, other: SeenNode) -> bool:
         """Whether a page of the other one would look the same, but for when it was seen."""
         mine = (self.name, self.standing, self.trouble, self.overview)
