@@ -28,7 +28,7 @@ from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_route
 from tranche.dashboard.cluster.heard_node import heard, seen_node
 from tranche.dashboard.cluster.memory_book import MemoryBook
 from tranche.dashboard.cluster.node_row import RowBook
-from tranche.dashboard.cluster.past_book import PastBook
+from tranche.dashboard.cluster.past_book import MOST_GONE, PastBook
 from tranche.dashboard.cluster.pending import explain_request
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
@@ -182,6 +182,19 @@ def test_who_tells_of_anothers_gpu_does_not_take_its_page() -> None:
     assert nobodys[0] == 404
     again = {each.get("href") for each in parsed(mine[1]).iter("a") if (each.get("id") or "").startswith("hours-")}
     assert again == {f"{GPU}?hours={hours}&node=good" for hours in (1, 6, 24, 168)}
+
+
+def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:
+    past, memory, seen = PastBook(), MemoryBook(), ClusterSnapshot()
+    (gpu,) = overview_data(told(a100s(1)), (), ())["gpus"]
+    for turn in range(3 * MOST_GONE):
+        overview = {"gpus": [{**gpu, "uuid": f"GPU-{turn}"}], "allocations": [], "waiters": []}
+        seen = seen.after([SeenNode("bad", overview=overview, seen=float(turn))], float(turn))
+        past.take(seen)
+        memory.take(seen)
+    assert len(past._reached) == MOST_GONE + 1
+    assert len(memory._told) <= MOST_GONE + 2
+    assert ("bad", f"GPU-{turn}") in past._reached
 
 
 @pytest.mark.parametrize("lease", [None, lease_of("[" * 100_000, "bad")])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.past_book import GpuPlace, Silence
+from tranche.dashboard.cluster.past_book import GpuPlace, Silence, too_many_gone
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.reading_log import KEPT_SECONDS, GaugeSample
 from tranche.documents.blocks import Document
@@ -51,6 +51,10 @@ class MemoryBook:
         return found
 
     def _hear(self, node: SeenNode, seen: float) -> None:
+        before = None if self._last is None else self._last.nodes.get(node.name)
+        if before is not None:
+            for at in too_many_gone(self._told, before, node):
+                del self._told[at]
         for gpu in node.overview["gpus"]:
             told = self._told.setdefault((node.name, gpu["uuid"]), array("d"))
             used = _used(gpu)

@@ -24,6 +24,9 @@ MOST_SPANS = 200_000
 MOST_SILENCES = 20
 """Of each node, and of the server itself."""
 
+MOST_GONE = 64
+"""GPUs of each node of which it tells no more, and that may come back."""
+
 GpuPlace = tuple[str, str]
 """A GPU by its node's name and its UUID: two nodes may name theirs alike."""
 
@@ -58,6 +61,16 @@ class GpuPast:
     ended: tuple[EndedSpan, ...]
     began: Mapping[HistoryPlace, float]
     silences: tuple[Silence, ...]
+
+
+def too_many_gone(kept: Iterable[GpuPlace], before: SeenNode, node: SeenNode) -> list[GpuPlace]:
+    """GPUs of which the node tells no more, but for the newest few: a GPU may come back, and whoever tells of new ones all the
+    time must not fill the server's memory.
+    """
+    told = {gpu["uuid"] for gpu in node.overview["gpus"]}
+    if told.issuperset(gpu["uuid"] for gpu in before.overview["gpus"]):
+        return []
+    return [at for at in kept if at[0] == node.name and at[1] not in told][:-MOST_GONE]
 
 
 class PastBook:
@@ -133,6 +146,10 @@ class PastBook:
             self._shares_ended(node.name, before.overview["allocations"], node.overview["allocations"], known)
         for gpu in node.overview["gpus"]:
             self._compare((node.name, gpu["uuid"]), gpu, node.seen, known)
+        if before is not None:
+            for at in too_many_gone(self._reached, before, node):
+                del self._reached[at]
+                self._began.pop(at, None)
         self._heard[node.name] = node
 
     def _compare(self, at: GpuPlace, gpu: Document, seen: float, known: float) -> None:
