@@ -16,7 +16,7 @@ from typing import TypeVar
 from tests.machines import TRANCHE, TestMachine
 
 _PATIENCE_SECONDS = 150.0
-"""Far more than a slow machine needs; after it a test fails instead of waiting for ever."""
+"""Far more than a slow machine needs for one more job to come, wait or end; then a test fails instead of waiting for ever."""
 
 _JOB = """#!/bin/sh
 echo "$CUDA_VISIBLE_DEVICES $$" > "$1.starting"
@@ -118,14 +118,24 @@ class Crowd:
             return [row[0] for row in db.execute(query)]
 
     def until(self, what: Callable[[], T | None], explain: Callable[[], str]) -> T:
-        """The first true value of `what`; fails when a command fails meanwhile, or after a very long time."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """The first true value of `what`; fails when a command fails meanwhile, or nothing has happened for a very long time."""
+        before: tuple[int, ...] = ()
         while not (value := what()):
             for name, process in self.processes.items():
                 assert process.poll() in (None, 0, -signal.SIGKILL), (self.folder / f"{name}.err").read_text()
-            assert time.monotonic() < deadline, explain()
+            if (now := self._counts()) != before:
+                before, deadline = now, time.monotonic() + _PATIENCE_SECONDS
+            assert time.monotonic() < deadline, f"{explain()}; nothing has happened for {_PATIENCE_SECONDS:g} s"
             time.sleep(0.02)
         return value
+
+    def _counts(self) -> tuple[int, ...]:
+        """How many jobs have come to run, wait, and have ended."""
+        waiting = 0
+        with contextlib.suppress(sqlite3.OperationalError):  # it is just being made
+            waiting = len(self.queue()) if self.machine.ledger.exists() else 0
+        exited = sum(process.poll() is not None for process in self.processes.values())
+        return len(list(self.folder.glob("*.runs"))), waiting, len(self.ended), exited
 
     def await_exit(self, names: Iterable[str]) -> list[int]:
         """The exit codes of those commands, when all have ended."""

@@ -13,6 +13,7 @@ import pytest
 from tests.local.crowd import Crowd
 from tests.machines import machine_in
 
+pytestmark = pytest.mark.timeout(1800)
 SLICES = 56
 NAMES = [f"job-{number:03}" for number in range(100)]
 REQUEST = ("--mig-profile", "1g.5gb")
