@@ -29,7 +29,7 @@ from tranche.dashboard.cluster.heard_node import heard, seen_node
 from tranche.dashboard.cluster.memory_book import MemoryBook
 from tranche.dashboard.cluster.node_row import RowBook
 from tranche.dashboard.cluster.past_book import MOST_GONE, PastBook
-from tranche.dashboard.cluster.pending import explain_request
+from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterSeen
@@ -41,7 +41,7 @@ from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.fleet import Fleet
-from tranche.kubernetes.fleet.objects import decode_fleet_node
+from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_node
 from tranche.kubernetes.telling.told_view import ToldView, told
 
 GOOD = held_by(a100s(2), ("blue", 0), ("zebra", 1))
@@ -182,6 +182,21 @@ def test_who_tells_of_anothers_gpu_does_not_take_its_page() -> None:
     assert nobodys[0] == 404
     again = {each.get("href") for each in parsed(mine[1]).iter("a") if (each.get("id") or "").startswith("hours-")}
     assert again == {f"{GPU}?hours={hours}&node=good" for hours in (1, 6, 24, 168)}
+
+
+def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
+    # What is written on a pod as the choice for it, somebody else may have written.
+    grants = [{"mechanism": "whole", "gpuUUID": ["x"], "placement": None}]
+    texts = ["[" * 100_000, json.dumps({"node": "good", "grants": grants}), json.dumps({"node": {}, "grants": [7]})]
+    gates = Viewpoint(RIGHTS[0]).gates(Fleet(), Tier.GATES)
+    for text in texts:
+        pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
+        found = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
+        assert found is not None
+        with patch("tranche.dashboard.cluster.pending.explain_gated", side_effect=KeyError("x")):
+            failed = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
+        assert failed is not None
+        assert "cannot be said" in failed.answer.message
 
 
 def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:

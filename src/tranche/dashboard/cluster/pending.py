@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,8 +30,11 @@ _NO_DEMAND = (
     "nothing"
 )
 _NEITHER = "this cluster gives no shares by demand: it has neither claims nor scheduling gates"
+_UNSAID = "why it waits cannot be said; the log of this page says more"
 _NAMED = 3
 _GROUPS = 12
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,13 @@ def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: T
     """Why it waits, in a cluster that gives shares that way; None where it wants none of our GPUs. Fleet and gates are veiled."""
     pod = pending.pod
     by_gate = pod.by_gate is not None or bool(pod.gate_problem)
-    found = explain_gated(pod, pod.by_gate, gates) if by_gate else explain_pod(pod, fleet)
-    answer = as_in_tier(found, pod, tier)
+    try:
+        found = explain_gated(pod, pod.by_gate, gates) if by_gate else explain_pod(pod, fleet)
+        answer = as_in_tier(found, pod, tier)
+    except Exception:
+        # Whatever it is: who wrote one pod must not take the queue from all others.
+        _log.exception("why a pod waits cannot be said", extra={"pod": str(pod)})
+        answer = FleetExplanation(pod.name, WaitStatus.WAITING, _UNSAID, ())
     return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
 
 
