@@ -158,7 +158,15 @@ def test_a_fraction_waits_until_the_clusters_gpus_are_known_and_an_amount_does_n
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"request": []}', json.dumps({**review({}), "apiVersion": "v0"}).encode()]
+    "body",
+    [
+        b"",
+        pytest.param(b"[" * 100_000, id="deep"),
+        b"[]",
+        b"{}",
+        b'{"request": []}',
+        json.dumps({**review({}), "apiVersion": "v0"}).encode(),
+    ],
 )
 def test_what_is_no_question_gets_no_answer(body: bytes) -> None:
     status, page = answered(body)

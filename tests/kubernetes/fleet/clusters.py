@@ -136,3 +136,10 @@ def filled(
         claims.append(claim(name, request, slices, given))
     claims += [claim(name, request, slices) for name, request in waiting.items()]
     return cluster(nodes, slices, claims)
+
+
+def asked_by_hand(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A claim that somebody wrote, of these requests."""
+    named = [{"name": f"r{number}", "exactly": each} for number, each in enumerate(requests)]
+    raw = {"metadata": {"namespace": "team-a", "name": "train-0-gpu"}, "spec": {"devices": {"requests": named}}}
+    return raw | more

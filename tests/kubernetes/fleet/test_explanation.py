@@ -15,6 +15,7 @@ from tests.kubernetes.claims.examples import possible_requests
 from tests.kubernetes.fleet.clusters import (
     TIME_SLICING,
     a100s,
+    asked_by_hand,
     claim,
     cluster,
     filled,
@@ -136,13 +137,6 @@ def a_condition_of_another_hand() -> Situation:
 def whoever_may_read_little() -> Situation:
     known = filled(NODES, T4, {}, {"train-0": GiB4})
     return pod(), replace(known, nodes=(), unread={"nodes": "no", "claims of all namespaces": "no"})
-
-
-def asked_by_hand(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A claim that somebody wrote, of these requests."""
-    named = [{"name": f"r{number}", "exactly": each} for number, each in enumerate(requests)]
-    raw = {"metadata": {"namespace": "team-a", "name": "train-0-gpu"}, "spec": {"devices": {"requests": named}}}
-    return raw | more
 
 
 def every_slice_of_a_node() -> Situation:

@@ -111,7 +111,9 @@ def test_of_a_moment_that_cannot_be_read_nothing_is_told(text: str) -> None:
     assert parse_moment(text).until(Moment("b", 5e9)) is None
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "[1]", "null", '{"digest": 1}', "x" * 100])
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", "[1]", "null", '{"digest": 1}', "x" * 100, pytest.param("[" * 100_000, id="deep")]
+)
 def test_an_attempt_that_cannot_be_read_is_none(text: str | None) -> None:
     assert parse_attempt(text) is None
 

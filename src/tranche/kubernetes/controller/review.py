@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tranche.core.errors import KubernetesRejected
+from tranche.core.json_text import read_json
 from tranche.core.printable import one_line
 from tranche.kubernetes.api.decoding import Json
 
@@ -32,7 +33,7 @@ def read_review(body: bytes) -> PodReview | None:
         KubernetesRejected: it is no AdmissionReview of version v1.
     """
     try:
-        review = json.loads(body)
+        review = read_json(body)
         request = review["request"]
         version, uid = review["apiVersion"], str(request["uid"])
         created = request["kind"]["kind"] == "Pod" and request["operation"] == "CREATE"
@@ -64,6 +65,6 @@ def refused(uid: str, code: int, message: str) -> Json:
 def uid_of(body: bytes) -> str:
     """The uid of a question, whatever else is wrong with it."""
     try:
-        return str(json.loads(body)["request"]["uid"])
+        return str(read_json(body)["request"]["uid"])
     except (ValueError, KeyError, TypeError):
         return ""

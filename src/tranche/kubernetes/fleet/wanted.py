@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tranche.core.errors import UsageError
+from tranche.core.json_text import read_json
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
@@ -187,15 +187,19 @@ def _wanted(raw: Mapping[str, Any], of_class: Wanted) -> Wanted:
 
 
 def _with_condition(wanted: Wanted, expression: str) -> Wanted:
-    if found := _ISOLATIONS.fullmatch(expression):
-        words = json.loads(found[2] or f"[{found[1]}]")
-        return replace(wanted, isolations=frozenset(map(str, words)))
-    if found := _NOT_MECHANISM.fullmatch(expression):
-        return replace(wanted, not_mechanism=found[1])
-    if found := _CARD.fullmatch(expression):
-        return replace(wanted, card_memory=int(found[1]))
-    if found := _MODEL.fullmatch(expression):
-        return replace(wanted, model=str(json.loads(found[1])))
+    """The claim's author wrote it: CEL has words and numbers that no JSON and no int is, and those are unread."""
+    try:
+        if found := _ISOLATIONS.fullmatch(expression):
+            words = read_json(found[2] or f"[{found[1]}]")
+            return replace(wanted, isolations=frozenset(map(str, words)))
+        if found := _NOT_MECHANISM.fullmatch(expression):
+            return replace(wanted, not_mechanism=found[1])
+        if found := _CARD.fullmatch(expression):
+            return replace(wanted, card_memory=int(found[1]))
+        if found := _MODEL.fullmatch(expression):
+            return replace(wanted, model=str(read_json(found[1])))
+    except ValueError:
+        pass
     return replace(wanted, unread=(*wanted.unread, expression))
 
 

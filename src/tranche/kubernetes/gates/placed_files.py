@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tranche.core.errors import CdiUnavailable
+from tranche.core.json_text import read_json
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_file_name, write_spec
 from tranche.hardware.nodes import ContainerEdits
@@ -93,7 +93,7 @@ def _keeper(path: Path) -> PlacedPodKeeper | None:
 
 def _environment(path: Path) -> tuple[str, ...]:
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path.read_text())
         edits = [device["containerEdits"] for device in data["devices"]]
         return tuple(str(word) for each in edits for word in each.get("env", ()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

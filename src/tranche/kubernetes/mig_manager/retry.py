@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from tranche.core.json_text import read_json
 from tranche.kubernetes.mig_manager.moment import Moment
 
 FIRST_DELAY_SECONDS = 5.0
@@ -61,7 +62,7 @@ def parse_attempt(text: str | None) -> Attempt | None:
     if text is None:
         return None
     try:
-        data = json.loads(text)
+        data = read_json(text)
         return Attempt(
             digest=str(data["digest"]),
             failures=max(int(data["failures"]), 1),
