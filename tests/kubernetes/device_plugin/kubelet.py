@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from tests.last_look import last_look
+from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 _DEADLINE_SECONDS = 60.0
@@ -77,6 +78,11 @@ class KubeletStandIn:
             name: (len(devices), sum(device.health == "Healthy" for device in devices.values()))
             for name, devices in self.devices.items()
         }
+
+    def knows(self, lists: Mapping[str, Sequence[ListedDevice]]) -> bool:
+        """Whether it has these devices of these resources, whatever else it has."""
+        known = {name: set(devices) for name, devices in self.devices.items()}
+        return all(known.get(name) == {each.id for each in listed} for name, listed in lists.items())
 
     async def allocate(self, resource: str, *device_ids: str) -> pb.ContainerAllocateResponse:
         """What the plugin answers for one container."""

@@ -63,6 +63,10 @@ class Rig:
             await asyncio.sleep(0.01)
             assert self.now < 3000, what
 
+    async def settle_until_known(self, what: str) -> None:
+        """Settle until the endpoints are ready and the kubelet, which takes a list after it was sent, has what is wanted."""
+        await self.settle_until(lambda: self.endpoints.ready().ready and self.kubelet.knows(self.wanted), what)
+
 
 def devices(*names: str) -> tuple[ListedDevice, ...]:
     return tuple(ListedDevice(name, numa_node=0) for name in names)
@@ -84,7 +88,7 @@ def run(folder: Path, scenario: Callable[[Rig], Awaitable[None]]) -> None:
 def test_resources_are_registered_and_listed(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {GPU: (), SLICE: (*devices("a"), ListedDevice("b", healthy=False))}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "the kubelet has the lists")
+        await rig.settle_until_known("the kubelet has the lists")
         assert rig.kubelet.counts() == {GPU: (0, 0), SLICE: (2, 1)}
         assert [node.ID for node in rig.kubelet.devices[SLICE]["a"].topology.nodes] == [0], "NUMA node 0 is one too"
         assert not rig.kubelet.devices[SLICE]["b"].HasField("topology")
@@ -99,7 +103,7 @@ def test_resources_are_registered_and_listed(tmp_path: Path) -> None:
 def test_answers_reach_the_kubelet_whole(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {SLICE: devices("a", "b")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         answer = await rig.kubelet.allocate(SLICE, "a", "b")
         assert dict(answer.envs) == {"IDS": "a,b"}
         assert [(mount.host_path, mount.container_path, mount.read_only) for mount in answer.mounts] == [
@@ -120,7 +124,7 @@ def test_answers_reach_the_kubelet_whole(tmp_path: Path) -> None:
 def test_a_changed_list_is_sent_without_a_new_registration(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         rig.wanted = {SLICE: devices("a", "b", "c")}
         await rig.endpoints.settle(rig.wanted)
         assert not rig.endpoints.ready().ready, "the kubelet does not have the new list yet"
@@ -134,7 +138,7 @@ def test_a_changed_list_is_sent_without_a_new_registration(tmp_path: Path) -> No
 def test_a_vanished_resource_goes_to_zero_before_it_is_withdrawn(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {GPU: devices("g"), SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         rig.wanted = {GPU: devices("g")}
         begun = rig.now
         await rig.endpoints.settle(rig.wanted)
@@ -153,7 +157,7 @@ def test_a_vanished_resource_goes_to_zero_before_it_is_withdrawn(tmp_path: Path)
 def test_a_resource_that_comes_back_in_time_keeps_its_registration(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         await rig.endpoints.settle({})
         rig.now += LINGER_SECONDS - 1
         await rig.endpoints.settle({})
@@ -167,7 +171,7 @@ def test_a_resource_that_comes_back_in_time_keeps_its_registration(tmp_path: Pat
 def test_a_restarted_kubelet_is_noticed_by_its_socket(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {GPU: (), SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         before = identify(rig.kubelet.socket)
         await rig.kubelet.stop()
         rig.kubelet.socket.unlink(missing_ok=True)
@@ -176,7 +180,7 @@ def test_a_restarted_kubelet_is_noticed_by_its_socket(tmp_path: Path) -> None:
         assert "no kubelet" in rig.endpoints.ready().why
         await rig.kubelet.start()
         assert identify(rig.kubelet.socket) != before
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered with the new one")
+        await rig.settle_until_known("registered with the new one")
         assert rig.kubelet.counts() == {GPU: (0, 0), SLICE: (1, 1)}
         assert len(rig.kubelet.registrations) == 4
 
@@ -196,7 +200,7 @@ def test_a_kubelet_that_comes_late_or_refuses_is_tried_again(tmp_path: Path) -> 
         await rig.kubelet.start()
         await rig.settle_until(lambda: "not now" in rig.endpoints.ready().why, "the refusal is told")
         rig.kubelet.refuse = False
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered at last")
+        await rig.settle_until_known("registered at last")
 
     run(tmp_path, scenario)
 
@@ -204,7 +208,7 @@ def test_a_kubelet_that_comes_late_or_refuses_is_tried_again(tmp_path: Path) -> 
 def test_a_dead_kubelet_that_left_its_socket_is_not_taken_for_a_living_one(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         os.link(rig.kubelet.socket, tmp_path / "left")
         await rig.kubelet.stop()
         if not rig.kubelet.socket.exists():
@@ -217,10 +221,10 @@ def test_a_dead_kubelet_that_left_its_socket_is_not_taken_for_a_living_one(tmp_p
 def test_a_lost_socket_of_a_plugin_is_made_again(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         (rig.kubelet.folder / "tranche-mig-1g.5gb.sock").unlink()
         await rig.settle_until(lambda: len(rig.kubelet.registrations) == 2, "registered anew")
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "ready again")
+        await rig.settle_until_known("ready again")
 
     run(tmp_path, scenario)
 
@@ -245,11 +249,11 @@ def test_a_plugin_that_ends_late_does_not_take_the_resource_along(tmp_path: Path
         other = OtherPlugin(rig)
         await other.start("x")
         rig.wanted = {SLICE: devices("a", "b")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "taken over")
+        await rig.settle_until_known("taken over")
         await other.endpoint.stop()
         await until(lambda: SLICE in rig.kubelet.ended, "the kubelet gives up the newest client")
         await rig.settle_until(lambda: len(rig.kubelet.registrations) == 3, "registered again")
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "ready again")
+        await rig.settle_until_known("ready again")
         assert rig.kubelet.counts() == {SLICE: (2, 2)}
 
     run(tmp_path, scenario)
@@ -258,7 +262,7 @@ def test_a_plugin_that_ends_late_does_not_take_the_resource_along(tmp_path: Path
 def test_a_resource_that_another_plugin_has_taken_over_is_withdrawn_only_after_its_end(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {GPU: devices("g"), SLICE: devices("a")}
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "registered")
+        await rig.settle_until_known("registered")
         rig.wanted = {GPU: devices("g")}
         await rig.endpoints.settle(rig.wanted)
         await until(lambda: rig.kubelet.counts()[SLICE] == (0, 0), "it goes to zero")
@@ -328,7 +332,7 @@ def test_whatever_happens_the_kubelet_ends_up_knowing_what_is_wanted(
             return {**wanted, **left} == counts and set(left.values()) <= {(0, 0)}
 
         await rig.settle_until(known, f"{rig.kubelet.counts()} should be {wanted}")
-        await rig.settle_until(lambda: rig.endpoints.ready().ready, "and it says so")
+        await rig.settle_until_known("and it says so")
 
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), scenario)
