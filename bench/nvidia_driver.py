@@ -24,7 +24,7 @@ from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
-from release.progress import go_summary, run_with_progress
+from release.go_build import go_build
 
 from tranche_simulator.build import cache_directory, ensure_built
 
@@ -63,14 +63,14 @@ def ensure_driver(say: Callable[[str], None]) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        options = ("-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
-        built = run_with_progress(
-            ["nice", "-n", "19", go, "build", *options, "-o", f"{folder}/", f"{_PATH}/cmd/{_PROGRAM}"],
-            f"building NVIDIA's driver {pinned_version()}",
-            say,
-            summary=go_summary,
-            environment=os.environ | {"CGO_ENABLED": "1", "GOFLAGS": ""},
-            folder=GO_MODULE,
+        built = go_build(
+            go,
+            [f"{_PATH}/cmd/{_PROGRAM}"],
+            f"{folder}/",
+            module=GO_MODULE,
+            doing=f"building NVIDIA's driver {pinned_version()}",
+            say=say,
+            cgo=True,
         )
         if built.returncode != 0:
             raise ClusterError(f"go build failed:\n{built.stdout[-2000:]}")

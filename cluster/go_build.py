@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from release.progress import go_summary, run_with_progress
+from release.go_build import STRIPPED, go_build
 
 from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.kits import CONTAINERD, GO_MODULE, KUBERNETES, Kit
@@ -33,16 +33,14 @@ def build_kits(kits: Sequence[Kit], target: Path, say: Callable[[str], None]) ->
     say(f"building {names}: once, and it takes a while")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         packages = [package for kit in kits for package in kit.programs.values()]
-        # -v names each package when it is compiled: the lines that tell how far it is.
-        command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", _linker_flags()]
-        environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}
-        built = run_with_progress(
-            ["nice", "-n", "19", *command, "-o", f"{folder}/", *packages],
-            f"building {names}",
-            say,
-            summary=go_summary,
-            environment=environment,
-            folder=GO_MODULE,
+        built = go_build(
+            go,
+            packages,
+            f"{folder}/",
+            module=GO_MODULE,
+            doing=f"building {names}",
+            say=say,
+            linker_flags=_linker_flags(),
         )
         if built.returncode != 0:
             raise ClusterError(f"go build failed:\n{built.stdout[-2000:]}")
@@ -61,7 +59,7 @@ def _linker_flags() -> str:
         "k8s.io/component-base/version.gitTreeState": "clean",
         "github.com/containerd/containerd/v2/version.Version": CONTAINERD.version,
     }
-    return " ".join(("-s -w", *(f"-X {name}={value}" for name, value in stamps.items())))
+    return " ".join((STRIPPED, *(f"-X {name}={value}" for name, value in stamps.items())))
 
 
 def _output_name(package: str) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from release.progress import go_summary, run_with_progress
+from release.go_build import STRIPPED, go_build
 
 from cluster.errors import ClusterError, UnsuitableMachine
 from tranche_simulator.build import cache_directory
@@ -41,29 +41,17 @@ def ensure_older(say: Callable[[str], None]) -> Path:
     found = re.search(r"k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)", (_MODULE / "go.mod").read_text())
     assert found is not None, "go.mod pins a release"
     stamps = {"gitVersion": found[1], "gitMajor": found[2], "gitMinor": found[3], "gitTreeState": "clean"}
-    flags = " ".join(("-s -w", *(f"-X {_VERSION}.{name}={value}" for name, value in stamps.items())))
+    flags = " ".join((STRIPPED, *(f"-X {_VERSION}.{name}={value}" for name, value in stamps.items())))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        build = [
-            "nice",
-            "-n",
-            "19",
+        built = go_build(
             go,
-            "build",
-            "-v",
-            "-trimpath",
-            "-buildvcs=false",
-            "-mod=readonly",
-            "-ldflags",
-            flags,
-        ]
-        built = run_with_progress(
-            [*build, "-o", f"{folder}/", *(f"k8s.io/kubernetes/cmd/{name}" for name in _PROGRAMS)],
-            f"building kubernetes {found[1]}",
-            say,
-            summary=go_summary,
-            environment=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""},
-            folder=_MODULE,
+            [f"k8s.io/kubernetes/cmd/{name}" for name in _PROGRAMS],
+            f"{folder}/",
+            module=_MODULE,
+            doing=f"building kubernetes {found[1]}",
+            say=say,
+            linker_flags=flags,
         )
         if built.returncode != 0:
             raise ClusterError(f"go build failed:\n{built.stdout[-2000:]}")

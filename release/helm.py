@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from release.errors import ReleaseError
-from release.progress import go_summary, run_with_progress
+from release.go_build import STRIPPED, go_build
 from tranche_simulator.build import cache_directory
 
 GO_MODULE = Path(__file__).parent / "go"
@@ -63,14 +63,14 @@ def _build(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         made = Path(folder) / "helm"
-        command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", _linker_flags()]
-        built = run_with_progress(
-            ["nice", "-n", "10", *command, "-o", str(made), f"{_PACKAGE}/cmd/helm"],
-            "building Helm, once",
-            lambda line: print(line, file=sys.stderr, flush=True),
-            summary=go_summary,
-            environment=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""},
-            folder=GO_MODULE,
+        built = go_build(
+            go,
+            [f"{_PACKAGE}/cmd/helm"],
+            str(made),
+            module=GO_MODULE,
+            doing="building Helm, once",
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+            linker_flags=_linker_flags(),
         )
         if built.returncode != 0:
             raise ReleaseError(f"go build of Helm failed:\n{built.stdout[-2000:]}")
@@ -87,4 +87,4 @@ def _linker_flags() -> str:
             f"{_PACKAGE}/pkg/{package}.k8sVersionMajor": "1",
             f"{_PACKAGE}/pkg/{package}.k8sVersionMinor": minor,
         }
-    return " ".join(("-s -w", *(f"-X {name}={value}" for name, value in stamps.items())))
+    return " ".join((STRIPPED, *(f"-X {name}={value}" for name, value in stamps.items())))

@@ -68,12 +68,3 @@ def run_with_progress(
         for line in process.stdout:
             lines.append(line)
     return subprocess.CompletedProcess(list(command), process.returncode, "".join(lines), "")
-
-
-def go_summary(lines: Sequence[str]) -> str:
-    """How far `go build -v` is: it prints a line for each module that it fetches, and for each package that it compiles."""
-    fetched = sum(line.startswith("go: downloading ") for line in lines)
-    compiled = len(lines) - fetched
-    if not compiled:
-        return f"{fetched} modules fetched" if fetched else "looking for the modules"
-    return f"{compiled} packages compiled, {lines[-1].strip()} last"

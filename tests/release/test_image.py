@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 from release.errors import ReleaseError
+from release.go_build import go_summary
 from release.image import BYTES_MAX, MadeImage, full_name, made_image, make_image, revision
 from release.image_sources import ROOT, digest, source_files, sources, version
 from release.oci_archive import OciArchive
-from release.progress import go_summary, run_with_progress
+from release.progress import run_with_progress
 from release.revision import last_change
 from release.sbom import bill_of_materials
 

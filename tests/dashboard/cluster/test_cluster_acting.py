@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,6 +26,20 @@ CORDON = "/act?kind=cordon&node=n1"
 RELEASE = "/act?kind=release&node=n1&share=a0b0c0d0"
 
 
+@contextmanager
+def two_teams_served(people: People, *options: str) -> Iterator[ServedClusterPage]:
+    """A cluster in which a pod each of blue and zebra runs on n1. Olga, who has a token, sees both nodes."""
+    with served_cluster_page(people, *options) as served:
+        served.api.change(fill_cluster)
+        for team, place in (("blue", 0), ("zebra", 1)):
+            path = f"/api/v1/namespaces/{team}/pods/{team}-train-{place}"
+            served.api.change(
+                lambda server, path=path: server.put(path, {"metadata": {"uid": "now"}, "status": {"phase": "Running"}})  # type: ignore[misc]
+            )
+        wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+        yield served
+
+
 @pytest.fixture
 def page() -> Iterator[ServedClusterPage]:
     """Ana may list and delete blue's pods, and Olga may do everything; Nils may look."""
@@ -33,14 +48,7 @@ def page() -> Iterator[ServedClusterPage]:
     people.let("olga", "delete pods", "patch nodes")
     for name in ("olga", "nils"):
         people.let(name, "list pods", "list nodes")
-    with served_cluster_page(people, "--act") as served:
-        served.api.change(fill_cluster)
-        for team, place in (("blue", 0), ("zebra", 1)):
-            path = f"/api/v1/namespaces/{team}/pods/{team}-train-{place}"
-            served.api.change(
-                lambda server, path=path: server.put(path, {"metadata": {"uid": "now"}, "status": {"phase": "Running"}})  # type: ignore[misc]
-            )
-        wait_until(served, lambda: len(served.json("/api/nodes", "t-olga")["nodes"]) == 2)
+    with two_teams_served(people, "--act") as served:
         yield served
 
 

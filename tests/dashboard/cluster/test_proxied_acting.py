@@ -14,9 +14,17 @@ import pytest
 
 from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import ACCESS_REVIEWS, People
-from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page
-from tests.dashboard.cluster.test_cluster_acting import CORDON, NODE, POD, RELEASE, changes, events, fields_of
-from tests.dashboard.cluster.test_cluster_server import fill_cluster, wait_until
+from tests.dashboard.cluster.served_cluster import ServedClusterPage
+from tests.dashboard.cluster.test_cluster_acting import (
+    CORDON,
+    NODE,
+    POD,
+    RELEASE,
+    changes,
+    events,
+    fields_of,
+    two_teams_served,
+)
 from tests.dashboard.reading import figures, parsed, text_of
 from tests.kubernetes.fake_api_server import FakeApiServer, Json, Seen, api_server
 from tests.kubernetes.waiting import patiently
@@ -50,14 +58,7 @@ def served(folder: Path, *options: str) -> Iterator[ServedClusterPage]:
         people.let(who, "list pods", "list nodes")
     people.let("zoe", "get pods", "delete pods", namespaces=["blue"])
     (folder / "secret").write_text(SECRET)
-    with served_cluster_page(people, "--act", f"--proxy-secret={folder / 'secret'}", *options) as page:
-        page.api.change(fill_cluster)
-        for team, place in (("blue", 0), ("zebra", 1)):
-            path = f"/api/v1/namespaces/{team}/pods/{team}-train-{place}"
-            page.api.change(
-                lambda server, path=path: server.put(path, {"metadata": {"uid": "now"}, "status": {"phase": "Running"}})  # type: ignore[misc]
-            )
-        wait_until(page, lambda: len(page.json("/api/nodes", "t-olga")["nodes"]) == 2)
+    with two_teams_served(people, "--act", f"--proxy-secret={folder / 'secret'}", *options) as page:
         yield page
 
 
