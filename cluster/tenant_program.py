@@ -7,18 +7,20 @@ import ctypes
 import sys
 import time
 
-GIGA_OPERATIONS = 160
-"""What a kernel counts for: 20 ms of a T4's 8,000 GFLOPS."""
+GIGA_OPERATIONS = 800
+"""What a kernel counts for: 100 ms of a T4's 8,000 GFLOPS."""
 STEP = 64 << 20
 MULTIPROCESSORS = 16
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT."""
-AHEAD = 8
-"""So many kernels wait behind the one that runs, so that a busy processor does not make the GPU wait."""
+AHEAD = 15
+"""So many kernels wait behind the one that runs: a tenant's processor may be away for as long as these take, and its GPU time
+stays its own. The simulator keeps 32 items of a stream, and each kernel has an event behind it.
+"""
 PTX = b"""
 .version 7.0
 .target sm_70
 .address_size 64
-// tranche-sim: work time=20ms
+// tranche-sim: work time=100ms
 .visible .entry work() { ret; }
 """
 

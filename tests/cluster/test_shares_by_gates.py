@@ -217,9 +217,11 @@ def test_a_job_whose_node_refuses_it_runs_on_another(old_cluster: Cluster, share
     p4d = old_cluster.node("p4d")
     words = ("--image", "localhost/busybox:1", "-n", TEAM, "--name", "late", "--dry-run", "-o", "json")
     (made,) = json.loads(_tranche(old_cluster, "submit", "--gpus", "1", *words, "--", "sh", "-c", LOOK))["items"]
-    # Until there is such a ConfigMap the container does not start, and what was chosen is not taken up.
+    # Until there is such a ConfigMap the container does not start, and what was chosen is not taken up. A kubelet waits for the
+    # volumes that a container mounts, and for no other.
     spec = made["spec"]["template"]["spec"]
     spec["volumes"] = [{"name": "wait", "configMap": {"name": "wait"}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "wait", "mountPath": "/wait"}]
     old_cluster.kubectl("cordon", "t4")
     try:
         old_cluster.apply(made)
