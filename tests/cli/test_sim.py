@@ -246,10 +246,12 @@ def test_attach_takes_its_target_from_the_environment_and_gives_the_exit_code(cl
 def test_attach_without_a_command_stays_until_a_signal(cli: Cli) -> None:
     cli.succeed("sim", "create", "m", "--gpu", "T4", "--time-scale", "0")
     uuid = cli.smi("m", "--query-gpu=uuid", "--format=csv,noheader").stdout.strip()
-    arguments = [*TRANCHE, "sim", "attach", uuid, "--simulate", "m"]
+    arguments = ["nohup", *TRANCHE, "sim", "attach", uuid, "--simulate", "m"]
     with subprocess.Popen(arguments, env=cli.environment, stderr=subprocess.PIPE, text=True) as holder:
         assert holder.stderr is not None
-        assert "attached to" in holder.stderr.readline()
+        while "attached to" not in (line := holder.stderr.readline()):
+            assert line
+        holder.send_signal(signal.SIGHUP)
         assert str(holder.pid) in cli.smi("m", "--query-compute-apps=pid", "--format=csv,noheader").stdout.split()
         holder.send_signal(signal.SIGTERM)
         assert holder.wait(30) == 0

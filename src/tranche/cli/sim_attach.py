@@ -91,7 +91,9 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _hold(uuids: Sequence[str]) -> int:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    # What is ignored stays ignored, so that nohup works: a blocked signal would be waited for all the same.
+    heeded = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
     say(f"attached to {', '.join(uuids)} as process {os.getpid()}; end with Ctrl-C")
-    signal.sigwait(_ENDING)
+    signal.sigwait(heeded)
     return 0

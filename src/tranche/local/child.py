@@ -30,7 +30,7 @@ _FORWARDED = (
 )
 _WATCHED = (*_FORWARDED, signal.SIGCHLD)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_SENT_BY_KERNEL = 0x80  # SI_KERNEL: the terminal sent it, and to the child as well
+_SENT_BY_KERNEL = 0x80  # SI_KERNEL: the terminal sent it, or the end of a shell did
 
 
 def run_child(
@@ -42,7 +42,7 @@ def run_child(
 ) -> int:
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
-    Signals that reach this process are passed on; those of the terminal reach the child anyway. What stops the child at a
+    Signals that reach this process are passed on, unless the terminal sent them to the child as well. What stops the child at a
     terminal stops this process as well. `started` is told the child's pid; the child is killed when that raises. OSError when
     the file at `path` cannot be executed. The child is started `within` that context. Call it from the main thread.
     """
@@ -76,9 +76,20 @@ def _pass_signals_on(pid: int) -> None:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return
             reap_orphans(but=pid)
-        elif info.si_code != _SENT_BY_KERNEL:
+        elif info.si_code != _SENT_BY_KERNEL or not _sent_to_both(pid, info.si_signo):
             with contextlib.suppress(PermissionError):  # the command became another user
                 os.kill(pid, info.si_signo)
+
+
+def _sent_to_both(pid: int, number: int) -> bool:
+    """Whether the kernel has sent that child what it sent this process.
+
+    It signals process groups, and the child may have left this one. The loss of a terminal it tells the leader of the session
+    alone.
+    """
+    if number == signal.SIGHUP and os.getsid(0) == os.getpid():
+        return False
+    return os.getpgid(pid) == os.getpgrp()
 
 
 @contextmanager
