@@ -97,6 +97,13 @@ def test_manifests_of_the_device_plugin_run_on_a_dynamic_node_and_modes_change_w
     start(cluster, namespace, "whole", p4d, gpu=1)
     runs(cluster, namespace, "whole")
     assert given(cluster, namespace, "whole").removeprefix("gpu-").isdecimal()
+    # An agent that starts beside them takes neither for a pod of the device plugin whose devices nobody knows.
+    dynamic_agent.end()
+    dynamic_agent.restarted().wait_until_ready()
+    start(cluster, namespace, "beside", p4d, slice=1)
+    runs(cluster, namespace, "beside")
+    assert "-1g-5gb-" in given(cluster, namespace, "beside")
+    assert {name: count for name, count in counts(cluster, p4d).items() if count} == {}
 
     set_mode(cluster, p4d, "static")
     wait_for("what claims have is shown on, and no more", lambda: 0 < len(offered(cluster)) < 100)
@@ -104,7 +111,7 @@ def test_manifests_of_the_device_plugin_run_on_a_dynamic_node_and_modes_change_w
     wait_for_counts(cluster, p4d, gpu=6)
     start(cluster, namespace, "after", p4d, gpu=1)
     runs(cluster, namespace, "after")
-    for name in ("slice", "whole"):
+    for name in ("slice", "whole", "beside"):
         assert phase(cluster, namespace, name) == "Running"
         cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1")
     wait_for("claims have nothing of the node any more", lambda: offered(cluster) == {})

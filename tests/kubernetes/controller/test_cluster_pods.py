@@ -55,6 +55,15 @@ def test_a_pod_that_waits_is_read_with_its_rules() -> None:
     assert (pod.gated.priority, str(pod.gated.request)) == (5, "--gpu-memory 4Gi")
 
 
+def test_what_a_claim_serves_takes_nothing_of_what_the_node_counts() -> None:
+    raw = raw_pod()
+    raw["spec"]["containers"][0]["resources"]["limits"] |= {"nvidia.com/gpu": "2", "example.com/nic": "1"}
+    mapped = [{"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}]
+    raw["status"] = {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": mapped}}
+    needs = decode_cluster_pod(raw).needs
+    assert (needs.get("nvidia.com/gpu"), needs["example.com/nic"]) == (None, 1)
+
+
 def asking(name: str, amount: str = "1", **more: str) -> dict[str, Any]:
     return {"name": name, "resources": {"limits": {SHARE: amount}}, **more}
 

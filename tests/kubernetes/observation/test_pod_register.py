@@ -20,6 +20,7 @@ from tranche.core.keeper import PodKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
+from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.observation.listings import Holding
@@ -280,6 +281,40 @@ def test_after_the_state_folder_is_lost_the_register_is_made_anew_from_what_kube
         again.kubelet.holders |= listed
         _, view = await look(scene.machine, again)
         assert {grant: str(each.keeper) for each in view.allocations for grant in each.grants} == first
+
+    play(tmp_path, scenario)
+
+
+def by_resource(name: str, *, claimed: str, count: int = 1) -> KubePod:
+    """A running pod of two containers that ask for a slice each by its resource; the container `claimed` has its by a claim."""
+    limits = {"resources": {"limits": {ONE: str(count), "cpu": "1"}}}
+    return decode_pod(
+        {
+            "metadata": {"namespace": "ns", "name": name, "uid": f"uid-{name}"},
+            "spec": {"containers": [{"name": "main", **limits}, {"name": "side", **limits}]},
+            "status": {
+                "phase": "Running",
+                "extendedResourceClaimStatus": {
+                    "resourceClaimName": f"{name}-extended-resources-x",
+                    "requestMappings": [
+                        {"containerName": each, "resourceName": ONE, "requestName": "container-0-request-0"}
+                        for each in claimed.split()
+                    ],
+                },
+            },
+        }
+    )
+
+
+def test_a_pod_whose_claim_serves_its_extended_resource_has_nothing_of_the_device_plugins(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.pods = [by_resource("a", claimed="main side"), by_resource("b", claimed="", count=0)]
+        assert await scene.held() == {}, "an agent that has just started takes neither for a pod with unknown slices"
+        scene.kubelet.restart()
+        assert await scene.held() == {}
+        scene.pods = [by_resource("c", claimed="main")]
+        scene.kubelet.restart()
+        assert set((await scene.held()).values()) == {"pod ns/c"}, "the slice of its other container is not known"
 
     play(tmp_path, scenario)
 

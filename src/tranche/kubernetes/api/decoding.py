@@ -56,21 +56,37 @@ def decode_pod(raw: Json) -> KubePod:
         annotations=meta.get("annotations") or {},
         node_selector=(raw.get("spec") or {}).get("nodeSelector") or {},
         terminating=meta.get("deletionTimestamp") is not None,
-        resources=frozenset(_limits(raw.get("spec") or {})),
+        resources=frozenset(_resources(raw)),
         claims=frozenset(_claims(raw)),
     )
 
 
-def _limits(spec: Json) -> Iterator[str]:
+def claimed_resources(raw: Json) -> frozenset[tuple[str, str]]:
+    """The extended resources of a `v1.Pod` that a claim serves and no device plugin, each as (container, resource)."""
+    return frozenset(
+        (str(each.get("containerName")), str(each.get("resourceName")))
+        for each in _extended(raw).get("requestMappings") or ()
+    )
+
+
+def _extended(raw: Json) -> Json:
+    """What the scheduler says of the claim that it made of the pod's extended resources."""
+    return (raw.get("status") or {}).get("extendedResourceClaimStatus") or {}
+
+
+def _resources(raw: Json) -> Iterator[str]:
+    spec, claimed = raw.get("spec") or {}, claimed_resources(raw)
     for containers in ("initContainers", "containers"):
         for container in spec.get(containers) or ():
-            yield from (container.get("resources") or {}).get("limits") or {}
+            for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+                if str(amount) != "0" and (container.get("name"), name) not in claimed:
+                    yield name
 
 
 def _claims(raw: Json) -> Iterator[str]:
     """Claims that it names, those made of its templates, and the one made of its extended resources."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
-    made = (*(status.get("resourceClaimStatuses") or ()), status.get("extendedResourceClaimStatus") or {})
+    made = (*(status.get("resourceClaimStatuses") or ()), _extended(raw))
     for each in (*(spec.get("resourceClaims") or ()), *made):
         if name := each.get("resourceClaimName"):
             yield name

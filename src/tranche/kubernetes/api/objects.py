@@ -85,7 +85,8 @@ class PodRef:
 class KubePod:
     """A pod. `owner_kind` is the kind of its controller: "" for a bare pod, "DaemonSet", "Node" for a mirror pod.
 
-    `resources` names what its containers have limits for; `claims` are the names of its resource claims, in its namespace.
+    `resources` names what its containers have limits for, without what a claim serves; `claims` are the names of its resource
+    claims, in its namespace.
     """
 
     ref: PodRef

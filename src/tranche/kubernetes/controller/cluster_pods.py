@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tranche.core.errors import UsageError
-from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.decoding import Json, claimed_resources
 from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration, decode_terms
 from tranche.kubernetes.claims.gate_demand import GateDemand, gate_demand
 from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
@@ -68,7 +68,7 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
     """A `v1.Pod`."""
     meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
     gates = [str(each.get("name")) for each in spec.get("schedulingGates") or ()]
-    needs = dict(pod_needs(spec))
+    needs = dict(pod_needs(spec, claimed_resources(raw)))
     waits = SHARE_GATE in gates
     demand = gate_demand(meta.get("annotations") or {}, spec)
     ours = gates == [SHARE_GATE]
@@ -118,12 +118,15 @@ def decode_cluster_node(raw: Json) -> ClusterNode:
     return ClusterNode(name, str(meta.get("uid") or ""), room, allocatable)
 
 
-def pod_needs(spec: Json) -> Iterator[tuple[str, int]]:
-    """What a pod takes of a node's resources: its containers' requests together, or the largest of its init containers."""
+def pod_needs(spec: Json, claimed: Collection[tuple[str, str]] = ()) -> Iterator[tuple[str, int]]:
+    """What a pod takes of a node's resources: its containers' requests together, or the largest of its init containers.
+
+    A claim serves what is `claimed`, as (container, resource), and the node does not count it.
+    """
     inits = spec.get("initContainers") or ()
     beside = [each for each in inits if each.get("restartPolicy") == "Always"]
-    together = _sum(_requests(each) for each in (*(spec.get("containers") or ()), *beside))
-    first = [_requests(each) for each in inits if each not in beside]
+    together = _sum(_requests(each, claimed) for each in (*(spec.get("containers") or ()), *beside))
+    first = [_requests(each, claimed) for each in inits if each not in beside]
     overhead = dict(_amounts(spec.get("overhead") or {}))
     names = {*together, *overhead, *(name for each in first for name in each)}
     yield _PODS, 1
@@ -132,9 +135,10 @@ def pod_needs(spec: Json) -> Iterator[tuple[str, int]]:
         yield name, most + overhead.get(name, 0)
 
 
-def _requests(container: Json) -> dict[str, int]:
+def _requests(container: Json, claimed: Collection[tuple[str, str]]) -> dict[str, int]:
     resources = container.get("resources") or {}
-    return dict(_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})}))
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: amount for name, amount in _amounts(asked) if (container.get("name"), name) not in claimed}
 
 
 def _sum(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
