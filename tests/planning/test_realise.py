@@ -240,10 +240,17 @@ def test_more_memory_or_compute_than_a_device_has_is_refused() -> None:
     assert "are needed" in found.text
     assert isinstance(refusal(found), NoRoom)
     assert refused(held, Part(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING, 30)).reason is Reason.NO_ROOM
-    twice = [Part(WholeGpu(gpu.uuid), 8 * GIB, Sharing.TIME_SLICING)] * 2
-    assert refused(view, *twice).reason is Reason.NO_ROOM, "two parts of one claim"
     fits = realise(held, [Part(WholeGpu(gpu.uuid), 4 * GIB, Sharing.TIME_SLICING, 20)], "test")
     assert isinstance(fits, Plan)
+
+
+def test_one_holder_has_one_part_of_a_device() -> None:
+    gpu = uncuttable_gpu()
+    view = replace(view_of(gpu), node=replace(view_of(gpu).node, sharing=ALL_MEANS))
+    for sharing in (Sharing.TIME_SLICING, Sharing.MPS):
+        found = refused(view, *(Part(WholeGpu(gpu.uuid), memory, sharing) for memory in (GIB, 2 * GIB)))
+        assert found.reason is Reason.SHARING_UNAVAILABLE
+        assert "two parts of one device" in found.text
 
 
 def test_a_mechanism_that_the_machine_lacks_and_devices_that_it_has_not_are_refused() -> None:

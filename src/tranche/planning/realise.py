@@ -47,6 +47,9 @@ def realise(view: NodeView, grants: Sequence[Wanted], purpose: str) -> Plan | Ob
             if contradicts(grant, other):
                 text = f"{_named(other)} and {_named(grant)} are wanted, and cannot both be there"
                 return obstacle(view.node.gpu(grant.gpu_uuid), Reason.GPU_BUSY, text)
+            if parts_of_one_device(grant, other):
+                text = "two parts of one device are wanted, and one holder has one part of a device"
+                return obstacle(view.node.gpu(grant.gpu_uuid), Reason.SHARING_UNAVAILABLE, text)
         found = _steps(now, grant)
         if isinstance(found, Obstacle):
             return found
@@ -137,7 +140,7 @@ def _unknown(grant: Wanted, gpu: GpuState) -> str:
 
 def contradicts(grant: Wanted, held: Grant) -> bool:
     """Whether the two cannot both be given: they are not parts of one device, and overlap or exclude each other."""
-    if isinstance(grant, Part) and isinstance(held, Part) and grant.device == held.device:
+    if parts_of_one_device(grant, held):
         return False
     if overlap(grant, held):
         return True
@@ -145,6 +148,11 @@ def contradicts(grant: Wanted, held: Grant) -> bool:
     if here is None or there is None or grant.gpu_uuid != held.gpu_uuid:
         return False
     return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
+
+
+def parts_of_one_device(one: Grant, other: Grant) -> bool:
+    """Whether both are parts of the same device: a program is told one limit for it, and the register keeps one for a holder."""
+    return isinstance(one, Part) and isinstance(other, Part) and one.device == other.device
 
 
 def _whole_steps(found: Tenancy) -> tuple[Step, ...] | Obstacle:

@@ -169,6 +169,8 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
             assert "does not have" in await refusal(node.allocate("odd", "gpu-0-1g-5gb-9"))
             across = await refusal(node.allocate("both", "gpu-0-1g-5gb-5", "gpu-0-2g-10gb-4"))
             assert "was given gpu-0-1g-5gb-5 and gpu-0-2g-10gb-4, which cannot both be there" in across
+            two = node.allocate("two", "gpu-0-shared", "gpu-0-shared", consumed={"memory": "4Gi"})
+            assert "team/two was given several parts of gpu-0-shared" in await refusal(two)
             node.node.server.put(
                 "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/bare", {"metadata": {"uid": "uid-bare"}}
             )

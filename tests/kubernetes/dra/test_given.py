@@ -104,6 +104,13 @@ def test_devices_that_cannot_both_be_there_are_refused_by_their_names(names: tup
         accepted(*names)
 
 
-def test_devices_side_by_side_and_shares_of_one_device_are_accepted() -> None:
+def test_devices_side_by_side_are_accepted() -> None:
     assert len(accepted("gpu-0-1g-5gb-0", "gpu-0-1g-5gb-1", "gpu-1")) == 3
-    assert len(accepted("gpu-0-shared", "gpu-0-shared", memory="4Gi")) == 2
+    assert len(accepted("gpu-0-shared", "gpu-1-shared", memory="4Gi")) == 2
+
+
+def test_two_parts_of_one_device_are_refused_by_its_name_and_with_what_to_ask_for() -> None:
+    with pytest.raises(SharingUnavailable, match="team/a was given several parts of gpu-0-shared") as refused:
+        accepted("gpu-0-shared", "gpu-0-shared", memory="4Gi")
+    assert "claim of its own" in str(refused.value.hint)
+    assert "distinctAttribute: gpu.tranche.dev/uuid" in str(refused.value.hint)

@@ -10,12 +10,16 @@ from tranche.core.allocation import nearest_request
 from tranche.core.errors import AllocationUnknown, GpuNotFound, SharingUnavailable, UsageError
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef, KubeClaim
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.node.claims import ClaimOrder
-from tranche.planning.realise import Wanted, contradicts
+from tranche.planning.realise import Wanted, contradicts, parts_of_one_device
 
 _ANEW = "no scheduler gives that: delete pod and claim, and have them made and placed anew"
+_ONE_PART = (
+    "delete the pod, and make it again with a claim of its own for each part, or with a claim that asks for one larger part; "
+    f"for parts of different GPUs, add the constraint distinctAttribute: {DRIVER}/{AttributeName.UUID} to the claim"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ def given_devices(
     Raises:
         AllocationUnknown: the claim is another one, is not allocated, or is allocated on another node.
         GpuNotFound: the node has no device of that name.
-        SharingUnavailable: so much of a device is given to nobody.
+        SharingUnavailable: so much of a device is given to nobody, or it has several parts of one.
         UsageError: it asks for access without having anything, or two of its devices cannot both be there.
     """
     if claim.ref.uid != wanted.uid:
@@ -64,6 +68,11 @@ def given_devices(
     if not found:
         raise AllocationUnknown(f"{wanted} is allocated no device of {DRIVER}")
     for one, other in combinations(found, 2):
+        if parts_of_one_device(one.grant, other.grant):
+            name = one.allocated.device
+            raise SharingUnavailable(
+                f"{wanted} was given several parts of {name}, and a claim has one part of a device", hint=_ONE_PART
+            )
         if contradicts(one.grant, other.grant):
             names = f"{one.allocated.device} and {other.allocated.device}"
             raise UsageError(f"{wanted} was given {names}, which cannot both be there", hint=_ANEW)
