@@ -159,9 +159,9 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "lingers": keeper.lingers,
                 **({"replicas": list(keeper.replicas)} if keeper.replicas else {}),
             }
-        case ClaimKeeper(namespace, name, uid, pods):
+        case ClaimKeeper(namespace, name, uid, pods, others):
             named = {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
-            return {**named, "pods": list(pods)} if pods else named
+            return {**named, **({"pods": list(pods)} if pods else {}), **({"others": True} if others else {})}
         case PlacedPodKeeper(namespace, name, uid):
             return {"kind": "placed-pod", "namespace": namespace, "name": name, "uid": uid}
 

@@ -232,7 +232,7 @@ class Claims:
 def _joined(before: Keeper, now: Keeper) -> Keeper:
     """The keeper, which is one, as it was known before and is known now."""
     if isinstance(before, ClaimKeeper) and isinstance(now, ClaimKeeper):
-        return before.with_pods(now.pods)
+        return replace(before.with_pods(now.pods), others=before.others or now.others)
     return now
 
 

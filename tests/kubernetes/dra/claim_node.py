@@ -71,8 +71,12 @@ class ClaimNodeStandIn:
         consumed: Mapping[str, str] | None = None,
         uid: str = "",
         tolerations: Sequence[Mapping[str, str]] = (),
+        users: Sequence[Mapping[str, str]] = (),
     ) -> dra_pb2.Claim:
-        """A claim that the scheduler has given these devices, each to a request `r<number>`; as the kubelet names it."""
+        """A claim that the scheduler has given these devices, each to a request `r<number>`; as the kubelet names it.
+
+        It is reserved for `users`, without any for its pod.
+        """
         results = [
             {"request": f"r{number}/one", "driver": DRIVER, "pool": pool, "device": device}
             | ({"tolerations": list(tolerations)} if tolerations else {})
@@ -80,7 +84,8 @@ class ClaimNodeStandIn:
             for number, device in enumerate(devices)
         ]
         claim = dra_pb2.Claim(namespace="team", name=name, uid=uid or f"uid-{name}")
-        status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": f"pod-{name}"}]}
+        reserved = list(users) or [{"resource": "pods", "name": name, "uid": f"pod-{name}"}]
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
         self.node.server.put(f"{CLAIMS}/{name}", {"metadata": {"uid": claim.uid}, "status": status})
         return claim
 

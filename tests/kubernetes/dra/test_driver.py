@@ -373,6 +373,36 @@ def test_each_pod_that_comes_to_use_a_shared_claim_keeps_it() -> None:
     on_claim_node(test, "A100-40GB")
 
 
+@isolated
+def test_a_claim_that_is_reserved_for_more_than_pods_is_kept_while_a_pod_runs_that_may_use_it() -> None:
+    """A group's claim names the group: which pods it has, nobody says, and its uid is no pod's."""
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "uid-g"}
+    likeness = {"apiGroup": "example.com", "resource": "pods", "name": "odd", "uid": "uid-odd"}
+    pod = {"resource": "pods", "name": "p", "uid": "pod-p"}
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        claims = [
+            node.allocate(f"c{number}", f"gpu-0-1g-5gb-{number}", users=users)
+            for number, users in enumerate(([group], [pod, group], [likeness], [pod]))
+        ]
+        async with node.driver():
+            assert await node.prepare(*claims) == [""] * 4
+            keepers = [each.keeper for each in node.allocations]
+            assert [each.pods for each in keepers if isinstance(each, ClaimKeeper)] == [(), ("pod-p",), (), ("pod-p",)]
+        process = node.process(73, "pod-of-the-group")  # its pod was deleted by force: the API server knows it no more
+        for claim in claims:
+            node.delete(claim.name)
+        async with node.driver():
+            await until(partial(_later_and_free, node, but=3))
+            await _looked_after(node)
+            names = [each.keeper.name for each in node.allocations if isinstance(each.keeper, ClaimKeeper)]
+            assert names == ["c0", "c1", "c2"], "only the one whose pods are all known is over"
+            shutil.rmtree(process)
+            await until(partial(_later_and_free, node))
+
+    on_claim_node(test, "A100-40GB")
+
+
 def _pods_of(node: ClaimNodeStandIn) -> tuple[str, ...]:
     (held,) = node.allocations
     assert isinstance(held.keeper, ClaimKeeper)
@@ -537,10 +567,10 @@ def test_a_wall_clock_that_leaps_frees_nobody_and_forgets_nothing() -> None:
     on_claim_node(test, "A100-40GB")
 
 
-def _later_and_free(node: ClaimNodeStandIn) -> bool:
-    """Whether nobody has anything, a minute after the last look."""
+def _later_and_free(node: ClaimNodeStandIn, but: int = 0) -> bool:
+    """Whether no more than so many claims have something, a minute after the last look."""
     node.now += 60
-    return not node.allocations
+    return len(node.allocations) <= but
 
 
 @isolated

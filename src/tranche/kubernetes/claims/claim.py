@@ -66,26 +66,38 @@ class AllocatedDevice:
 
 @dataclass(frozen=True, slots=True)
 class KubeClaim:
-    """A claim. `allocated` is None while it is not allocated; `reserved_for` are the uids of its users."""
+    """A claim. `allocated` is None while it is not allocated.
+
+    `pods` are the uids of the pods that it is reserved for; `others` says whether it is reserved for anything else, which may
+    stand for pods that nobody names here.
+    """
 
     ref: ClaimRef
     allocated: tuple[AllocatedDevice, ...] | None = None
-    reserved_for: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    others: bool = False
 
     def of_driver(self, driver: str) -> tuple[AllocatedDevice, ...]:
         """What it was given of that driver's devices."""
         return tuple(each for each in self.allocated or () if each.driver == driver)
 
 
+def is_pod(user: Mapping[str, Any]) -> bool:
+    """Whether an entry of a claim's `reservedFor` is a pod, and not a group of pods or something unknown."""
+    return user.get("resource") == "pods" and not user.get("apiGroup")
+
+
 def decode_claim(raw: Mapping[str, Any]) -> KubeClaim:
     """A `resource.k8s.io` ResourceClaim; UsageError when an amount in it is no whole number."""
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    users = status.get("reservedFor") or ()
     allocation = status.get("allocation")
     results = ((allocation or {}).get("devices") or {}).get("results") or ()
     return KubeClaim(
         ref=ClaimRef(meta.get("namespace", ""), meta.get("name", ""), meta.get("uid", "")),
         allocated=None if allocation is None else tuple(map(_decode_device, results)),
-        reserved_for=tuple(each.get("uid", "") for each in status.get("reservedFor") or ()),
+        pods=tuple(each.get("uid", "") for each in users if is_pod(each)),
+        others=not all(map(is_pod, users)),
     )
 
 

@@ -65,13 +65,13 @@ def used_by(keeper: ClaimKeeper, pods: Sequence[KubePod], running: Collection[st
     """Whether the claim is used, or may be. `pods` are those of which the API server tells, `running` the uids of those of which
     a process lives on this machine.
 
-    A claim of which no pod was ever known may be any running pod's of which nobody knows that it is not.
+    A claim of which no pod was ever known, or not every pod is, may be any running pod's of which nobody knows that it is not.
     """
     mine = {pod.uid for pod in pods if _names(pod, keeper)} | set(keeper.pods)
     if not mine.isdisjoint(running) or any(pod.uid in mine and not pod.finished for pod in pods):
         return True
-    others = {pod.uid_on_node for pod in pods if not _names(pod, keeper)}
-    return not keeper.pods and not others.issuperset(running)
+    not_mine = {pod.uid_on_node for pod in pods if not _names(pod, keeper)}
+    return (keeper.others or not keeper.pods) and not not_mine.issuperset(running)
 
 
 def _names(pod: KubePod, keeper: ClaimKeeper) -> bool:

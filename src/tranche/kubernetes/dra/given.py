@@ -83,5 +83,5 @@ def order_of(claim: KubeClaim, given: tuple[GivenDevice, ...]) -> ClaimOrder:
     """The order of a claim that was given these."""
     grants = tuple(each.grant for each in given)
     ref = claim.ref
-    keeper = ClaimKeeper(ref.namespace, ref.name, ref.uid, claim.reserved_for)
+    keeper = ClaimKeeper(ref.namespace, ref.name, ref.uid, claim.pods, claim.others)
     return ClaimOrder(keeper, nearest_request(grants), grants)

@@ -9,6 +9,7 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.core.request import Request
 from tranche.kubernetes.api.node_rules import NodeTaint, NodeTerm, Toleration, decode_terms
+from tranche.kubernetes.claims.claim import is_pod
 from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
@@ -161,7 +162,7 @@ def decode_fleet_claim(raw: Mapping[str, Any]) -> FleetClaim:
         constraints=tuple(devices.get("constraints") or ()),
         allocated="allocation" in status,
         given=tuple(_given(each) for each in results if each.get("driver") == DRIVER),
-        pods=tuple(str(each.get("name")) for each in status.get("reservedFor") or () if each.get("resource") == "pods"),
+        pods=tuple(str(each.get("name")) for each in status.get("reservedFor") or () if is_pod(each)),
         ignored=ignored,
     )
 
