@@ -457,6 +457,95 @@ def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_re
     assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the GPU is lost"
 
 
+KUBELETS_WORD = (
+    "Failed to prepare dynamic resources: prepare dynamic resources: "
+    "NodePrepareResources failed for ResourceClaim old-gpu: "
+)
+
+
+def given_and_refused(server: FakeApiServer, *, ready: str = "False", **status: Any) -> None:
+    """A pod that was given a GPU, and what the kubelet said of it: of an earlier pod of the name, first, and last."""
+    waiting_job(server)
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "train"}]
+    found = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodReadyToStartContainers", "status": ready}],
+        "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "old-gpu"}],
+        **status,
+    }
+    meta, spec = {"uid": "u-2", "labels": LABELS}, {"nodeName": "p4d", "resourceClaims": claims}
+    server.put(f"{PODS}/train-0", {"metadata": meta, "spec": spec, "status": found})
+    told = (("e1", "u-1", "09", "GpuLost: it is lost"), ("e2", "u-2", "08", "NoRoom: 8 GiB are needed"))
+    for name, uid, minute, why in (*told, ("e3", "u-2", "02", "GpuBusy: GPU 0 is used by a ghost")):
+        event = {
+            "involvedObject": {"kind": "Pod", "name": "train-0", "uid": uid},
+            "reason": "FailedPrepareDynamicResources",
+            "message": f"{KUBELETS_WORD}{why}",
+            "type": "Warning",
+            "lastTimestamp": f"2026-01-01T10:{minute}:00Z",
+        }
+        server.put(f"/api/v1/namespaces/team-a/events/{name}", event)
+
+
+def test_explain_says_why_the_node_refuses_to_hand_over_what_a_pod_was_given(api: ServedApi) -> None:
+    api.change(given_and_refused)
+    lines = tranche(api, "explain", "pod/train-0").stdout.splitlines()
+    assert lines[0] == (
+        "Preparing: it was given its devices, and node p4d refuses to hand them over: claim old-gpu: NoRoom: 8 GiB are needed"
+    )
+    assert "  was given: all of GPU 0 on node p4d" in lines
+    assert "  1. delete the pod, to have it placed by what there is now" in lines
+    document = json.loads(tranche(api, "explain", "pod/train-0", "-o", "json").stdout)
+    assert (document["status"], document["given"][0]["device"]) == ("Preparing", "gpu-0")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"ready": "True"},
+        {"phase": "Running"},
+        {"initContainerStatuses": [{"state": {"running": {}}}]},
+        {"containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]},
+    ],
+)
+def test_explain_forgets_a_refusal_once_the_pod_has_its_devices(api: ServedApi, status: dict[str, Any]) -> None:
+    api.change(lambda server: given_and_refused(server, **status))
+    assert tranche(api, "explain", "pod/train-0").stdout.startswith("Has: it has its devices on node p4d\n")
+
+
+def test_explain_says_what_it_does_not_know_of_a_pod_that_has_not_started(api: ServedApi) -> None:
+    def forbidden(server: FakeApiServer) -> None:
+        given_and_refused(server)
+        server.refusals["GET", "/events"] = (403, {"message": "no"})
+
+    api.change(forbidden)
+    shown = tranche(api, "explain", "pod/train-0").stdout
+    assert shown.startswith("Preparing: it was given its devices, and node p4d has not handed them over yet\n")
+    assert "note: your account may not read events of team-a, in which the node says why it refuses" in shown
+
+    def unbound(server: FakeApiServer) -> None:
+        given_and_refused(server, conditions=[WAITING])
+        path = f"{PODS}/train-0"
+        server.put(path, {**server.objects[path], "spec": {**server.objects[path]["spec"], "nodeName": ""}})
+
+    api.change(unbound)
+    shown = tranche(api, "explain", "pod/train-0").stdout
+    assert shown.startswith("Preparing: its claim has devices on node p4d; the scheduler has yet to bind the pod")
+    assert WAITING["message"] in shown
+
+
+def test_explain_says_what_a_pod_has_of_the_device_plugin(api: ServedApi) -> None:
+    def served(server: FakeApiServer) -> None:
+        waiting_job(server)
+        containers = [{"name": "main", "resources": {"limits": {"nvidia.com/mig-1g.5gb": "2"}}}]
+        spec = {"nodeName": "p4d", "containers": containers}
+        server.put(f"{PODS}/train-0", {"metadata": {}, "spec": spec, "status": {"phase": "Running"}})
+
+    api.change(served)
+    shown = tranche(api, "explain", "pod/train-0").stdout
+    assert shown.startswith("Has: it has 2 nvidia.com/mig-1g.5gb of node p4d's device plugin, and no claim\n")
+
+
 START_ERROR = {
     "reason": "StartError",
     "message": 'failed to start: exec: "nosuchcommand": executable file not found in $PATH\n\x1b[2J',

@@ -243,11 +243,14 @@ def _matches(seen: Seen, path: str, content: Json) -> bool:
     parent, name = path.rsplit("/", 1)
     selector = dict(each.split("=") for each in seen.query.get("fieldSelector", "").split(",") if each)
     spec = {f"spec.{key}": value for key, value in content.get("spec", {}).items()}
+    event = {f"involvedObject.{key}": value for key, value in content.get("involvedObject", {}).items()}
+    event |= {key: content.get(key) for key in ("reason", "type")} if event else {}
     return (
         parent.endswith(f"/{kind}")
         and parent.startswith(seen.path.removesuffix(kind))
         and selector.get("metadata.name", name) == name
         and all(spec.get(key) == value for key, value in selector.items() if key in ("spec.driver",))
+        and all(event.get(key) == value for key, value in selector.items() if event)
         and ("labelSelector" not in seen.query or _labelled(content, seen.query["labelSelector"]))
     )
 

@@ -57,7 +57,11 @@ def everything_is_held() -> Situation:
 
 
 def has_its_slice() -> Situation:
-    return pod("old"), filled(NODES, [*P4D, *T4], {"old": GiB4}, {})
+    return started("old"), filled(NODES, [*P4D, *T4], {"old": GiB4}, {})
+
+
+def started(name: str) -> FleetPod:
+    return replace(pod(name), node="p4d", phase="Running", prepared=True)
 
 
 def too_large() -> Situation:
@@ -186,7 +190,7 @@ def two_things_of_one_gpu() -> Situation:
 
 def an_agent_that_left() -> Situation:
     known = filled(NODES, [*P4D, *T4], {"old": GiB4}, {})
-    return pod("old"), replace(known, pools={})
+    return started("old"), replace(known, pools={})
 
 
 def a_configuration_of_another_hand() -> Situation:

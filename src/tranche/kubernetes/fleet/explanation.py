@@ -24,9 +24,9 @@ _GROUPS = 12
 
 
 class WaitStatus(StrEnum):
-    """FINISHED: the pod is over. HAS: it was given its devices. PREPARING: the scheduler still has to see its claims made.
-    STARTABLE: a node has what it wants. WAITING: others have it. IMPOSSIBLE: no node could ever serve it as the cluster is.
-    NO_GPU: it wants none of Tranche's.
+    """FINISHED: the pod is over. HAS: it has its devices. PREPARING: its claims are not made yet, or it was given devices that
+    its node has not handed over yet. STARTABLE: a node has what it wants. WAITING: others have it. IMPOSSIBLE: no node could
+    ever serve it as the cluster is. NO_GPU: it wants none of Tranche's.
     """
 
     FINISHED = "Finished"
@@ -80,6 +80,10 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
     if (lacking := _lacking(pod, claims, demands, fleet)) is not None:
         status, message, advice = lacking
         return FleetExplanation(str(pod), status, message, wanted, remedies=advice, notes=tuple(_notes(demands, fleet)))
+    if pod.node and pod.limits and not pod.claims and not pod.templates:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(pod.limits.items()))
+        message = f"it has {counts} of node {pod.node}'s device plugin, and no claim"
+        return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
     foreign = next((each.foreign for each in demands if each.foreign), "")
     if foreign or (not demands and not pod.templates and not pod.claims):
         return FleetExplanation(str(pod), WaitStatus.NO_GPU, foreign or "it asks for no GPU", wanted)
@@ -130,16 +134,35 @@ def _wanted(claims: Sequence[FleetClaim], demands: Sequence[Demanded]) -> tuple[
 def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], fleet: Fleet) -> FleetExplanation:
     rooms = fleet.rooms()
     given = tuple(each for room in rooms.values() for each in room.holdings if each.claim in claims)
+    devices = [each for claim in claims for each in claim.given]
+    if devices and not pod.prepared:
+        return _preparing(pod, devices[0].node, wanted, given)
     if given:
         return FleetExplanation(
             str(pod), WaitStatus.HAS, f"it has its devices on node {given[0].given.node}", wanted, given
         )
-    devices = [each for claim in claims for each in claim.given]
     if not devices:
         return FleetExplanation(str(pod), WaitStatus.HAS, "it has devices of another driver than Tranche's", wanted)
     names, node = ", ".join(each.device for each in devices), devices[0].node
     message = f"it has {names} on node {node}, which says no more what that is: Tranche's agent does not run there"
     return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
+
+
+def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[HeldDevice, ...]) -> FleetExplanation:
+    """What it was given, and why it does not have it yet."""
+    advice: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    if not pod.node:
+        message = f"its claim has devices on node {node}; the scheduler has yet to bind the pod"
+        message += f": {pod.message}" if pod.message else ""
+    elif pod.refusal:
+        message = f"it was given its devices, and node {node} refuses to hand them over: {pod.refusal}"
+        advice = ("delete the pod, to have it placed by what there is now",)
+    else:
+        message = f"it was given its devices, and node {node} has not handed them over yet"
+    if pod.refusal is None:
+        notes = (f"your account may not read events of {pod.namespace}, in which the node says why it refuses",)
+    return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, given, remedies=advice, notes=notes)
 
 
 def _waits(

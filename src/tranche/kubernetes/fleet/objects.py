@@ -99,6 +99,8 @@ class FleetPod:
     """A pod. `claims` are the names of its claims, where they exist, by its own names for them; `templates` alike.
 
     `message` is the scheduler's own word on why it is not bound. `affinity` are terms of which a node has to meet one, if any.
+    `prepared` says that its node has handed it its devices; `refusal` is the kubelet's word on why it does not, empty without
+    one, and None where the kubelet's events may not be read.
     `limits` are how many it asks for of each of NVIDIA's extended resources. `by_gate` is what it asks for where a controller
     chooses its share, `gate_problem` why none can be chosen, and `chosen` the choice as it is written on it.
     """
@@ -119,6 +121,8 @@ class FleetPod:
     gate_problem: str = ""
     chosen: str = ""
     uid: str = ""
+    prepared: bool = False
+    refusal: str | None = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -199,7 +203,21 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
         gate_problem=demand.wrong,
         chosen=str(_part(meta, "annotations").get(SHARE_GATE) or ""),
         uid=str(meta.get("uid") or ""),
+        prepared=_prepared(status),
     )
+
+
+def _prepared(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet has prepared its claims: it makes a pod's sandbox, and starts containers, after that."""
+    if status.get("phase") not in ("Pending", None):
+        return True
+    if any(
+        each.get("type") == "PodReadyToStartContainers" and each.get("status") == "True"
+        for each in status.get("conditions") or ()
+    ):
+        return True
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    return any(not _part(each, "state").keys().isdisjoint(("running", "terminated")) for each in containers)
 
 
 def _asked(devices: Mapping[str, Any]) -> tuple[str, str]:

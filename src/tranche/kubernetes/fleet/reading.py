@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound
@@ -16,6 +18,8 @@ from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
 
 _GROUP = "/apis/resource.k8s.io/v1"
+_REFUSED = "FailedPrepareDynamicResources"
+_OF_CLAIM = re.compile(r"NodePrepareResources failed for ResourceClaim (\S+): (.+)", re.DOTALL)
 
 
 async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
@@ -77,7 +81,7 @@ def _uncollected() -> Iterator[None]:
 
 
 async def read_pod(connection: ApiConnection, namespace: str, name: str) -> FleetPod:
-    """That pod.
+    """That pod, with why its node refuses to prepare it.
 
     Raises:
         KubernetesNotFound: there is none.
@@ -88,4 +92,19 @@ async def read_pod(connection: ApiConnection, namespace: str, name: str) -> Flee
         raise KubernetesNotFound(
             f"there is no pod '{name}' in namespace {namespace}", hint="name its namespace with -n"
         )
-    return decode_fleet_pod(answer.accepted())
+    pod = decode_fleet_pod(answer.accepted())
+    if not pod.node or pod.prepared:
+        return pod
+    events = await ClusterReader(connection).objects(
+        "events",
+        f"/api/v1/namespaces/{namespace}/events",
+        fieldSelector=f"involvedObject.uid={pod.uid},reason={_REFUSED}",
+    )
+    return replace(pod, refusal=None if events is None else _last_refusal(events))
+
+
+def _last_refusal(events: Sequence[Mapping[str, Any]]) -> str:
+    """The kubelet's last word, without what it puts before a driver's."""
+    last = max(events, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""), default={})
+    message = str(last.get("message") or "")
+    return f"claim {found[1]}: {found[2]}" if (found := _OF_CLAIM.search(message)) else message

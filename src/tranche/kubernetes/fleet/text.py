@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tranche.core.quantity import format_memory
-from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, given_text
+from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, given_text
 
 _DEVICES = 4
 GROUP_COLUMNS = ("NODES", "REASON", "MISSING", "HELD BY", "WHY")
@@ -16,8 +16,9 @@ def head_lines(found: FleetExplanation) -> Iterator[str]:
     yield f"{found.status}: {found.message}"
     for each in found.wanted:
         yield f"  asks for: {each}"
+    has = "has" if found.status is WaitStatus.HAS else "was given"
     for holding in found.given:
-        yield f"  has: {given_text(holding)}"
+        yield f"  {has}: {given_text(holding)}"
     if found.get is not None:
         names = ", ".join(each.name for each in found.get.devices[:_DEVICES])
         more = len(found.get.devices) - _DEVICES
