@@ -40,10 +40,10 @@ def ask(port: int, method: str, path: str, token: str, body: str | None, headers
 
 
 @contextmanager
-def news(port: int, path: str, token: str) -> Iterator[Iterator[dict[str, Any]]]:
+def news(port: int, path: str, token: str, **headers: str) -> Iterator[Iterator[dict[str, Any]]]:
     """What the server says of changes, for as long as the block lasts; ends when the server ends it."""
     connection = HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
-    connection.request("GET", path, headers=_headers(port, token, {}))
+    connection.request("GET", path, headers=_headers(port, token, headers))
     answer = connection.getresponse()
     assert answer.status == 200
     assert answer.getheader("content-type", "").startswith("text/event-stream")

@@ -47,6 +47,22 @@ class Viewer:
         """Wait until the line about liveness says that."""
         self.page.locator("#live", has_text=text).wait_for()
 
+    def keep_what_is_said(self) -> None:
+        """Keep whatever the line about liveness says from now on."""
+        self.page.evaluate(
+            """() => {
+                const line = document.getElementById('live-said');
+                window.said = [];
+                new MutationObserver(() => window.said.push(line.textContent)).observe(line, {childList: true, subtree: true});
+            }"""
+        )
+
+    @property
+    def said_meanwhile(self) -> list[str]:
+        """What it has said since."""
+        found: list[str] = self.page.evaluate("() => window.said")
+        return found
+
     @property
     def view(self) -> str:
         """The text of the live part."""

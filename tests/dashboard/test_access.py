@@ -16,6 +16,7 @@ from tests.machines import needs_root
 from tranche.core.errors import PermissionDenied
 from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, DashboardRefusal, Gate, heard
 from tranche.dashboard.cluster.entrance import ClusterEntrance
+from tranche.dashboard.refusal_page import STYLE_HASH
 from tranche.dashboard.token_file import read_token, token_path
 
 GATE = Gate("a-token-that-nobody-guesses", 8899)
@@ -146,7 +147,8 @@ def test_the_cookie_is_for_this_server_alone_and_tells_no_token() -> None:
 def test_no_script_but_ours_and_no_frame_around_us() -> None:
     policy = dict(each.strip().split(" ", 1) for each in HEADERS["Content-Security-Policy"].split(";"))
     assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
-    assert {policy[each] for each in ("script-src", "style-src", "img-src", "connect-src", "form-action")} == {"'self'"}
+    assert {policy[each] for each in ("script-src", "img-src", "connect-src", "form-action")} == {"'self'"}
+    assert policy["style-src"] == f"'self' {STYLE_HASH}"
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from release.browser import browser_running
 
 from tests.busy_machine import set_to_work
-from tests.dashboard.browsing import NARROW, WIDE, keep_pictures, viewer_of
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, keep_pictures, viewer_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
 
@@ -121,8 +121,10 @@ def test_a_server_that_is_killed_is_said_and_its_return_is_seen(
 ) -> None:
     first = dashboards.start()
     with viewer_of(browser, first) as viewer:
+        viewer.keep_what_is_said()
         first.process.kill()
-        viewer.says("the server does not answer")
+        viewer.says("this page's server does not answer")
+        assert "driver" not in "".join(viewer.said_meanwhile)
         assert "not live since" in viewer.page.locator("#live").inner_text()
         machine.hold("--mig-profile", "1g.5gb")
         dashboards.start(first.port)
@@ -236,3 +238,43 @@ def test_a_page_that_nobody_sees_asks_nothing(browser: Any, dashboard: ServedDas
             page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
         viewer.open("/queue")
         assert "Nobody waits." in viewer.view
+
+
+def test_the_eighth_page_that_is_seen_is_live_and_says_that_it_is_told_in_turns(
+    browser: Any, machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    with viewer_of(browser, dashboard) as viewer:
+        pages = [viewer.page.context.new_page() for _ in range(7)]
+        for page in pages:
+            page.goto(f"{viewer.address}/queue")
+            page.locator("#live.live").wait_for()
+        pages[-1].locator("#live", has_text="this browser has many pages open").wait_for()
+        machine.hold("--gpus", "2")
+        machine.wait_in_queue("--gpus", "1")
+        for page in pages:
+            page.locator("#view", has_text="1 whole GPU").wait_for()
+        for page in pages[:-1]:
+            page.close()
+        pages[-1].locator("#live:not(:has-text('many pages'))").wait_for()
+        assert viewer.complaints == []
+
+
+def test_whoever_is_refused_finds_a_way_on(browser: Any, dashboard: ServedDashboard) -> None:
+    context = browser.new_context(color_scheme="dark")
+    try:
+        refused = Viewer(context.new_page(), f"http://{dashboard.host}")
+        refused.page.on("console", lambda message: refused.complaints.append(message.text))
+        refused.page.goto(f"{refused.address}/queue")
+        assert refused.violations() == []
+        assert refused.page.evaluate("() => getComputedStyle(document.querySelector('main')).maxWidth") == "608px"
+        refused.page.keyboard.press("Tab")
+        refused.page.keyboard.type(dashboard.token)
+        refused.page.keyboard.press("Enter")
+        refused.wait_for_live()
+        refused.page.goto(f"{refused.address}/nothing")
+        assert refused.violations() == []
+        refused.page.get_by_text("Open the dashboard").click()
+        refused.wait_for_live()
+        assert not [each for each in refused.complaints if "Content Security Policy" in each]
+    finally:
+        context.close()

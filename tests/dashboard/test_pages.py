@@ -121,7 +121,7 @@ def test_the_answer_to_a_question_is_that_of_explain(
 @pytest.mark.parametrize(
     ("fields", "trouble"),
     [
-        ({}, "choose what to ask for"),
+        ({"kind": "", "amount": "4Gi"}, "choose what to ask for"),
         ({"kind": "isolation", "amount": "hard"}, "choose what to ask for"),
         ({"kind": "gpu_memory", "amount": "much"}, "'much' is not an amount of memory"),
         ({"kind": "gpus", "amount": "1", "isolation": "wall"}, "not 'wall'"),
@@ -129,6 +129,13 @@ def test_the_answer_to_a_question_is_that_of_explain(
 )
 def test_a_question_that_is_none_is_answered_with_what_is_wrong(fields: dict[str, Any], trouble: str) -> None:
     assert trouble in text_of(tree_of(page_of("/ask", snapshot_of(every_kind()), **fields)))
+
+
+def test_a_page_on_which_nothing_was_asked_finds_no_fault() -> None:
+    page = tree_of(page_of("/ask", snapshot_of(every_kind())))
+    assert not [each for each in page.iter("p") if each.get("class") == "note"]
+    (here,) = [each for each in page.iter("a") if each.get("href") == "/ask"]
+    assert text_of(here) == "Ask"
 
 
 def decided(view: NodeView, name: str) -> LayoutDecision | TrancheError:

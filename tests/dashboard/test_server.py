@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 import signal
 import stat
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from tests.dashboard import asking
+from tests.dashboard.asking import Answered
 from tests.dashboard.reading import figures, parsed, tables, text_of
 from tests.dashboard.served import Dashboards, ServedDashboard
-from tests.machines import TRANCHE, TestMachine, run_without_driver
+from tests.machines import TRANCHE, TestMachine, run_without_driver, wait_until
 from tranche.dashboard.access import HEADERS
 from tranche.documents.describe import timestamp
 
@@ -87,6 +95,71 @@ def test_every_answer_forbids_what_the_page_does_not_need(dashboard: ServedDashb
             assert {name: answer.headers[name.lower()] for name in HEADERS} == HEADERS
     refused = dashboard.ask("/", token=False)
     assert {name: refused.headers[name.lower()] for name in HEADERS} == HEADERS
+
+
+def refused_documents(dashboard: ServedDashboard) -> dict[str, Answered]:
+    ours: dict[str, Any] = {"Origin": f"http://{dashboard.host}"}
+    return {
+        "Unauthorized": dashboard.ask("/api/overview", token=False),
+        "MisdirectedRequest": dashboard.ask("/api/overview", Host="evil.example"),
+        "Forbidden": dashboard.ask("/api/events", Origin="http://evil.example"),
+        "NotFound": dashboard.ask("/api/nothing"),
+        "MethodNotAllowed": dashboard.ask("/api/waste", method="POST", **ours),
+    }
+
+
+def test_programs_are_refused_with_a_document_that_has_the_reason(dashboard: ServedDashboard) -> None:
+    for reason, answer in refused_documents(dashboard).items():
+        assert answer.headers["content-type"] == "application/json", reason
+        found = json.loads(answer.text)
+        assert (found["kind"], found["reason"], found["status"]) == ("Error", reason, answer.status)
+        assert found["message"].endswith(".")
+
+
+def test_a_page_that_is_refused_has_a_style_and_a_way_on(dashboard: ServedDashboard) -> None:
+    sealed = HEADERS["Content-Security-Policy"]
+    for answer, way in (
+        (dashboard.ask("/", token=False), "/enter"),
+        (dashboard.ask("/enter?token=wrong", token=False), "/enter"),
+        (dashboard.ask("/", Host=f"evil.example:{dashboard.port}"), f"http://{dashboard.host}/"),
+        (dashboard.ask("/", Host="evil.example:x'><b>"), "http://127.0.0.1/"),
+        (dashboard.ask("/", Origin="http://evil.example"), "/"),
+        (dashboard.ask("/nothing"), "/"),
+        (dashboard.ask("/static/none.js"), "/"),
+        (dashboard.ask("/", method="PUT", Origin=f"http://{dashboard.host}"), "/"),
+    ):
+        assert answer.status >= 400
+        page = parsed(answer.text)
+        assert way in [each.get("href") or each.get("action") for each in page.iter() if each.tag in ("a", "form")]
+        (style,) = page.iter("style")
+        digest = base64.b64encode(hashlib.sha256(text_of(style).encode()).digest()).decode()
+        assert f"style-src 'self' 'sha256-{digest}'" in sealed
+
+
+def test_a_browser_has_four_streams_and_is_told_in_turns_beside_them(dashboard: ServedDashboard) -> None:
+    """It keeps six connections to a server: with a seventh stream its seventh page would wait for ever."""
+    cookie = dashboard.ask(f"/enter?token={dashboard.token}", token=False).headers["set-cookie"].split(";")[0]
+
+    def news() -> AbstractContextManager[Iterator[dict[str, Any]]]:
+        return asking.news(dashboard.port, "/live", "", Cookie=cookie)
+
+    with ExitStack() as streams:
+        lasting = [streams.enter_context(news()) for _ in range(4)]
+        assert all(next(each)["version"] for each in lasting)
+        for _ in range(2):
+            with news() as more:
+                assert [type(each) for each in islice(more, 3)] == [int, dict], (
+                    "how many there are, the newest, and the end"
+                )
+        with dashboard.news() as of_a_program:
+            assert len(list(islice(of_a_program, 2))) == 2
+        assert all(next(each)["version"] for each in lasting)
+    wait_until(lambda: _lasts(news()))
+
+
+def _lasts(news: AbstractContextManager[Iterator[dict[str, Any]]]) -> bool:
+    with news as found:
+        return isinstance(next(found), dict)
 
 
 def test_what_is_not_there_is_not_found(dashboard: ServedDashboard) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 
+from tranche.dashboard.refusal_page import STYLE_HASH
+
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _CHANGES_NOTHING = frozenset({"GET", "HEAD"})
 _SAID_ONCE = frozenset({"authorization", "cookie", "host", "origin"})
@@ -27,8 +29,8 @@ WITH_THE_TOKEN = "token"
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
-        "base-uri 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src 'self'; style-src 'self' {STYLE_HASH}; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",

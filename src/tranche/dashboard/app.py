@@ -6,8 +6,8 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -27,10 +28,13 @@ from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate, heard
 from tranche.dashboard.acting.desk import ActingDesk
 from tranche.dashboard.acting.ways import with_ways
 from tranche.dashboard.doorway import let_in
+from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.event_log import EventLog, ReadEvents
-from tranche.dashboard.frame import entered_page, live_part, plain_page, whole_page
+from tranche.dashboard.frame import entered_page, live_part, whole_page
 from tranche.dashboard.live import LiveMachine
+from tranche.dashboard.open_streams import OpenStreams
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
+from tranche.dashboard.refusal_page import entering_form, loopback_way, refusal_page
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.watch import OpenHost
 from tranche.documents.describe import said_in_utc
@@ -82,6 +86,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.served, app.state.live = served, LiveMachine(served.open_host)
         app.state.events, app.state.gate = EventLog(served.read_events), gate
+        app.state.streams = OpenStreams()
         app.state.desk = ActingDesk(served.places, served.open_to_act, app.state.live.touch)
         app.state.live.start()
         try:
@@ -89,7 +94,8 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         finally:
             await app.state.live.end()
 
-    return _GateKeeper(Starlette(routes=routes, lifespan=lifespan), gate)
+    handlers = {HTTPException: _no_such_way, Exception: _failed}
+    return _GateKeeper(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), gate)
 
 
 class _GateKeeper:
@@ -110,7 +116,7 @@ class _GateKeeper:
             await send(message)
 
         if (refused := self._refused(scope)) is not None:
-            await _refusal(refused)(scope, receive, send_with_headers)
+            await _refusal(scope, refused)(scope, receive, send_with_headers)
             return
         if scope["path"] in _OPEN:
             await self._app(scope, receive, send_with_headers)
@@ -134,8 +140,39 @@ class _GateKeeper:
 _ENCODED_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-def _refusal(refused: DashboardRefusal) -> Response:
-    return _html(plain_page("Refused", refused.message), refused.status)
+def _refusal(scope: Scope, refused: DashboardRefusal) -> Response:
+    """What was refused, and the way on from there."""
+    title, way, path = "Refused", None, scope["path"]
+    if refused.status is HTTPStatus.UNAUTHORIZED:
+        title, way = "Who are you?", entering_form()
+    elif refused.status is HTTPStatus.MISDIRECTED_REQUEST:
+        sent = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
+        way = loopback_way(next(sent, ""))
+    said = f"{refused.message[:1].upper()}{refused.message[1:]}."
+    return error_answer(path, refused.status, title, said, refusal_page(title, said, way))
+
+
+async def _no_such_way(request: Request, error: Exception) -> Response:
+    status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_answer(request.scope["path"], status, status.phrase, f"{status.phrase}.")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    said = "This page failed; the server's log says more. The other pages may work."
+    return error_answer(request.scope["path"], HTTPStatus.INTERNAL_SERVER_ERROR, "It failed", said)
+
+
+def _unavailable(request: Request, title: str, why: str, reason: str = "") -> Response:
+    return error_answer(request.scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, title, f"{why}.", reason=reason)
+
+
+def _unread(request: Request, error: TrancheError) -> Response:
+    return _unavailable(request, "The register cannot be read", error.message, error.reason)
+
+
+def _unseen(request: Request) -> Response:
+    why = _live(request).trouble or "the driver has not answered yet"
+    return _unavailable(request, "Nothing was seen of the machine", why)
 
 
 def _html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
@@ -146,7 +183,8 @@ def _enter(gate: Gate) -> Any:
     async def enter(request: Request) -> Response:
         """Take the token out of the address, and give the browser a cookie for it."""
         if not gate.opens(request.query_params.get("token", "")):
-            return _refusal(DashboardRefusal(HTTPStatus.UNAUTHORIZED, "that is not the token of this server"))
+            refused = DashboardRefusal(HTTPStatus.UNAUTHORIZED, "that is not the token of this server")
+            return _refusal(request.scope, refused)
         return _html(entered_page(), headers={"Set-Cookie": gate.cookie(secrets.token_hex(16))})
 
     return enter
@@ -160,8 +198,7 @@ async def _page(request: Request) -> Response:
     # something is that was begun here, no driver knows.
     seen = ((part or path.startswith("/actions/")) and live.newest) or await live.fresh()
     if seen is None:
-        why = live.trouble or "the driver has not answered yet"
-        return _html(plain_page("Nothing was seen of the machine", why), HTTPStatus.SERVICE_UNAVAILABLE)
+        return _unseen(request)
     served: Served = request.app.state.served
     version = live.version(seen)
     query, session = request.query_params, _session(request)
@@ -170,11 +207,10 @@ async def _page(request: Request) -> Response:
         page = await run_in_threadpool(desk.page, path, query, seen, session, part=part)
         page = page or await run_in_threadpool(page_at, path, query, seen, events, served.as_said)
     except TrancheError as error:
-        return _html(plain_page("The register cannot be read", error.message), HTTPStatus.SERVICE_UNAVAILABLE)
+        return _unread(request, error)
     if page is None:
-        return _html(
-            plain_page("Not found", "There is nothing at this address, or not any more."), HTTPStatus.NOT_FOUND
-        )
+        said = "There is nothing at this address, or not any more."
+        return error_answer(path, HTTPStatus.NOT_FOUND, "Not found", said)
     if isinstance(page, str):
         return RedirectResponse(page, HTTPStatus.SEE_OTHER)
     page = with_ways(page, path, query, seen) if desk.acts else page
@@ -188,13 +224,15 @@ async def _act(request: Request) -> Response:
     desk, kind = _desk(request), str(request.path_params["kind"])
     fields = await _form(request)
     if (refused := desk.refusal(kind, fields, _session(request))) is not None:
-        return _refusal(refused)
+        return _refusal(request.scope, refused)
     seen = await _live(request).fresh()
     if seen is None:
         why = f"nothing was done: {_live(request).trouble or 'the driver does not answer'}"
-        return _refusal(DashboardRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why))
+        return _refusal(request.scope, DashboardRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why))
     answer = await run_in_threadpool(desk.answer, kind, fields, seen)
-    return _refusal(answer) if isinstance(answer, DashboardRefusal) else RedirectResponse(answer, HTTPStatus.SEE_OTHER)
+    if isinstance(answer, DashboardRefusal):
+        return _refusal(request.scope, answer)
+    return RedirectResponse(answer, HTTPStatus.SEE_OTHER)
 
 
 async def _form(request: Request) -> Mapping[str, str]:
@@ -214,7 +252,7 @@ async def _overview(request: Request) -> Response:
     """What `tranche top -o json` prints."""
     seen = await _live(request).fresh()
     if seen is None:
-        return JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return _unseen(request)
     return JSONResponse(document("Overview", **seen.overview))
 
 
@@ -225,27 +263,27 @@ async def _events(request: Request) -> Response:
     def found() -> Mapping[str, Any]:
         return {"events": request.app.state.events.up_to(None if seen is None else seen.newest_event)}
 
-    return await _of_register("EventList", found)
+    return await _of_register(request, "EventList", found)
 
 
 async def _waste(request: Request) -> Response:
     """What the view of waste shows."""
     seen = await _live(request).fresh()
     if seen is None:
-        return JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return _unseen(request)
 
     def found() -> Mapping[str, Any]:
         return waste_of(seen, request.app.state.events.up_to(seen.newest_event))
 
-    return await _of_register("Waste", found)
+    return await _of_register(request, "Waste", found)
 
 
-async def _of_register(kind: str, fields: Callable[[], Mapping[str, Any]]) -> Response:
-    """A document of what the register keeps; nothing where it cannot be read."""
+async def _of_register(request: Request, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Response:
+    """A document of what the register keeps, or why it cannot be read."""
     try:
         return JSONResponse(document(kind, **await run_in_threadpool(fields)))
-    except TrancheError:
-        return JSONResponse({}, HTTPStatus.SERVICE_UNAVAILABLE)
+    except TrancheError as error:
+        return _unread(request, error)
 
 
 async def _picture(request: Request) -> Response:
@@ -255,10 +293,6 @@ async def _picture(request: Request) -> Response:
         return _unseen(request)
     drawn = draw_picture(seen.overview["gpus"], seen.overview["allocations"], _caption(request, seen))
     return Response(drawn, headers=_saved_as("gpus.svg"), media_type=_TYPES["svg"])
-
-
-def _unseen(request: Request) -> Response:
-    return _html(plain_page("Nothing was seen of the machine", _live(request).trouble), HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _caption(request: Request, seen: MachineSnapshot) -> str:
@@ -278,7 +312,7 @@ async def _picture_png(request: Request) -> Response:
         from tranche.documents.picture_png import draw_png
     except ModuleNotFoundError:
         why = "The server has no Pillow: install Tranche with its extra 'picture', or take the picture as SVG."
-        return _html(plain_page("No PNG", why), HTTPStatus.NOT_IMPLEMENTED)
+        return error_answer("", HTTPStatus.NOT_IMPLEMENTED, "No PNG", why)
     gpus, allocations = seen.overview["gpus"], seen.overview["allocations"]
     drawn = await run_in_threadpool(draw_png, gpus, allocations, _caption(request, seen))
     return Response(drawn, headers=_saved_as("gpus.png"), media_type="image/png")
@@ -289,11 +323,13 @@ async def _news(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
 
-    async def lines() -> AsyncIterator[str]:
-        async for news in _live(request).news():
-            yield f"event: seen\ndata: {json.dumps(news.to_dict(time.time()))}\n\n"
+    async def lines() -> AsyncGenerator[str, None]:
+        async with aclosing(_live(request).news()) as every:
+            async for news in every:
+                yield f"event: seen\ndata: {json.dumps(news.to_dict(time.time()))}\n\n"
 
-    return StreamingResponse(lines(), media_type="text/event-stream")
+    streams: OpenStreams = request.app.state.streams
+    return StreamingResponse(streams.told(request.headers.get("cookie", ""), lines()), media_type="text/event-stream")
 
 
 async def _static(request: Request) -> Response:
@@ -306,7 +342,7 @@ def static_file(name: str) -> Response:
         return Response(STYLE, media_type=_TYPES["css"])
     found = next((each for each in files("tranche.dashboard").joinpath("static").iterdir() if each.name == name), None)
     if found is None:
-        return _html(plain_page("Not found", "There is no such file."), HTTPStatus.NOT_FOUND)
+        return error_answer("", HTTPStatus.NOT_FOUND, "Not found", "There is no such file.")
     return Response(found.read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
 
 

@@ -10,7 +10,14 @@ from tranche.documents import describe
 from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import PATTERNS
 
-VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/waste", "Waste"), ("/layouts", "Layouts"))
+VIEWS = (
+    ("/", "Fleet"),
+    ("/queue", "Queue"),
+    ("/ask", "Ask"),
+    ("/events", "Events"),
+    ("/waste", "Waste"),
+    ("/layouts", "Layouts"),
+)
 """The views that every page leads to."""
 
 
@@ -73,12 +80,6 @@ def whole_page(
 def live_part(page: DashboardPage) -> Element:
     """What the page's script asks for alone, and puts in the place of what was there."""
     return element("div", page.live, id="view")
-
-
-def plain_page(title: str, message: str) -> str:
-    """A page for somebody who is not let in, or looks for what is not there; it loads nothing."""
-    body = element("body", element("main", element("h1", title), element("p", message)))
-    return "<!doctype html>\n" + str(element("html", element("head", element("title", title)), body, lang="en"))
 
 
 def entered_page() -> str:

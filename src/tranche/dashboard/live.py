@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,7 @@ class LiveMachine:
         """The name of what pages show of a snapshot, also after another start of this server."""
         return f"{self._run}.{snapshot.number}.{self._touched}"
 
-    async def news(self) -> AsyncIterator[PageNews]:
+    async def news(self) -> AsyncGenerator[PageNews, None]:
         """Whatever is new at once, and every two seconds that nothing is, until the server ends."""
         self._watch.watchers(1)
         try:

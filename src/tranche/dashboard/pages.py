@@ -15,7 +15,7 @@ from tranche.dashboard.gpu_page import gpu_page
 from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.layouts_page import layouts_page
 from tranche.dashboard.previewing import layout_names, layout_preview
-from tranche.dashboard.queue_page import ask_page, queue_page
+from tranche.dashboard.queue_page import ASKED, ask_page, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.waste_page import waste_page
 from tranche.documents.blocks import Document
@@ -82,6 +82,8 @@ def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:
 
 def _asked(fields: Mapping[str, str], seen: MachineSnapshot, view: NodeView) -> DashboardPage:
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in seen.overview["gpus"]}
+    if not ASKED & fields.keys():
+        return ask_page({}, None, "", labels)
     try:
         return ask_page(fields, answer(seen, view, fields), "", labels)
     except UsageError as error:

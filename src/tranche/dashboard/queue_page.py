@@ -44,10 +44,17 @@ def ask_page(
 ) -> DashboardPage:
     """The form with what was asked, and the Explanation document that answers it, or why there is none."""
     if answer is None:
-        live = element("p", trouble, class_="note")
+        live = nothing_asked(trouble)
     else:
         live = element("div", _answered(answer, labels))
     return DashboardPage("What would a request get now?", live, ask_form(fields))
+
+
+def nothing_asked(trouble: str) -> Element:
+    """Why there is no answer: "" where nothing was asked yet."""
+    if trouble:
+        return element("p", trouble, class_="note")
+    return element("p", "An answer takes no place in the queue, and changes nothing.", class_="muted")
 
 
 def ask_form(fields: Mapping[str, str]) -> Element:

@@ -224,7 +224,8 @@ def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedCluster
     assert "1 more wait in other namespaces" in text_of(shown)
     rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, first come first"]
     assert {each[0] for each in rows} == {"blue/blue-waits", "zebra/zebra-waits"}
-    assert "choose what to ask for" in page.ask("/ask", "t-ana").text
+    assert "choose what to ask for" in page.ask("/ask?amount=4Gi", "t-ana").text
+    assert "choose what to ask for" not in page.ask("/ask", "t-ana").text
     assert page.ask("/ask?kind=gpu_memory&amount=4Gi", "t-ana").status == 200
 
 

@@ -22,7 +22,6 @@ from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
 from tranche.dashboard.cluster.entering_page import login_page
 from tranche.dashboard.cluster.entrance import TWICE, ClusterEntrance, forgotten_cookies, session_cookie
-from tranche.dashboard.cluster.error_answer import error_answer
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
@@ -33,6 +32,7 @@ from tranche.dashboard.cluster.source import ClusterSeen
 from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
 from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.dashboard.doorway import let_in
+from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.frame import entered_page
 
 _HTML = "text/html; charset=utf-8"
@@ -201,7 +201,7 @@ class ClusterApp:
                 viewpoint.take(self._seen)
             books = (self._waste, self._past, self._memory)
             routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, *books, self._acts))
-            app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way})
+            app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way, Exception: _failed})
             found = self._kept[rights] = _Kept(viewpoint, app, 0.0)
         found.used = self._clock()
         return found
@@ -260,6 +260,11 @@ def _refusal(scope: Scope, refused: DashboardRefusal) -> Response:
 async def _no_such_way(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR)
     return error_answer(str(request.scope["path"]), status, status.phrase, f"{status.phrase}.")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    said = "This page failed; the server's log says more. The other pages may work."
+    return error_answer(str(request.scope["path"]), HTTPStatus.INTERNAL_SERVER_ERROR, "It failed", said)
 
 
 def _html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:

@@ -22,7 +22,6 @@ from tranche.dashboard.cluster.acting_routes import acting_routes
 from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.cluster_acts import ClusterActs
 from tranche.dashboard.cluster.entering_page import you_page
-from tranche.dashboard.cluster.error_answer import error_answer
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
@@ -40,15 +39,24 @@ from tranche.dashboard.cluster.viewpoint import Viewpoint
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
 from tranche.dashboard.cluster.waste_book import WasteBook
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
-from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_page
+from tranche.dashboard.error_answer import error_answer
+from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.history_view import hours_asked
+from tranche.dashboard.queue_page import ASKED
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.fleet.fleet import Fleet
 
-VIEWS = (("/", "Fleet"), ("/queue", "Queue"), ("/events", "Events"), ("/waste", "Waste"), ("/you", "You"))
+VIEWS = (
+    ("/", "Fleet"),
+    ("/queue", "Queue"),
+    ("/ask", "Ask"),
+    ("/events", "Events"),
+    ("/waste", "Waste"),
+    ("/you", "You"),
+)
 """The views that every page leads to."""
 MOST_EXPLAINED = 50
 """Pods of the queue whose waiting is explained: the rest came later, and would take as long again."""
@@ -283,6 +291,8 @@ def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
 
 
 def _ask_page(pages: ClusterPages, fields: dict[str, str], fleet: Fleet, tier: Tier) -> DashboardPage:
+    if not ASKED & fields.keys():
+        return cluster_ask_page({}, None, "")
     try:
         gates = pages.viewpoint.gates(fleet, tier)
         return cluster_ask_page(fields, explain_request(asked_request(fields), gates, tier), "")
@@ -327,4 +337,4 @@ async def _nothing(request: Request) -> Response:
 
 
 def _unavailable(said: str) -> Response:
-    return Response(plain_page("Kubernetes does not answer", said), HTTPStatus.SERVICE_UNAVAILABLE, None, _HTML)
+    return error_answer("", HTTPStatus.SERVICE_UNAVAILABLE, "Kubernetes does not answer", said)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tranche.dashboard.cluster.snapshot import ClusterChange, ClusterSnapshot
@@ -62,7 +62,7 @@ class LiveCluster:
         """The name of a snapshot, also after another start of this server."""
         return f"{self._run}.{snapshot.version}"
 
-    async def news(self, known: str) -> AsyncIterator[ClusterNews]:
+    async def news(self, known: str) -> AsyncGenerator[ClusterNews, None]:
         """What has changed since the version that is known, at most once in each pace; every two seconds that nothing has."""
         told: tuple[str, str] | None = None
         while not self._ending:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -19,7 +20,9 @@ from tranche.dashboard.cluster.node_row import RowBook
 from tranche.dashboard.cluster.nodes_page import nodes_page
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot
-from tranche.dashboard.frame import DashboardPage, live_part, plain_page, whole_page
+from tranche.dashboard.error_answer import error_answer
+from tranche.dashboard.frame import DashboardPage, live_part, whole_page
+from tranche.dashboard.open_streams import OpenStreams
 
 _HTML = "text/html; charset=utf-8"
 
@@ -43,6 +46,7 @@ class ServedCluster:
 
 def node_routes(served: ServedCluster) -> list[Route]:
     """The page of all nodes, and the stream of what changes."""
+    streams = OpenStreams()
 
     async def fleet(request: Request) -> Response:
         sight = await served.sight_of(request)
@@ -51,9 +55,9 @@ def node_routes(served: ServedCluster) -> list[Route]:
     async def news(request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        return StreamingResponse(
-            _lines(served, request, await served.sight_of(request)), media_type="text/event-stream"
-        )
+        lines = _lines(served, request, await served.sight_of(request))
+        told = streams.told(request.headers.get("cookie", ""), lines)
+        return StreamingResponse(told, media_type="text/event-stream")
 
     return [Route("/", fleet), Route("/live", news)]
 
@@ -66,11 +70,11 @@ async def _shown(
     served: ServedCluster, request: Request, make: Callable[[ClusterSnapshot], DashboardPage | None]
 ) -> Response:
     """The page of what was seen last, or the part of it that changes."""
-    seen = served.live.newest
+    seen, path = served.live.newest, str(request.scope["path"])
     if seen is None:
         why = served.live.trouble or "no node has been heard yet"
-        return Response(plain_page("Nothing was seen of the cluster", why), HTTPStatus.SERVICE_UNAVAILABLE, None, _HTML)
-    version, path = served.live.version(seen), str(request.scope["path"])
+        return error_answer(path, HTTPStatus.SERVICE_UNAVAILABLE, "Nothing was seen of the cluster", why)
+    version = served.live.version(seen)
 
     def written() -> str | None:
         page = make(seen)
@@ -91,14 +95,15 @@ async def _shown(
 
     text = await run_in_threadpool(written)
     if text is None:
-        said = plain_page("Not found", "There is nothing at this address, or not any more.")
-        return Response(said, HTTPStatus.NOT_FOUND, None, _HTML)
+        said = "There is nothing at this address, or not any more."
+        return error_answer(path, HTTPStatus.NOT_FOUND, "Not found", said)
     return Response(text, headers={"Tranche-Version": version}, media_type=_HTML)
 
 
-async def _lines(served: ServedCluster, request: Request, sight: ViewerSight) -> AsyncIterator[str]:
+async def _lines(served: ServedCluster, request: Request, sight: ViewerSight) -> AsyncGenerator[str, None]:
     known = request.headers.get("last-event-id") or request.query_params.get("since", "")
     choice, rows = NodeChoice.asked(request.query_params), "rows" in request.query_params
-    async for news in served.live.news(known):
-        changed = await run_in_threadpool(rows_message, news, served.book, choice, sight) if rows else ""
-        yield changed + seen_message(news, time.time())
+    async with aclosing(served.live.news(known)) as every:
+        async for news in every:
+            changed = await run_in_threadpool(rows_message, news, served.book, choice, sight) if rows else ""
+            yield changed + seen_message(news, time.time())

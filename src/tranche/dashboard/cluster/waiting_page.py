@@ -9,7 +9,7 @@ from tranche.dashboard.cluster.node_page import node_link
 from tranche.dashboard.cluster.pending import WaitingPod
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, moment, notes, span_since, table
-from tranche.dashboard.queue_page import ask_form
+from tranche.dashboard.queue_page import ask_form, nothing_asked
 from tranche.documents.markup import Child, Element, element
 from tranche.kubernetes.fleet.explanation import FleetExplanation
 from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, tail_lines
@@ -44,7 +44,7 @@ def cluster_queue_page(
 def cluster_ask_page(fields: Mapping[str, str], answer: FleetExplanation | None, trouble: str) -> DashboardPage:
     """The form with what was asked, and its answer, or why there is none."""
     if answer is None:
-        return DashboardPage("What would a request get now?", element("p", trouble, class_="note"), ask_form(fields))
+        return DashboardPage("What would a request get now?", nothing_asked(trouble), ask_form(fields))
     live = element(
         "div",
         element("p", element("strong", str(answer.status)), f": {answer.message}"),

@@ -9,6 +9,8 @@
   let wanted = shown;
   let heard = Date.now(); // when the server last said something, by this clock
   let taken = Date.parse(line.dataset.taken); // when the machine was last seen, by the server's clock
+  let unseen = 0; // for how long it had not been seen when the server last said something: a silent server says nothing of it
+  let turns = false; // many pages of this browser are open: this one is told in turns
   let offset = 0; // the server's clock less this one
   let trouble = "";
   let refused = false;
@@ -58,11 +60,11 @@
   function liveness() {
     const at = (ms) => clock.format(new Date(ms));
     if (refused) return say("lost", "not live: you are not let in any more; enter again");
-    if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: the server does not answer`);
+    if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: this page's server does not answer`);
     if (trouble) return say("lost", `not live since ${at(taken)}: ${trouble}`);
-    if (Date.now() + offset - taken > SILENT_MS) return say("lost", `not live since ${at(taken)}: ${line.dataset.unseen}`);
+    if (unseen > SILENT_MS) return say("lost", `not live since ${at(taken)}: ${line.dataset.unseen}`);
     const apart = Math.abs(offset) > 60000 ? `, whose clock is ${age(Math.abs(offset) / 1000)} ${offset > 0 ? "ahead of" : "behind"} this one` : "";
-    return say("live", `live${apart}`);
+    return say("live", `live${apart}${turns ? ", every two seconds: this browser has many pages open" : ""}`);
   }
 
   // What a person is doing on the page stays: the focus, what is open, where it is scrolled to.
@@ -108,12 +110,15 @@
     stream?.close();
     const opened = new EventSource(feed() ? `${feed()}&since=${told}` : "/live");
     stream = opened;
+    opened.onopen = () => { turns = false; };
+    opened.addEventListener("turns", () => { turns = true; });
     document.dispatchEvent(new CustomEvent("tranche:listening", { detail: opened }));
     opened.addEventListener("seen", (event) => {
       const news = JSON.parse(event.data);
       heard = Date.now();
       offset = Date.parse(news.now) - heard;
       taken = Date.parse(news.taken);
+      unseen = Date.parse(news.now) - taken;
       trouble = news.trouble;
       wanted = told = news.version;
       stale ||= news.anew;
