@@ -100,7 +100,7 @@ class MpsDaemons:
             self.records.write(record)
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
         if daemon is None:
-            raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
+            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
         if not serving:

@@ -108,10 +108,11 @@ def refusal(found: Obstacle) -> TrancheError:
 
 def _steps(view: NodeView, grant: Wanted) -> tuple[Step, ...] | Obstacle:
     gpu = view.node.gpu(grant.gpu_uuid)
-    if gpu.lost:
-        return _lost(gpu)
+    # First: the driver may lose sight of a GPU that is being reset.
     if gpu.uuid in view.changing:
         return obstacle(gpu, Reason.LAYOUT_CHANGING, "a change of its layout is at work")
+    if gpu.lost:
+        return _lost(gpu)
     if why := _unknown(grant, gpu):
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, why)
     holders = [each for each in view.allocations if any(contradicts(grant, other) for other in each.grants)]

@@ -128,9 +128,12 @@ class ClaimNodeStandIn:
 
     @asynccontextmanager
     async def driver(
-        self, instance: str = "pod-1", *, care_seconds: float = 0.01, wait: bool = True
+        self, instance: str = "pod-1", *, care_seconds: float = 0.01, wait: bool = True, patience: float = 0.0
     ) -> AsyncIterator[ClaimDriver]:
-        """A driver for the length of the block, registered, and ready unless it is not waited for."""
+        """A driver for the length of the block, registered, and ready unless it is not waited for.
+
+        Claims wait `patience` seconds for what time alone mends.
+        """
 
         async def configured() -> None:
             return None
@@ -153,6 +156,7 @@ class ClaimNodeStandIn:
                 recovery_seconds=0.01,
             ),
             care_seconds=care_seconds,
+            patience=patience,
             proc=self.proc,
             reserved=self.reserved,
             fallen=self.fallen,

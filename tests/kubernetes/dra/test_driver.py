@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.dra.claim_node import GIB, ClaimNodeStandIn, on_claim_node
+from tests.kubernetes.dra.claim_node import CLAIMS, GIB, ClaimNodeStandIn, on_claim_node
 from tests.kubernetes.waiting import patiently, until
 from tests.node.machines import change, create, enable
 from tests.node.processes import isolated
@@ -33,6 +33,8 @@ from tranche.node import register
 from tranche.node.cordoning import cordon, uncordon
 from tranche.node.policy_change import change_policy
 from tranche_simulator.machine import SimulatedMachine
+
+LONG = 3600.0
 
 
 @isolated
@@ -188,6 +190,64 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
             assert (good, "team/overlap" in bad) == ("", True), "claims of one call are answered one by one"
 
     on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_claim_waits_for_the_one_before_it_to_end_and_holds_up_nobody() -> None:
+    """As after `kubectl delete --force`: the scheduler takes for free what a pod has until its containers have ended."""
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        before, after = node.allocate("before", "gpu-0"), node.allocate("after", "gpu-0-3g-20gb-0")
+        other = node.allocate("other", "gpu-1")
+        async with node.driver(patience=LONG):
+            assert await node.prepare(before) == [""]
+            waiting = asyncio.create_task(node.prepare(after))
+            await until(lambda: reads_of(node, "after") > 1)
+            assert await node.prepare(other) == [""]
+            await node.unprepare(before)
+            assert await patiently(waiting) == [""]
+            assert {str(each.keeper) for each in node.allocations} == {"claim team/after", "claim team/other"}
+
+    on_claim_node(test, "A100-40GB", "A100-40GB")
+
+
+@isolated
+def test_a_claim_that_waits_and_is_given_back_or_deleted_gets_nothing() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        before, withdrawn, deleted = (node.allocate(name, "gpu-0") for name in ("before", "withdrawn", "deleted"))
+        async with node.driver(patience=LONG):
+            assert await node.prepare(before) == [""]
+            waiting = [asyncio.create_task(node.prepare(each)) for each in (withdrawn, deleted)]
+            await until(lambda: min(reads_of(node, "withdrawn"), reads_of(node, "deleted")) > 0)
+            await patiently(node.unprepare(withdrawn))
+            assert "overlaps what claim team/before holds" in (await patiently(waiting[0]))[0]
+            assert not waiting[1].done()
+            node.delete("deleted")
+            assert "was deleted" in (await patiently(waiting[1]))[0]
+            await node.unprepare(before)
+            assert not node.allocations
+            assert await node.prepare(withdrawn) == [""], "its next pod"
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_claim_waits_for_an_api_server_that_begins_anew() -> None:
+    async def test(node: ClaimNodeStandIn) -> None:
+        claim = node.allocate("a", "gpu-0")
+        node.node.server.refusals["GET", "/a"] = (503, {"message": "shutting down"})
+        async with node.driver(patience=LONG):
+            waiting = asyncio.create_task(node.prepare(claim))
+            await until(lambda: reads_of(node, "a") > 0)
+            del node.node.server.refusals["GET", "/a"]
+            assert await patiently(waiting) == [""]
+
+    on_claim_node(test, "A100-40GB")
+
+
+def reads_of(node: ClaimNodeStandIn, name: str) -> int:
+    """How often the claim was asked for."""
+    return sum(each.path == f"{CLAIMS}/{name}" for each in node.node.server.requests)
 
 
 @isolated

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.dra.claim_node import ClaimNodeStandIn, on_claim_node
+from tests.kubernetes.waiting import until
 from tranche.core.allocation import Allocation, Grant, Phase
 from tranche.core.devices import shared_memory
 from tranche.core.errors import AllocationUnknown, GpuBusy, KubeletUnavailable
@@ -43,6 +44,7 @@ class PlacedNode:
     pods: dict[PodRef, KubePod] = field(default_factory=dict)
     living: set[str] = field(default_factory=set)
     now: float = 0.0
+    patience: float = 0.0
 
     def __post_init__(self) -> None:
         host, state = self.node.node.host, Path(self.node.node.machine.machine.environment()["TRANCHE_SIM_STATE"])
@@ -83,7 +85,7 @@ class PlacedNode:
             driver_version=lambda: "580",
             mps_pipes=host.daemons.records.pipes,
         )
-        self.handover = ShareHandover(share_node, self.files)
+        self.handover = ShareHandover(share_node, self.files, patience=self.patience)
         self.care = ShareCare(
             share_node,
             self.handover,
@@ -118,9 +120,9 @@ class PlacedNode:
         return "\n".join(device["containerEdits"]["env"])
 
 
-def on_node(test: Callable[[PlacedNode], Coroutine[Any, Any, None]]) -> None:
+def on_node(test: Callable[[PlacedNode], Coroutine[Any, Any, None]], *, patience: float = 0.0) -> None:
     async def run(node: ClaimNodeStandIn) -> None:
-        placed = PlacedNode(node)
+        placed = PlacedNode(node, patience=patience)
         backlog = asyncio.create_task(placed.handover.backlog.run())
         try:
             await test(placed)
@@ -231,6 +233,25 @@ def test_a_refusal_is_over_when_its_reason_is() -> None:
         assert (set(node.held()), node.handover.refused.value) == ({"uid-after"}, {})
 
     on_node(act)
+
+
+def test_a_container_waits_for_the_pod_before_it_to_end() -> None:
+    async def act(node: PlacedNode) -> None:
+        whole = node.decided(gpus="1")
+        node.pod("before", "share-1", whole)
+        node.pod("after", "share-2", whole)
+        await node.handover.start(["share-1"])
+        starting = asyncio.create_task(node.handover.start(["share-2"]))
+        await until(lambda: node.handover.refused.synced and "uid-after" in node.handover.refused.value)
+        del node.pods[PodRef("team", "before")]
+        node.listed.pop(0)
+        assert not await node.care.look()
+        node.now += FORGOTTEN_SECONDS
+        assert await node.care.look()
+        await starting
+        assert (set(node.held()), node.handover.refused.value) == ({"uid-after"}, {})
+
+    on_node(act, patience=3600.0)
 
 
 def test_what_a_lost_register_knew_is_taken_up_again_before_anybody_is_served() -> None:

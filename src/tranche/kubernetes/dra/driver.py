@@ -24,7 +24,7 @@ from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.kept_room import kept_sizes
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, Health, PluginServer
-from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
+from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, Preparer
 from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
@@ -46,8 +46,9 @@ class ClaimDriver:
     """A component: does for the kubelet what claims need on this node.
 
     `instance` is the uid of the agent's pod, "" without one. `files` is asked for anew at each use, once `configured` returns.
-    `clock` is monotonic, in seconds. `registered` is told whether the kubelet has the driver. `reserved` tells the names of
-    devices that are shown as kept for larger requests, `fallen` is told the uids of claims that are over while their pods run on.
+    `clock` is monotonic, in seconds. A claim waits `patience` seconds for what time alone mends. `registered` is told whether the
+    kubelet has the driver. `reserved` tells the names of devices that are shown as kept for larger requests, `fallen` is told the
+    uids of claims that are over while their pods run on.
     """
 
     name = "dra"
@@ -67,6 +68,7 @@ class ClaimDriver:
         reserved: Live[frozenset[str]] | None = None,
         fallen: Live[frozenset[str]] | None = None,
         care_seconds: float = _CARE_SECONDS,
+        patience: float = PATIENCE_SECONDS,
         proc: Path = PROC,
     ) -> None:
         self._inventory = services.inventory
@@ -93,7 +95,7 @@ class ClaimDriver:
         self._changed = asyncio.Event()
         self._refused = asyncio.Event()
         self._refused.set()  # what was so before this agent began, it finds out at its first look
-        self._preparer = Preparer(node, read, share_files, self._changed.set, self._refused.set)
+        self._preparer = Preparer(node, read, share_files, self._changed.set, self._refused.set, patience)
         self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
         self._node = services.node
         self._pods = services.node_pods
@@ -133,6 +135,7 @@ class ClaimDriver:
                 group.create_task(self._keep_health(self._sick_bay.ward.changes()))
                 group.create_task(self._keep_caring())
                 group.create_task(self._keep_noting())
+                group.create_task(self._keep_telling())
         finally:
             await self._registration.stop()
 
@@ -153,7 +156,7 @@ class ClaimDriver:
             await self._changed.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LONGEST_BACKLOG_SECONDS):
-                    await calm(self._changed, lambda: bool(self._preparer.under_way))
+                    await calm(self._changed, lambda: self._preparer.busy)
             self._changed.clear()
             self._inventory.poke()
 
@@ -176,6 +179,11 @@ class ClaimDriver:
                 await self._care.note_pods()
             except TrancheError as error:
                 _log.warning("pods not noted", extra={"reason": error.reason, "error": str(error)})
+
+    async def _keep_telling(self) -> None:
+        """Of each change on the node, to claims that wait for one."""
+        async for _ in self._inventory.latest.changes():
+            self._preparer.news()
 
     async def _look_after(self, *, thorough: bool = False) -> None:
         try:

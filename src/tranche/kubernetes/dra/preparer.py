@@ -21,10 +21,13 @@ from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
 from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.kubernetes.dra.waiting_room import LAST_WORD_SECONDS, WaitingRoom
 from tranche.planning.realise import Wanted
 
 BUDGET_SECONDS = 40.0
 """The kubelet gives up after 45, and then says less about why."""
+
+PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 
 _Outcome = TypeVar("_Outcome")
 _log = logging.getLogger(__name__)
@@ -64,8 +67,8 @@ class Preparer:
     """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
 
     `changed` is called whenever a claim has come to have something, or has nothing any more; `met` when one cannot have what
-    somebody else has. Nobody is served before `open`: who
-    asks waits.
+    somebody else has. Nobody is served before `open`: who asks waits. A claim that meets what time alone mends waits as well,
+    until `patience` seconds after the kubelet asked; call `news` when something on the node has changed.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Preparer:
         share_files: ShareFiles,
         changed: Callable[[], None] = lambda: None,
         met: Callable[[], None] = lambda: None,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.backlog = ClaimBacklog(node.claims, lambda order: self._write_file(order.keeper, order.grants))
         self._node = node
@@ -82,14 +86,25 @@ class Preparer:
         self._share_files = share_files
         self._changed = changed
         self._met = met
+        self._patience = patience
+        self._waiting_room = WaitingRoom()
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
 
     @property
     def under_way(self) -> frozenset[str]:
-        """The claims, by uid, that something is done about now."""
+        """The claims, by uid, that something is done about now, or that wait for it."""
         return frozenset({*self._preparing, *self._giving_back})
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is done about a claim now."""
+        return bool(self.under_way - self._waiting_room.waiting)
+
+    def news(self) -> None:
+        """Something on the node has changed: claims that wait for that try again."""
+        self._waiting_room.tell()
 
     def open(self) -> None:
         """Serve from now on, also those who have asked already."""
@@ -99,16 +114,17 @@ class Preparer:
         """The claim's devices, once each is there for it and a container runtime can find it.
 
         WaitTimeout after 40 seconds; the work goes on, and who asks again has what it comes to. The errors of what is in the way
-        otherwise: nothing has been changed for the claim then.
+        otherwise, those that time alone mends after `patience`: nothing has been changed for the claim then.
         """
+        until = asyncio.get_running_loop().time() + self._patience
         try:
             async with asyncio.timeout(BUDGET_SECONDS):
                 await self._opened.wait()
-                if (before := self._giving_back.get(ref.uid)) is not None:
+                while (before := self._giving_back.get(ref.uid)) is not None:
                     await asyncio.wait({before})
                 task = self._preparing.get(ref.uid)
                 if task is None:
-                    task = self._begin(self._preparing, ref.uid, self._prepare(ref))
+                    task = self._begin(self._preparing, ref.uid, self._prepare(ref, until))
                 await asyncio.wait({task})
         except TimeoutError as error:
             raise WaitTimeout(f"{ref} is not prepared after {BUDGET_SECONDS:.0f} s", hint="it goes on") from error
@@ -117,8 +133,6 @@ class Preparer:
     async def unprepare(self, ref: ClaimRef) -> None:
         """Take back what the claim has. Its container runtime file goes last, so that a crash before it is found again."""
         await self._opened.wait()
-        if (before := self._preparing.get(ref.uid)) is not None:
-            await asyncio.wait({before})
         task = self._giving_back.get(ref.uid)
         if task is None:
             task = self._begin(self._giving_back, ref.uid, self._unprepare(ref.uid, "its pods have ended"))
@@ -133,9 +147,26 @@ class Preparer:
         """Have a container runtime find the claim's devices."""
         await asyncio.to_thread(self._write_file, keeper, grants)
 
-    async def _prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
+    async def _prepare(self, ref: ClaimRef, until: float) -> tuple[GivenDevice, ...]:
         loop = asyncio.get_running_loop()
         asked = loop.time()
+
+        def delayed(error: TrancheError) -> None:
+            _log.info("claim waits", extra={"claim": f"{ref.namespace}/{ref.name}", "error": error.message})
+            if isinstance(error, GpuBusy | NoRoom):
+                self._met()
+            self._changed()
+
+        try:
+            given = await self._waiting_room.persist(ref.uid, lambda: self._try(ref), until, delayed)
+        finally:
+            self._changed()  # also after a refusal: then what is shown was not what is there
+        seconds = round(loop.time() - asked, 6)
+        _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
+        return given
+
+    async def _try(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
+        """Make true what the claim is allocated now: it may have lost that while it waited."""
         claim = await self._read(ref)
         if claim is None:
             raise KubernetesNotFound(f"there is no {ref}: it was deleted")
@@ -145,15 +176,7 @@ class Preparer:
         order = replace(
             order_of(replace(claim, ref=ref), given), permit=lambda view: permission.refuse(given, devices, view)
         )
-        try:
-            await self.backlog.realise(order)
-        except (GpuBusy, NoRoom):
-            self._met()
-            raise
-        finally:
-            self._changed()  # also after a refusal: then what is shown was not what is there
-        seconds = round(loop.time() - asked, 6)
-        _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
+        await self.backlog.realise(order)
         return given
 
     def _write_file(self, keeper: ChosenFor, grants: tuple[Wanted, ...]) -> None:
@@ -162,7 +185,11 @@ class Preparer:
         self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))
 
     async def _unprepare(self, uid: str, why: str) -> None:
+        if (before := self._preparing.get(uid)) is not None:
+            self._waiting_room.give_up(uid)
+            await asyncio.wait({before})
         had = await asyncio.to_thread(lambda: self._node.claims().give_back(uid, why=why))
+        self.news()
         await asyncio.to_thread(self._share_files.remove, uid)
         if had:
             self._changed()

@@ -23,6 +23,7 @@ from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.dra.backlog import ClaimBacklog, Realiser
 from tranche.kubernetes.dra.share_edits import share_spec
+from tranche.kubernetes.dra.waiting_room import LAST_WORD_SECONDS, WaitingRoom
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.kubernetes.gates.placed_files import PlacedFiles, unit_spec
 from tranche.kubernetes.kubelet.pod_resources import Listed
@@ -32,6 +33,8 @@ from tranche.planning.realise import Wanted
 
 BUDGET_SECONDS = 25.0
 """The kubelet gives up after 30, and then says less about why."""
+
+PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -69,14 +72,26 @@ class ShareNode:
 
 
 class ShareHandover:
-    """Hands shares to the containers of one node. `changed` is called when a pod has come to have something."""
+    """Hands shares to the containers of one node. `changed` is called when a pod has come to have something.
 
-    def __init__(self, node: ShareNode, files: PlacedFiles, changed: Callable[[], None] = lambda: None) -> None:
+    A container that meets what time alone mends waits for it, `patience` seconds at most. Call `news` when something on the node
+    has changed.
+    """
+
+    def __init__(
+        self,
+        node: ShareNode,
+        files: PlacedFiles,
+        changed: Callable[[], None] = lambda: None,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
         self.backlog = ClaimBacklog(node.shares)
         self.refused: Live[Mapping[str, str]] = Live()
         self._node = node
         self._files = files
         self._changed = changed
+        self._patience = patience
+        self._waiting_room = WaitingRoom()
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -84,12 +99,18 @@ class ShareHandover:
         """The pods, by uid, whose containers are about to start."""
         return frozenset(self._starting)
 
+    def news(self) -> None:
+        """Something on the node has changed: containers that wait for that try again."""
+        self._waiting_room.tell()
+
     async def start(self, units: Sequence[str]) -> None:
         """Have all there that a container is to find that was given these units.
 
         KubeletUnavailable when it is not known whose they are, AllocationUnknown when nothing was chosen for its pod, WaitTimeout
-        after 25 seconds: the work goes on then. The errors of what is in the way otherwise; nothing was changed.
+        after 25 seconds: the work goes on then. The errors of what is in the way otherwise, those that time alone mends after
+        `patience`; nothing was changed.
         """
+        until = asyncio.get_running_loop().time() + self._patience
         if not units:
             raise AllocationUnknown("a container has one share, and none was given")
         unit = units[0]
@@ -100,7 +121,7 @@ class ShareHandover:
             raise AllocationUnknown(message, hint=f"the container is to ask for 1 of {SHARE_RESOURCE}")
         task = self._starting.get(keeper.uid)
         if task is None:
-            task = asyncio.create_task(self._start(unit, keeper))
+            task = asyncio.create_task(self._start(unit, keeper, until))
             task.add_done_callback(lambda done: self._note(keeper, done))
             self._starting[keeper.uid] = task
         done, _ = await asyncio.wait({task}, timeout=BUDGET_SECONDS)
@@ -129,9 +150,15 @@ class ShareHandover:
             raise AllocationUnknown(f"there is no pod {ref}: it was deleted")
         return PlacedPodKeeper(ref.namespace, ref.name, uid)
 
-    async def _start(self, unit: str, keeper: PlacedPodKeeper) -> None:
-        order = order_for(keeper, await self._grants(keeper))
-        await self.backlog.realise(order)
+    async def _start(self, unit: str, keeper: PlacedPodKeeper, until: float) -> None:
+        async def hand_over() -> ClaimOrder:
+            order = order_for(keeper, await self._grants(keeper))
+            await self.backlog.realise(order)
+            return order
+
+        order = await self._waiting_room.persist(
+            keeper.uid, hand_over, until, lambda error: self._say_refused(keeper, error.message)
+        )
         self._changed()
         await asyncio.to_thread(self._write_file, unit, order)
         _log.info("handed over", extra={"pod": f"{keeper.namespace}/{keeper.name}", "uid": keeper.uid, "unit": unit})

@@ -111,6 +111,7 @@ class ShareCare:
         keeper = allocations[0].keeper
         assert isinstance(keeper, PlacedPodKeeper)
         await asyncio.to_thread(lambda: self._node.shares().give_back(uid, why="its pod is over"))
+        self._handover.news()
         await asyncio.to_thread(self._files.remove_of, keeper)
         _log.info("given back", extra={"pod": str(keeper), "uid": uid})
 

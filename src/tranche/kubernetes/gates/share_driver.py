@@ -123,6 +123,7 @@ class ShareDriver:
                 group.create_task(self._keep_fresh())
                 group.create_task(self._follow_pods())
                 group.create_task(self._keep_caring())
+                group.create_task(self._keep_telling())
                 group.create_task(self._news.run())
         finally:
             await self._endpoints.close()
@@ -167,6 +168,11 @@ class ShareDriver:
     async def _follow_pods(self) -> None:
         async for _ in self._services.node_pods.changes():
             self._over.set()
+
+    async def _keep_telling(self) -> None:
+        """Of each change on the node, to containers that wait for one."""
+        async for _ in self._services.inventory.latest.changes():
+            self._handover.news()
 
     async def _keep_caring(self) -> None:
         while True:
