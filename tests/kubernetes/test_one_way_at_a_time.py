@@ -23,8 +23,8 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.device_plugin.counted import STATUS_SECONDS, Counted, Grants, KubeletHeard, Listable, listed
+from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.offers import held_otherwise
-from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.one_way import (
     Opening,

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from tests.last_look import last_look
-from tranche.kubernetes.device_plugin.server import ListedDevice
+from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 _DEADLINE_SECONDS = 60.0

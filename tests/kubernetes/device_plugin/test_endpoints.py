@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tests.node.processes import in_child
-from tranche.core.errors import GpuNotFound, KubeletUnavailable
+from tranche.core.errors import GpuBusy, KubeletUnavailable
 from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS, ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS, Endpoints
 from tranche.kubernetes.device_plugin.registration import identify, register
-from tranche.kubernetes.device_plugin.server import Endpoint, ListedDevice
+from tranche.kubernetes.device_plugin.server import Endpoint
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -30,8 +31,8 @@ class Answers:
     """An allocator that answers with what it was asked."""
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
-        if "unknown" in device_ids:
-            raise GpuNotFound("invalid request: unknown device: unknown", hint="ask for another")
+        if "refused" in device_ids:
+            raise GpuBusy("refused", hint="ask for another")
         return ContainerResponse(
             environment={"IDS": ",".join(device_ids)},
             mounts=(Mount("/a", "/b"),),
@@ -102,7 +103,7 @@ def test_resources_are_registered_and_listed(tmp_path: Path) -> None:
 
 def test_answers_reach_the_kubelet_whole(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.wanted = {SLICE: devices("a", "b")}
+        rig.wanted = {SLICE: devices("a", "b", "refused")}
         await rig.settle_until_known("registered")
         answer = await rig.kubelet.allocate(SLICE, "a", "b")
         assert dict(answer.envs) == {"IDS": "a,b"}
@@ -115,8 +116,8 @@ def test_answers_reach_the_kubelet_whole(tmp_path: Path) -> None:
         assert [each.name for each in answer.cdi_devices] == ["a.b/c=d"]
         assert await rig.kubelet.prefer(SLICE, ["b", "a"], 1) == ["a"]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await rig.kubelet.allocate(SLICE, "unknown")
-        assert refused.value.details() == "invalid request: unknown device: unknown; ask for another"
+            await rig.kubelet.allocate(SLICE, "refused")
+        assert refused.value.details() == "refused; ask for another"
 
     run(tmp_path, scenario)
 
@@ -142,10 +143,12 @@ def test_a_vanished_resource_goes_to_zero_before_it_is_withdrawn(tmp_path: Path)
         rig.wanted = {GPU: devices("g")}
         begun = rig.now
         await rig.endpoints.settle(rig.wanted)
-        await until(lambda: rig.kubelet.counts()[SLICE] == (0, 0), "it goes to zero")
+        await until(lambda: rig.kubelet.counts()[SLICE] == (1, 0), "none is healthy")
+        await rig.settle_until(lambda: rig.kubelet.counts()[SLICE] == (0, 0), "it goes to zero")
+        assert rig.now - begun >= GRACE_SECONDS
         assert rig.kubelet.ended == []
         await rig.settle_until(lambda: SLICE in rig.kubelet.ended, "it is withdrawn")
-        assert rig.now - begun >= LINGER_SECONDS
+        assert rig.now - begun >= GRACE_SECONDS + LINGER_SECONDS
         assert not list(rig.kubelet.folder.glob("tranche-mig*"))
         assert rig.kubelet.counts()[GPU] == (1, 1)
         rig.wanted = {GPU: devices("g"), SLICE: devices("b")}
@@ -234,7 +237,7 @@ class OtherPlugin:
 
     def __init__(self, rig: Rig) -> None:
         self.kubelet = rig.kubelet
-        self.endpoint = Endpoint(SLICE, rig.kubelet.folder, Answers())
+        self.endpoint = Endpoint(SLICE, rig.kubelet.folder, Answers(), lambda: rig.now)
         self.endpoint.socket = rig.kubelet.folder / "nvidia-mig-1g.5gb.sock"
 
     async def start(self, *names: str) -> None:
@@ -264,8 +267,7 @@ def test_a_resource_that_another_plugin_has_taken_over_is_withdrawn_only_after_i
         rig.wanted = {GPU: devices("g"), SLICE: devices("a")}
         await rig.settle_until_known("registered")
         rig.wanted = {GPU: devices("g")}
-        await rig.endpoints.settle(rig.wanted)
-        await until(lambda: rig.kubelet.counts()[SLICE] == (0, 0), "it goes to zero")
+        await rig.settle_until(lambda: rig.kubelet.counts()[SLICE] == (0, 0), "it goes to zero")
         other = OtherPlugin(rig)
         await other.start("x", "y")
         for _ in range(20):

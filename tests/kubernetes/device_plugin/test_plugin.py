@@ -31,6 +31,7 @@ from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin, Machine
 from tranche.kubernetes.live import Live
@@ -133,8 +134,19 @@ class Rig:
         self._skipped += seconds
 
     async def counts(self, expected: dict[str, tuple[int, int]]) -> None:
-        """Return when the kubelet knows just that."""
-        await until(lambda: self.kubelet.counts() == expected, f"{expected}")
+        """Return when the kubelet knows that: just so many healthy devices, and beside them what may be leaving still."""
+        await until(lambda: self.known(expected), f"{expected}")
+
+    def known(self, expected: dict[str, tuple[int, int]]) -> bool:
+        """Whether the kubelet has just so many healthy devices."""
+        seen = self.kubelet.counts()
+        return seen.keys() == expected.keys() and all(
+            seen[name][0] >= capacity and seen[name][1] == free for name, (capacity, free) in expected.items()
+        )
+
+    def healthy(self, resource: str) -> list[str]:
+        """The devices that the kubelet may give away."""
+        return [name for name, device in self.kubelet.devices.get(resource, {}).items() if device.health == "Healthy"]
 
     async def strike(self, expected: dict[str, tuple[int, int]], *inject: Callable[[], None]) -> None:
         """Have the driver report errors until the kubelet knows just that: what nobody listened to yet is reported again."""
@@ -142,7 +154,7 @@ class Rig:
         def struck() -> bool:
             for each in inject:
                 each()
-            return self.kubelet.counts() == expected
+            return self.known(expected)
 
         await until(struck, f"{expected}")
 
@@ -232,8 +244,8 @@ def test_in_another_mode_only_what_pods_have_is_offered_on_and_nothing_is_given(
         given, other = rig.kubelet.devices[SLICE]
         await rig.kubelet.allocate(SLICE, given)
         rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "dynamic"}))
-        await rig.counts({GPU: (0, 0), SLICE: (1, 1)})
-        assert list(rig.kubelet.devices[SLICE]) == [given]
+        await rig.counts({GPU: (1, 0), SLICE: (2, 1)})
+        assert rig.healthy(SLICE) == [given]
         with pytest.raises(grpc.aio.AioRpcError, match="the node's mode is dynamic"):
             await rig.kubelet.allocate(SLICE, other)
         rig.kube_node.publish(KubeNode("n"))
@@ -322,6 +334,21 @@ def test_condemned_devices_are_withdrawn_refused_and_come_back(tmp_path: Path) -
         await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
         rig.inventory.condemn(frozenset())
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+
+    run(tmp_path, scenario)
+
+
+def test_a_device_that_is_condemned_right_after_it_was_given_stays_in_the_list(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        given, other = rig.kubelet.devices[SLICE]
+        await rig.kubelet.allocate(SLICE, given)
+        rig.inventory.condemn(frozenset({given, other}))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 0)})
+        await rig.inventory.refresh()
+        rig.skip(GRACE_SECONDS)
+        await until(lambda: list(rig.kubelet.devices[SLICE]) == [given], "the other one has left")
 
     run(tmp_path, scenario)
 
@@ -492,7 +519,7 @@ def test_a_config_map_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path
         )
         await until(lambda: "'both' is not one of" in rig.api.events[-1][2], "said")
         assert rig.api.reasons == ["DevicePluginConfigInvalid"] * 2
-        assert rig.kubelet.counts() == {GPU: (1, 1), SLICE: (1, 1)}
+        assert rig.known({GPU: (1, 1), SLICE: (1, 1)})
         rig.api.config_map.publish(
             ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: none}"})
         )
@@ -638,12 +665,12 @@ def test_a_device_that_a_pod_has_is_offered_under_no_other_resource_when_the_str
         await rig.inventory.refresh()
         await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
         rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": config.format("single")}))
-        await until(lambda: set(rig.kubelet.devices.get(GPU, ())) == set(free), "the slice of the pod stays out")
-        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+        await until(lambda: set(rig.healthy(GPU)) == set(free), "the slice of the pod stays out")
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):
             await rig.kubelet.allocate(GPU, held)
         rig.holdings.holders.clear()
         await rig.inventory.refresh()
-        await until(lambda: set(rig.kubelet.devices[GPU]) == {held, *free}, "the pod has ended")
+        await until(lambda: set(rig.healthy(GPU)) == {held, *free}, "the pod has ended")
 
     socket = str(tmp_path / "plugins" / "kubelet.sock")
     run(tmp_path, scenario, "A100-40GB", flags={"--kubelet-socket": socket}, config_map="plugin")
@@ -667,7 +694,7 @@ def test_a_device_that_a_command_has_is_not_offered_until_it_is_given_back(tmp_p
         await rig.counts({GPU: (0, 0), SLICE: (1, 1)})
         await asyncio.to_thread(queue.release, held.allocation.id, why="test")
         await rig.inventory.refresh()
-        await until(lambda: set(rig.kubelet.devices[SLICE]) == both, "it was given back")
+        await until(lambda: set(rig.healthy(SLICE)) == both, "it was given back")
 
     run(tmp_path, scenario, "A100-40GB")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tranche.core.allocation import Grant
-from tranche.kubernetes.device_plugin.server import ListedDevice
+from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.observation.ways import PluginOffer, counted
 
 Grants = Mapping[str, Mapping[str, Grant]]
@@ -20,7 +20,7 @@ STATUS_SECONDS = 11.0
 
 @dataclass(frozen=True, slots=True)
 class KubeletHeard:
-    """The ids of devices that the present `run` of the kubelet may have read last, by resource."""
+    """The ids of devices that the present `run` of the kubelet may take for healthy, by resource."""
 
     run: object = None
     ids: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -57,8 +57,8 @@ def listed(
 class Leaving:
     """Devices of a resource that are listed no more, by id, and may still be counted.
 
-    `seen` is whether the node's status was seen to count them; `read_at` is since when the kubelet has read a list without them,
-    None before that.
+    `seen` is whether the node's status was seen to count them; `read_at` is since when the kubelet has read a list in which
+    none is healthy, None before that.
     """
 
     devices: Mapping[str, Grant] = field(default_factory=dict)
@@ -77,9 +77,10 @@ class Counted:
     def look(self, listed: Grants, kubelet: KubeletHeard, allocatable: Mapping[str, str] | None, now: float) -> Counted:
         """After a look: what is listed now, what the kubelet has read, and the node's status, None while that is unknown.
 
-        A device has left when the kubelet has read a list without it, and the node's status, by which the scheduler counts,
-        shows no more of its resource than is listed. A status that was not seen to count the device may be older than the
-        device's list, so it is believed after the time in which a kubelet writes another. `now` is monotonic, in seconds.
+        A device has left when the kubelet has read a list in which it is not healthy, and the node's status, by which the
+        scheduler counts, shows no more of its resource than is listed. A status that was not seen to count the device may be
+        older than the device's list, so it is believed after the time in which a kubelet writes another. `now` is monotonic, in
+        seconds.
         """
         found = {}
         for resource in self.listed.keys() | self.leaving.keys():

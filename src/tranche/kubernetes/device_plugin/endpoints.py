@@ -10,9 +10,10 @@ from pathlib import Path
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.counted import KubeletHeard
+from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
-from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, ListedDevice, Starter
+from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, Starter
 
 LINGER_SECONDS = 5.0
 _FIRST_PAUSE = 2.0
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Place:
-    """One endpoint: when to announce it (again), and since when it is listened to, or no longer wanted."""
+    """One endpoint: when to announce it (again), and since when it is listened to, or unwanted and without a device."""
 
     endpoint: Endpoint
     not_before: float = 0.0
@@ -39,9 +40,9 @@ class _Place:
 class Endpoints:
     """Level-based: `settle` may be called at any time and as often as one likes, and does what is missing.
 
-    A resource that is no longer wanted is first told to the kubelet as having no devices, and withdrawn a little later; not
-    while another plugin serves it, for the kubelet takes the end of one plugin's connection for the end of the resource. A new
-    kubelet is known by its new socket; it has removed every other socket in the folder, so the servers get new ones.
+    The devices of a resource that is no longer wanted leave its list (`DeviceList`), and then it is withdrawn; not while another
+    plugin serves it, for the kubelet takes the end of one plugin's connection for the end of the resource. A new kubelet is
+    known by its new socket; it has removed every other socket in the folder, so the servers get new ones.
     """
 
     def __init__(
@@ -86,6 +87,11 @@ class Endpoints:
         ids = {resource: place.endpoint.heard for resource, place in self._places.items()}
         return KubeletHeard(self._kubelet, ids)
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The resources of which devices are listed as unhealthy alone because they leave."""
+        return frozenset(resource for resource, place in self._places.items() if place.endpoint.leaving)
+
     def another_serves(self, resource: str) -> bool:
         """Whether another living plugin serves the resource, on a socket that is named after it."""
         place = self._places.get(resource)
@@ -119,12 +125,12 @@ class Endpoints:
         self._places.clear()
 
     def _new_place(self, resource: str) -> _Place:
-        return _Place(Endpoint(resource, self._folder, self._allocator, self._starter))
+        return _Place(Endpoint(resource, self._folder, self._allocator, self._clock, self._starter))
 
     async def _withdraw(self, resource: str, now: float) -> None:
         place = self._places[resource]
         place.endpoint.update(())
-        if place.unwanted_since is None:
+        if place.unwanted_since is None or place.endpoint.leaving:
             place.unwanted_since = now
         told = place.endpoint.delivered or not (place.endpoint.watched or self._left_behind(place))
         if not told or now - place.unwanted_since < LINGER_SECONDS:

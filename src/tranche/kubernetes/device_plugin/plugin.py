@@ -6,7 +6,7 @@ import asyncio
 import logging
 import operator
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,11 @@ from tranche.kubernetes.device_plugin.announcements import Announcement, Announc
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.counted import Counted, Listable, listed
+from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
 from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, why_prohibited, with_mps
 from tranche.kubernetes.device_plugin.offers import given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
-from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
@@ -41,7 +41,7 @@ from tranche.kubernetes.observation.health import Ward, recall_lost, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.replicas import held_with, replicated
-from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, advertise
+from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, Resource, advertise
 from tranche.kubernetes.observation.ways import Ways
 from tranche.planning.daemons import unlimited_on
 
@@ -148,6 +148,9 @@ class DevicePlugin:
         await self._inventory.latest.first()
         # What a layout is about to take must not be offered by an agent that has just started and has forgotten it.
         await self._inventory.marks_known(_FIRST_MARKS_SECONDS)
+        # What the plugin before gave away a moment ago must be in the first list.
+        with suppress(TrancheError):
+            await self._inventory.refresh()
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
         self._endpoints = Endpoints(config.plugin_folder, socket, self, self._clock)
         try:
@@ -223,7 +226,8 @@ class DevicePlugin:
         """The abandoned resources: served with no device until the node shows that it has none."""
         node = self._node.value if self._node.synced and self._config.latest.value.kubelet_socket else None
         now = self._clock()
-        self._abandoned = self._abandoned.look(counted_elsewhere(node, self._wanted) if node is not None else (), now)
+        served = self._wanted.keys() | endpoints.leaving
+        self._abandoned = self._abandoned.look(counted_elsewhere(node, served) if node is not None else (), now)
         spared = {resource for resource in self._abandoned.due(now) if endpoints.another_serves(resource)}
         self._abandoned = self._abandoned.spare(spared, now)
         due = self._abandoned.due(now)
@@ -268,18 +272,17 @@ class DevicePlugin:
         numa_nodes = {gpu.uuid: files.numa_node(gpu) for gpu in node}
         allocations = snapshot.view.allocations
 
-        def listable(device: PluginDevice, resource: str) -> Listable:
-            told = ListedDevice(device.id, not self._why_unfit(device, lost), numa_nodes[device.gpu.uuid])
-            return Listable(told, device.grant, given_as(device, resource, allocations))
+        def listable(resource: Resource) -> Iterator[Listable]:
+            for device in offered(resource.devices, resource.name, allocations):
+                given = given_as(device, resource.name, allocations)
+                condemned = device.uuid in snapshot.condemned
+                # A pod may have been given it just before it was condemned.
+                if given or not condemned:
+                    fit = not (condemned or self._why_unfit(device, lost))
+                    told = ListedDevice(device.id, fit, numa_nodes[device.gpu.uuid])
+                    yield Listable(told, device.grant, given)
 
-        return {
-            resource.name: [
-                listable(device, resource.name)
-                for device in offered(resource.devices, resource.name, allocations)
-                if device.uuid not in snapshot.condemned
-            ]
-            for resource in advertised.resources
-        }
+        return {resource.name: list(listable(resource)) for resource in advertised.resources}
 
     def _write_cdi(self, node: NodeState, files: DeviceFiles) -> None:
         try:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
-from tranche.core.errors import KubeletUnavailable, TrancheError
+from tranche.core.errors import GpuNotFound, KubeletUnavailable, TrancheError
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.device_plugin.device_list import DeviceList, ListedDevice
 from tranche.kubernetes.device_plugin.registration import API_VERSION, plugin_options
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.kubernetes.live import Live
@@ -19,15 +19,6 @@ from tranche.kubernetes.live import Live
 _HEALTH = {True: "Healthy", False: "Unhealthy"}
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
-    """One device as the kubelet is told of it."""
-
-    id: str
-    healthy: bool = True
-    numa_node: int | None = None
 
 
 class Allocator(Protocol):
@@ -51,13 +42,23 @@ class Starter(Protocol):
 
 
 class Endpoint:
-    """The server of one resource. It can be stopped and started again."""
+    """The server of one resource. It can be stopped and started again. `clock` is monotonic, in seconds."""
 
-    def __init__(self, resource: str, folder: Path, allocator: Allocator, starter: Starter | None = None) -> None:
+    def __init__(
+        self,
+        resource: str,
+        folder: Path,
+        allocator: Allocator,
+        clock: Callable[[], float],
+        starter: Starter | None = None,
+    ) -> None:
         self.resource = resource
         self.starter = starter
         self.socket = folder / f"tranche-{resource.rpartition('/')[2]}.sock"
         self._allocator = allocator
+        self._clock = clock
+        self._list = DeviceList()
+        self._allocating = 0
         self._devices: Live[tuple[ListedDevice, ...]] = Live()
         self._server: Any = None
         self._delivered: tuple[ListedDevice, ...] | None = None
@@ -68,7 +69,12 @@ class Endpoint:
     @property
     def devices(self) -> tuple[ListedDevice, ...]:
         """What the kubelet should know."""
-        return self._devices.value if self._devices.synced else ()
+        return self._list.told
+
+    @property
+    def leaving(self) -> bool:
+        """Whether devices are listed as unhealthy alone because they leave."""
+        return bool(self._list.leaving)
 
     @property
     def serving(self) -> bool:
@@ -92,16 +98,22 @@ class Endpoint:
 
     @property
     def heard(self) -> frozenset[str]:
-        """The ids that a kubelet may have read last: of the newest list, and of the one before until that has gone out."""
+        """The ids that a kubelet may take for healthy: by the newest list, and by the one before until that has gone out."""
         return self._heard
 
     def forgotten(self) -> None:
         """Take note that the kubelet is another, which knows nothing of it."""
         self._sent = ()
+        self._tell(DeviceList(self._list.offered))
 
     def update(self, devices: Sequence[ListedDevice]) -> None:
-        """Tell the kubelet of the devices, if they are others than before."""
-        self._devices.publish(tuple(devices))
+        """Tell the kubelet of the devices, if they are others than before, and of those that leave."""
+        kept = self._allocating > 0 or (self.watched and not self.delivered)
+        self._tell(self._list.offer(devices, self._clock(), known={each.id for each in self._sent}, kept=kept))
+
+    def _tell(self, devices: DeviceList) -> None:
+        self._list = devices
+        self._devices.publish(devices.told)
 
     async def start(self) -> None:
         """Serve, on a new socket.
@@ -166,7 +178,7 @@ class Endpoint:
         try:
             async for devices in self._devices.changes():
                 self._sent = devices or self._sent
-                ids = frozenset(each.id for each in devices)
+                ids = frozenset(each.id for each in devices if each.healthy)
                 self._heard |= ids
                 yield pb.ListAndWatchResponse(devices=[_device(each) for each in devices])
                 self._delivered = self._sent = devices
@@ -187,14 +199,27 @@ class Endpoint:
 
     async def _allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
         answer = pb.AllocateResponse()
+        self._allocating += 1  # nothing leaves the list meanwhile
         try:
             for each in request.container_requests:
+                self._refuse_unlisted(each.devices_ids)
                 given = await self._allocator.allocate(self.resource, each.devices_ids)
                 answer.container_responses.append(_response(given))
+            self._list = self._list.grant(
+                (name for each in request.container_requests for name in each.devices_ids), self._clock()
+            )
         except TrancheError as error:
             _log.warning("allocation refused", extra={"resource": self.resource, "error": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
+        finally:
+            self._allocating -= 1
         return answer
+
+    def _refuse_unlisted(self, device_ids: Sequence[str]) -> None:
+        """A kubelet that is given a device that its list does not have crashes: it may ask for what the list had a moment ago."""
+        for device_id in device_ids:
+            if device_id not in self._list.ids:
+                raise GpuNotFound(f"invalid request: unknown device: {device_id}")
 
     async def _pre_start(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:
         try:

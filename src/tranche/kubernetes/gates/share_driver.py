@@ -20,8 +20,8 @@ from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.device_plugin.server import ListedDevice
 from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.gates.gpu_news import GpuNews
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode

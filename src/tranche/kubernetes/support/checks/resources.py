@@ -61,6 +61,7 @@ def _by_mode(node: SurveyedNode) -> ClusterFinding:
 def _of(node: SurveyedNode, *, served: bool) -> Iterator[ClusterFinding]:
     why = "the agent calls them unhealthy" if served else "no agent is there"
     hint = (
+        "for half a minute after a change of the GPUs this is normal; if it lasts, "
         f"kubectl get events --field-selector=involvedObject.name={node.name} names the GPU and the XID"
         if served
         else "what an agent has offered stays named, and none of it allocatable, until the kubelet starts again"
