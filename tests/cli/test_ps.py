@@ -7,6 +7,7 @@ import signal
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
+from tranche.node.ownership import user_name
 
 
 def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine) -> None:
@@ -24,14 +25,18 @@ def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine)
     assert allocation["missingInstances"] == []
     assert [(each["position"], each["pid"]) for each in document["waiters"]] == [(1, second.pid), (2, third.pid)]
     assert document["waiters"][0]["request"]["migProfile"] == "1g.6gb"
-    assert document["waiters"][0]["why"] == f"GPU 0: held whole by {allocation['id']}"
+    assert document["waiters"][0]["owner"] == allocation["owner"]
+    assert document["waiters"][0]["why"].startswith("GPU 0: held whole by sh -c '")
+    assert document["waiters"][0]["why"].endswith(f"… ({user_name(os.getuid())}) {allocation['id']}")
     assert document["waiters"][0]["obstacles"][0]["reason"] == "GpuBusy"
     assert document["waiters"][0]["obstacles"][0]["allocationIds"] == [allocation["id"]]
     assert document["waiters"][1]["obstacles"][0]["reason"] == "QueuedBehind"
 
     lines = machine.tranche("ps").stdout.splitlines()
-    assert lines[0].split() == ["ID", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND"]
-    assert lines[1].startswith(f"{allocation['id']}  --gpus 1  GPU 0 whole  hard       active ")
+    assert lines[0].split() == ["ID", "USER", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND"]
+    user = user_name(os.getuid())
+    assert allocation["owner"] == {"kind": "user", "name": user}
+    assert lines[1].startswith(f"{allocation['id']}  {user.ljust(4)}  --gpus 1  GPU 0 whole  hard       active ")
     assert f"  {first.pid}  sh -c" in lines[1]
     assert lines[3].split()[:2] == ["#", "WAITING"]
     assert [line.split()[:2] for line in lines[4:]] == [[str(w["position"]), w["id"]] for w in document["waiters"]]

@@ -92,6 +92,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "GpuList": gpus,
         "Gpu": gpu,
         "Slice": used,
+        "Vacancy": next(each for some in gpus["gpus"] for each in some["vacant"]),
         "Device": used["devices"][0],
         "Process": used["processes"][0],
         "AllocationList": ps,

@@ -201,7 +201,7 @@ def test_gpus_are_found_by_what_is_said_of_them() -> None:
     seen = snapshot_of(every_kind())
     page = tree_of(page_of("/", seen, q="TEAM-A/train"))
     assert [text_of(each) for each in page.iter("a") if str(each.get("id")).startswith("to-")] == ["GPU 2"]
-    assert "1 of 7 GPUs have “TEAM-A/train”." in text_of(page)
+    assert "1 of 10 GPUs have “TEAM-A/train”." in text_of(page)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

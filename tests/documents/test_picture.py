@@ -14,7 +14,7 @@ from hypothesis import given
 from tests.conftest import Golden
 from tests.documents.test_markup import HOSTILE
 from tests.strategies import gpu_on, instance_of, node_views, placed, sharing_views, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper, ProcessKeeper
@@ -84,8 +84,20 @@ def every_kind() -> NodeView:
         uncuttable_gpu(4),
         gpu_on(board, 5),
         replace(gpu_on(board, 6), lost=True),
+        replace(gpu_on(board, 7), instances=(instance_of(profiles["3g.20gb"], Placement(0, 4)),)),
+        gpu_on(board, 8),
+        uncuttable_gpu(9),
     ]
-    return view_of(*gpus, allocations=allocations, owned=keys[:3], changing=[gpus[4].uuid])
+    view = view_of(*gpus, allocations=allocations, owned=keys[:3], changing=[gpus[4].uuid])
+    half = Slice(gpus[8].uuid, profiles["3g.20gb"].name, Placement(4, 4))
+    return replace(
+        view,
+        withheld=(
+            Withheld(WholeGpu(gpus[7].uuid), "cordoned by root: its fan"),
+            Withheld(half, "3g.20gb at 4:4 is kept for larger requests", for_large=True),
+            Withheld(WholeGpu(gpus[9].uuid), "it has reported an error (XID 79)", faulty=True),
+        ),
+    )
 
 
 def test_the_picture_of_every_kind_of_use(golden: Golden) -> None:
@@ -96,13 +108,16 @@ def test_each_kind_of_use_has_its_look() -> None:
     drawn = blocks_of(*documents_of(every_kind()))
     looks = [[each.look for each in gpu.blocks] for gpu in drawn]
     assert looks == [
-        [Look.HELD, Look.IDLE, Look.IDLE, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.FREE],
+        [Look.HELD, Look.IDLE, Look.IDLE, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.UNUSABLE],
         [Look.SHARED, Look.SHARED, Look.FREE],
         [Look.HELD],
         [Look.IN_USE],
-        [Look.FREE],
+        [Look.UNUSABLE],
         [Look.MISSING, Look.FREE],
         [Look.LOST],
+        [Look.CORDONED, Look.CORDONED],
+        [Look.FREE, Look.KEPT],
+        [Look.FAULTY],
     ]
     assert [each.foreign for each in drawn[0].blocks] == [False, False, False, False, True, True, False]
     assert not drawn[5].blocks[0].foreign
@@ -117,10 +132,11 @@ def covered(gpu: GpuBlocks) -> bool:
     return all(abs(a - b) < 1e-6 for a, b in zip(ends, [*starts, gpu.units], strict=True))
 
 
-def promised_look(each: dict[str, Any]) -> Look:
-    return {"held": Look.HELD, "in use": Look.IN_USE, "preparing": Look.PREPARING, "idle": Look.IDLE}.get(
-        each["state"], Look.MISSING
-    )
+def promised_look(each: dict[str, Any], vacant: list[dict[str, Any]]) -> Look:
+    if each["state"] == "idle":
+        state = next(vacancy["state"] for vacancy in vacant if vacancy["placement"] == each["placement"])
+        return {"free": Look.IDLE, "kept": Look.KEPT}.get(state) or Look(state)
+    return {"held": Look.HELD, "in use": Look.IN_USE, "preparing": Look.PREPARING}.get(each["state"], Look.MISSING)
 
 
 @given(sharing_views())
@@ -132,7 +148,9 @@ def test_blocks_fill_each_gpu_and_are_the_documents_slices(view: NodeView) -> No
             assert [each.look for each in drawn.blocks] == [Look.LOST]
             continue
         alone = [each for each in gpu["slices"] if each["sharing"] is None or each["state"] != "held"]
-        expected = Counter((each["placement"]["start"], promised_look(each), each["profile"]) for each in alone)
+        expected = Counter(
+            (each["placement"]["start"], promised_look(each, gpu["vacant"]), each["profile"]) for each in alone
+        )
         shown = Counter((each.start, each.look, each.name) for each in drawn.blocks)
         assert expected <= shown
         parts = sum(each.look is Look.SHARED for each in drawn.blocks)

@@ -119,7 +119,7 @@ def test_who_waits_is_told_of_the_failure_and_gets_the_other_gpu_when_it_is_free
         two.machine.inject_error(CREATE, UNKNOWN, calls=1_000, gpu=0)
         other = acquire(neighbour, Request(MigSlice(parse_profile("7g.80gb"))))
 
-        def note(outcome: Waiting, ahead: int) -> None:
+        def note(outcome: Waiting, ahead: int, reasons: str) -> None:
             if not told:
                 Queue(neighbour).release(other.allocation.id, why="ended")
                 other.lock.release()

@@ -72,7 +72,7 @@ def test_who_will_not_wait_is_told_why(a100: Node) -> None:
 def test_who_waits_is_told_how_many_are_ahead_until_patience_ends(a100: Node) -> None:
     told: list[int] = []
 
-    def note(outcome: Waiting, ahead: int) -> None:
+    def note(outcome: Waiting, ahead: int, reasons: str) -> None:
         told.append(ahead)
 
     with a100.host() as host, a100.host() as other:

@@ -23,10 +23,13 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.documents import describe
-from tranche.documents.explanation import explanation_document, status
+from tranche.documents.explanation import explanation_document, reasons, status
+from tranche.documents.holder_names import Names, names_of
+from tranche.documents.reasons import named
 from tranche.local.attendance import attending
 from tranche.node import records
 from tranche.node.daemon_words import view_as_said
+from tranche.node.ownership import process_owners
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
@@ -81,15 +84,16 @@ def command(
     with open_host(settings, reading=True) as host:
         view = view_as_said(look_at(host), host.daemons)
         queue = host.waiters()
+        names = names_of(view.allocations, queue, process_owners(view.allocations, queue))
         if asked is None:
             waiter_id = full_id(host, waiter_id)
             asked, queue = _waiting(waiter_id, queue)
         waiters = [WaitingRequest(each.id, each.request) for each in attending(host.places, queue, time.time())]
     answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
-        print_json("Explanation", **explanation_document(answer, len(waiters)))
+        print_json("Explanation", **explanation_document(answer, len(waiters), names))
     else:
-        _print(answer, view.node)
+        _print(answer, view.node, names)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
@@ -124,7 +128,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, 
     raise AllocationUnknown(f"no request {waiter_id} waits", hint="list those that wait with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState) -> None:
+def _print(answer: Explanation, node: NodeState, names: Names) -> None:
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -133,8 +137,11 @@ def _print(answer: Explanation, node: NodeState) -> None:
         for sharing, why in answer.passed_over.items():
             show(f"  not by {sharing.for_people}: {why}")
         return
+    said = reasons(answer, names)
+    if said and said.count("; ") < len(answer.gpus) - 1:
+        show(f"  {said}")
     show()
-    print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), [_gpu_row(each, node) for each in answer.gpus])
+    print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), _gpu_rows(answer.gpus, node, names))
     if answer.answers.unnamed:
         show(f"and {answer.answers.unnamed:,} more GPUs, with other reasons")
     hints = [each.text for each in answer.remedies]
@@ -148,11 +155,18 @@ def _print(answer: Explanation, node: NodeState) -> None:
             show(f"  {number}. {hint}")
 
 
-def _gpu_row(answer: GpuAnswer, node: NodeState) -> tuple[object, ...]:
-    found = answer.obstacle
-    if found is None:
-        return (answer.gpu.index, "Fits", "", "", answer.text)
-    return (answer.gpu.index, found.reason, _missing(found), _holders(found, node), answer.text)
+def _gpu_rows(answers: Sequence[GpuAnswer], node: NodeState, names: Names) -> list[tuple[object, ...]]:
+    """A row for each answer; GPUs that say the same are in one."""
+    together: dict[tuple[object, ...], list[int]] = {}
+    for each in answers:
+        found, why = each.obstacle, named(each.text, names)
+        row = (
+            ("Fits", "", "", why)
+            if found is None
+            else (found.reason, _missing(found), _holders(found, node, names), why)
+        )
+        together.setdefault(row, []).append(each.gpu.index)
+    return [(describe.ranges(indexes), *row) for row, indexes in together.items()]
 
 
 def _missing(found: Obstacle) -> str:
@@ -161,7 +175,7 @@ def _missing(found: Obstacle) -> str:
     return format_memory(found.missing_memory) if found.missing_memory else ""
 
 
-def _holders(found: Obstacle, node: NodeState) -> str:
-    names = [*found.allocation_ids, *map(str, found.processes)]
-    names += [describe.instance(key, node) for key in found.instances]
-    return ", ".join(names)
+def _holders(found: Obstacle, node: NodeState, names: Names) -> str:
+    users = [*(names.called.get(id, id) for id in found.allocation_ids), *map(str, found.processes)]
+    users += [describe.instance(key, node) for key in found.instances]
+    return ", ".join(users)

@@ -13,9 +13,11 @@ from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheErro
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.documents import describe
+from tranche.documents.holder_names import Owners
 from tranche.documents.machine import gpu_document
 from tranche.documents.slices import SliceRow, slices_on, whole_holders
 from tranche.node.look import look
+from tranche.node.ownership import process_owners
 
 _COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
 _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
@@ -59,10 +61,11 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
         print_json("GpuList", **versions, ledgerRead=ledger_read, gpus=documents)
         return
     rows: list[list[object]] = []
+    owners = process_owners(view.allocations)
     for gpu in view.node:
         slices = slices_on(view, gpu)
-        rows.append(_gpu_row(view, gpu, slices))
-        rows += [_slice_row(each, ledger_read) for each in slices]
+        rows.append(_gpu_row(view, gpu, slices, owners))
+        rows += [_slice_row(each, ledger_read, owners) for each in slices]
     if output == "wide":
         print_table(_WIDE_COLUMNS, rows)
     else:
@@ -86,13 +89,13 @@ def _unsettled(error: TrancheError) -> None:
     unsettled(error)
 
 
-def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...]) -> list[object]:
+def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], owners: Owners) -> list[object]:
     return [
         gpu.index,
         gpu.name,
         format_memory(gpu.memory),
         describe.mig_mode(gpu),
-        describe.gpu_state(view, gpu, slices, whole_holders(view, gpu)),
+        describe.gpu_state(view, gpu, slices, whole_holders(view, gpu), owners),
         describe.processes(gpu.processes),
         gpu.numa_node,
         gpu.uuid,
@@ -100,7 +103,7 @@ def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...]) -> lis
     ]
 
 
-def _slice_row(each: SliceRow, ledger_read: bool) -> list[object]:
+def _slice_row(each: SliceRow, ledger_read: bool, owners: Owners) -> list[object]:
     devices = () if each.instance is None else each.instance.compute_instances
     memory = None if each.instance is None else each.instance.memory
     parts = "" if not devices or each.instance is None or each.instance.whole_slice else f" ({_names(each)})"
@@ -109,7 +112,7 @@ def _slice_row(each: SliceRow, ledger_read: bool) -> list[object]:
         f"{each.profile} at {each.placement}{parts}",
         "" if memory is None else format_memory(memory),
         ("tranche" if each.owned else "foreign") if ledger_read else "",
-        describe.slice_state(each),
+        describe.slice_state(each, owners),
         "" if each.instance is None else describe.processes(each.instance.processes),
         "",
         ",".join(device.uuid for device in devices),

@@ -18,13 +18,15 @@ from tranche.core.errors import UsageError
 from tranche.documents import describe
 from tranche.documents.picture import draw_picture
 from tranche.documents.shares import allocation_document
+from tranche.node.ownership import process_owners
 
 
 def show_picture(
     settings: Settings, view: NodeView, gpus: Sequence[dict[str, Any]], *, kind: str, ledger_read: bool
 ) -> None:
     """Print the picture of what GpuList and AllocationList say now, as `svg` or `png`."""
-    allocations = [allocation_document(each, view) for each in view.allocations]
+    owners = process_owners(view.allocations)
+    allocations = [allocation_document(each, view, owners) for each in view.allocations]
     unknown = "" if ledger_read else "; who holds which slice is not known"
     caption = f"{_machine(settings)}, {describe.said_in_utc(time.time())}{unknown}"
     if kind == "svg":

@@ -25,6 +25,10 @@ _MARKS = {
     Look.IN_USE: ("▓", "magenta"),
     Look.IDLE: ("░", "cyan"),
     Look.FREE: ("·", None),
+    Look.KEPT: ("=", "magenta"),
+    Look.UNUSABLE: ("-", None),
+    Look.CORDONED: ("/", "yellow"),
+    Look.FAULTY: ("!", "red"),
     Look.MISSING: ("?", "red"),
     Look.LOST: ("×", "red"),
 }

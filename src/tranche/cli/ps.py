@@ -11,13 +11,15 @@ from tranche.cli.output import print_json, print_table, show
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.documents import describe
+from tranche.documents.holder_names import owner_name, owner_now
 from tranche.documents.queue import waiter_documents, why_they_wait
 from tranche.documents.shares import allocation_document
 from tranche.local.attendance import silent
 from tranche.node import records
+from tranche.node.ownership import process_owners
 
-_ALLOCATION_COLUMNS = ("ID", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
-_WAITER_COLUMNS = ("#", "WAITING", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
+_ALLOCATION_COLUMNS = ("ID", "USER", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
+_WAITER_COLUMNS = ("#", "WAITING", "USER", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
 
 
 @click.command(cls=TrancheCommand)
@@ -33,15 +35,17 @@ def command(settings: Settings, /, output: str) -> None:
         view = look_at(host)
         queue = host.waiters()
         away = silent(host.places, queue, time.time())
+    owners = process_owners(view.allocations, queue)
     now = time.time()
     if output == "json":
-        allocations = [allocation_document(each, view) for each in view.allocations]
-        waiters = waiter_documents(view, queue, away)
+        allocations = [allocation_document(each, view, owners) for each in view.allocations]
+        waiters = waiter_documents(view, queue, away, owners)
         print_json("AllocationList", allocations=allocations, waiters=waiters)
         return
     rows = [
         (
             each.id,
+            owner_name(owner_now(each, owners)),
             each.request,
             describe.grants(each, view.node),
             describe.isolation(each),
@@ -55,18 +59,19 @@ def command(settings: Settings, /, output: str) -> None:
     print_table(_ALLOCATION_COLUMNS, rows)
     if queue:
         show()
-        reasons = why_they_wait(view, queue, away)
+        reasons = why_they_wait(view, queue, away, owners)
         waiting = [
-            _waiter_row(position, waiter, why, now)
+            _waiter_row(position, waiter, owner_name(owners.get(waiter.id)), why, now)
             for position, (waiter, (why, _)) in enumerate(zip(queue, reasons, strict=True), start=1)
         ]
         print_table(_WAITER_COLUMNS, waiting)
 
 
-def _waiter_row(position: int, waiter: records.Waiter, why: str, now: float) -> tuple[object, ...]:
+def _waiter_row(position: int, waiter: records.Waiter, user: str, why: str, now: float) -> tuple[object, ...]:
     return (
         position,
         waiter.id,
+        user,
         waiter.request,
         describe.age(now - waiter.created),
         waiter.pid,

@@ -114,7 +114,7 @@ class _Silence:
             f"{format_memory(part.memory)}: it counts as unlimited"
         )
 
-    def waiting(self, outcome: Waiting, ahead: int) -> None:
+    def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """Nothing."""
 
     def granted(self, held: Held) -> None:
@@ -133,10 +133,9 @@ class _Voice(_Silence):
     def __init__(self) -> None:
         self._last = ""
 
-    def waiting(self, outcome: Waiting, ahead: int) -> None:
+    def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """Say why, and again only when it changes."""
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
-        reasons = "; ".join(dict.fromkeys(outcome.reasons))
         self._say(f"waiting, {turn}: {reasons}")
 
     def granted(self, held: Held) -> None:

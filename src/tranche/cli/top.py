@@ -24,6 +24,7 @@ from tranche.documents.queue import why_they_wait
 from tranche.hardware.nvml_gauges import NvmlGauges
 from tranche.local.attendance import silent
 from tranche.node.host import Host
+from tranche.node.ownership import process_owners
 
 _LONGEST_KEY = 8
 
@@ -69,7 +70,7 @@ def _picture(host: Host, view: NodeView, gauges: NvmlGauges) -> list[str]:
 def _print_document(host: Host) -> None:
     view, queue = look_at(host), host.waiters()
     away = silent(host.places, queue, time.time())
-    print_json("Overview", **overview_data(view, queue, away))
+    print_json("Overview", **overview_data(view, queue, away, process_owners(view.allocations, queue)))
 
 
 def _redraw(host: Host, interval: float) -> None:

@@ -215,6 +215,16 @@ def overlap(one: Grant, other: Grant) -> bool:
     return one.slot.placement.overlaps(other.slot.placement)
 
 
+def out_of_reach(grant: Grant, place: Grant) -> bool:
+    """Whether the grant cannot be had without the place."""
+    if overlap(grant, place):
+        return True
+    here, there = grant.slot, place.slot
+    if here is None or there is None:
+        return True
+    return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
+
+
 def nearest_request(grants: tuple[Grant, ...]) -> Request:
     """The request that comes nearest to what somebody was given who did not ask Tranche for it."""
     first, slot = grants[0], grants[0].slot

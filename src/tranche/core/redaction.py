@@ -83,6 +83,7 @@ _GPU = fields(
     "index", "uuid", "name", "architecture", "pciBusId", "pciDeviceId", "pciSubsystemId", "minor", "numaNode", "lost",
     "memoryBytes", "memoryFreeBytes", "memorySlices", "profilesSource", "changing", "allocationId", "allocationIds",
     mig=_MIG, sharing=_SHARING, slices=_SLICE, room=fields("profile", "count"), processes=PROCESS,
+    vacant=fields("state", placement=PLACEMENT),
 )  # fmt: skip
 _ALLOCATION = fields(
     "id", "phase", "created", "pid", "fenced",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, share_link, span_since, table
-from tranche.documents.blocks import Document, told_holder
+from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.markup import Child, Element, element
 
 MOST = 300
@@ -39,7 +39,7 @@ def share_page(allocation_id: str, overview: Document, events: Sequence[Document
     if found is not None:
         facts += [
             ("since", span_since(found["created"], now)),
-            ("for", code(told_holder(found).removeprefix(found["id"]).strip() or "–")),
+            ("for", code(holder_without_id(found) or "–")),
         ]
     given = None
     if found is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, gpu_link, memory, notes, share_link, table
 from tranche.documents.bar import HEIGHT, bar, swatch
-from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Look, blocks_of
+from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Piece, blocks_of
 from tranche.documents.markup import Child, Element, element
 from tranche.documents.picture import headline, legend
 
@@ -96,11 +96,11 @@ def _rows(gpu: Document, drawn: GpuBlocks) -> Iterator[Sequence[Child | None]]:
     for each in drawn.blocks:
         place, device = _device_of(gpu, each)
         made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
-        amount = "" if each.look is Look.FREE else memory(device["memoryBytes"])
-        holders = device["allocationIds"] if each.look is not Look.FREE else []
+        amount = "" if each.piece is Piece.ROOM else memory(device["memoryBytes"])
+        holders = device["allocationIds"] if each.piece is not Piece.ROOM else []
         shown: Child = each.who
         if len(holders) == 1:
-            shown = element("span", share_link(holders[0]), each.who.removeprefix(holders[0]))
+            shown = element("span", each.who.removesuffix(holders[0]), share_link(holders[0]))
         yield gpu_link_of(drawn), f"{each.name} {place}".strip(), str(each.look), shown, amount, made
 
 

@@ -11,7 +11,7 @@ from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import history_view
 from tranche.dashboard.parts import code, figures, memory, notes, share_link, table
 from tranche.dashboard.reading_log import GaugeSample
-from tranche.documents.blocks import Document, blocks_of, told_holder
+from tranche.documents.blocks import Document, blocks_of, holder_without_id
 from tranche.documents.history import events_by_gpu
 from tranche.documents.markup import Child, Element, element
 
@@ -142,7 +142,7 @@ def _names(ids: Sequence[str], known: dict[str, Document]) -> Iterator[Child]:
         yield from (", ",) if place else ()
         yield share_link(each)
         if each in known:
-            yield f" {told_holder(known[each]).removeprefix(each)}"
+            yield f" {holder_without_id(known[each])}"
 
 
 def _whole(gpu: Document, known: dict[str, Document]) -> Element | None:
@@ -151,7 +151,7 @@ def _whole(gpu: Document, known: dict[str, Document]) -> Element | None:
     rows = [
         (
             share_link(each),
-            told_holder(known[each]).removeprefix(each) if each in known else "",
+            holder_without_id(known[each]) if each in known else "",
             _amount(gpu, known.get(each)),
         )
         for each in gpu["allocationIds"]

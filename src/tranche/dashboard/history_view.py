@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from tranche.dashboard.parts import moment, share_link, table
 from tranche.documents import describe
-from tranche.documents.blocks import Document, Look, told_holder
+from tranche.documents.blocks import Document, Look, holder_without_id
 from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
 from tranche.documents.markup import Child, Element, element
 from tranche.documents.picture_style import CLASSES, pattern_of
@@ -147,9 +147,7 @@ def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document]) -> E
         (
             share_link(each.allocation_id),
             str(each.place),
-            told_holder(known[each.allocation_id]).removeprefix(each.allocation_id).strip()
-            if each.allocation_id in known
-            else "",
+            holder_without_id(known[each.allocation_id]) if each.allocation_id in known else "",
             None if each.began is None else moment(describe.timestamp(each.began)),
             "held still" if each.ended is None else moment(describe.timestamp(each.ended)),
         )

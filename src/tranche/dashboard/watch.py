@@ -27,6 +27,7 @@ from tranche.local.attendance import silent
 from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
 from tranche.node.journal import running_plans
+from tranche.node.ownership import process_owners
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class Watch:
             view,
             queue,
             away,
-            overview_data(view, queue, away),
+            overview_data(view, queue, away, process_owners(view.allocations, queue)),
             event_document(newest[-1]) if newest else None,
             readings,
             tuple(notes),

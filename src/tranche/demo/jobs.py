@@ -127,7 +127,7 @@ class JobRunner:
         self._scene.asked()
         steps: list[Step] = []
 
-        def waiting(outcome: Waiting, ahead: int) -> None:
+        def waiting(outcome: Waiting, ahead: int, told: str) -> None:
             answered()
             self._check_not_stopping()
 

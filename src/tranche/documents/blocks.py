@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from tranche.core.quantity import format_memory
+from tranche.documents.holder_names import name_and_user
 
 Document = Mapping[str, Any]
 
@@ -27,9 +28,31 @@ class Look(StrEnum):
     IN_USE = "in use by others"
     IDLE = "idle"
     FREE = "free"
+    KEPT = "kept for others"
+    UNUSABLE = "unusable"
+    CORDONED = "cordoned"
+    FAULTY = "faulty"
     MISSING = "missing"
     LOST = "lost"
 
+
+class Piece(StrEnum):
+    """What a block is: the uncut GPU, a slice, a part of a shared device, or room where none of these is."""
+
+    GPU = "GPU"
+    SLICE = "slice"
+    PART = "part"
+    ROOM = "room"
+
+
+_VACANT_LOOKS = {
+    "free": Look.FREE,
+    "kept": Look.KEPT,
+    "unusable": Look.UNUSABLE,
+    "cordoned": Look.CORDONED,
+    "faulty": Look.FAULTY,
+}
+"""By the states of what nobody has; room whose state is not known is no free room."""
 
 _SLICE_LOOKS = {
     "held": Look.HELD,
@@ -54,6 +77,7 @@ class BarBlock:
     who: str
     told: str
     foreign: bool = False
+    piece: Piece = Piece.ROOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +122,69 @@ def _gpu_blocks(gpu: Document, known: Mapping[str, Document]) -> GpuBlocks:
 
 
 def _blocks(gpu: Document, units: int, known: Mapping[str, Document]) -> Iterator[BarBlock]:
+    vacant = {_spot(each["placement"]): each for each in gpu["vacant"]}
     if gpu["lost"]:
-        yield BarBlock(0, units, Look.LOST, "lost", "", "the driver has lost it")
+        yield _lost(gpu, units, known)
     elif gpu["allocationIds"]:
-        yield from _device(gpu, 0, units, "whole", Look.HELD, known, gpu["uuid"], None)
+        yield from _device(gpu, 0, units, "whole", Look.HELD, known, gpu["uuid"], None, vacant.get(None))
     elif gpu["slices"] or gpu["mig"]["mode"] == "enabled":
-        yield from _cut(gpu, units, known)
+        yield from _cut(gpu, units, known, vacant)
     elif gpu["processes"]:
         running = ", ".join(_processes(gpu))
-        yield BarBlock(0, units, Look.IN_USE, "in use", running, f"in use by {running}")
+        yield BarBlock(0, units, Look.IN_USE, "in use", running, f"in use by {running}", piece=Piece.GPU)
     else:
-        yield BarBlock(0, units, Look.FREE, "", "free", "free")
+        yield _room(0, units, "", vacant.get(None))
 
 
-def _cut(gpu: Document, units: int, known: Mapping[str, Document]) -> Iterator[BarBlock]:
+def _lost(gpu: Document, units: int, known: Mapping[str, Document]) -> BarBlock:
+    ids = dict.fromkeys(id for device in (gpu, *gpu["slices"]) for id in device["allocationIds"])
+    holders = [known.get(each, {"id": each}) for each in ids]
+    promised = f", and it is promised to {', '.join(map(told_holder, holders))}" if holders else ""
+    told = f"the driver has lost it{promised}"
+    return BarBlock(0, units, Look.LOST, "lost", ", ".join(map(short_holder, holders)), told, piece=Piece.GPU)
+
+
+def _cut(
+    gpu: Document, units: int, known: Mapping[str, Document], vacant: Mapping[tuple[int, int] | None, Document]
+) -> Iterator[BarBlock]:
     reached = 0
     for each in gpu["slices"]:
         start, size = each["placement"]["start"], each["placement"]["size"]
-        if start > reached:
-            yield _gap(reached, start - reached)
-        yield from _device(each, start, size, each["profile"], _SLICE_LOOKS[each["state"]], known, gpu["uuid"], each)
+        yield from _gap(reached, start, vacant)
+        idle = vacant.get((start, size))
+        look = _SLICE_LOOKS[each["state"]]
+        yield from _device(each, start, size, each["profile"], look, known, gpu["uuid"], each, idle)
         reached = max(reached, start + size)
-    if reached < units:
-        yield _gap(reached, units - reached)
+    yield from _gap(reached, units, vacant)
 
 
-def _gap(start: int, size: int) -> BarBlock:
-    return BarBlock(
-        start, size, Look.FREE, "", "free", f"{size} memory slice{'s' if size > 1 else ''} free from {start}"
-    )
+def _gap(start: int, end: int, vacant: Mapping[tuple[int, int] | None, Document]) -> Iterator[BarBlock]:
+    """The room between two slices, by what can be had of it."""
+    while start < end:
+        here = next((spot for spot in vacant if spot is not None and spot[0] == start), None)
+        reached = end if here is None else min(end, start + here[1])
+        size = reached - start
+        where = f"{size} memory slice{'s' if size > 1 else ''} from {start}"
+        yield _room(start, size, where, vacant.get(here) if here is not None else None)
+        start = reached
+
+
+def _room(start: float, size: float, where: str, vacancy: Document | None) -> BarBlock:
+    look = Look.UNUSABLE if vacancy is None else _VACANT_LOOKS[vacancy["state"]]
+    word = str(look if vacancy is None else vacancy["state"])
+    return BarBlock(start, size, look, "", word, " ".join(filter(None, (where, _told_vacancy(vacancy) or word))))
+
+
+def _told_vacancy(vacancy: Document | None) -> str:
+    """Whether a request could get it, and else why not: `free`, `cordoned by root: its fan`, `unusable: ...`."""
+    if vacancy is None:
+        return ""
+    state, why = vacancy["state"], vacancy["why"]
+    return state if not why else why if why.startswith(state) else f"{state}: {why}"
+
+
+def _spot(placement: Document | None) -> tuple[int, int] | None:
+    return None if placement is None else (placement["start"], placement["size"])
 
 
 def _device(
@@ -138,8 +196,12 @@ def _device(
     known: Mapping[str, Document],
     gpu_uuid: str,
     placed: Document | None,
+    vacancy: Document | None,
 ) -> Iterator[BarBlock]:
-    """A slice or an uncut GPU: one block, or where several share it one for each part and one for what is left."""
+    """A slice or an uncut GPU: one block, or where several share it one for each part and one for what is left.
+
+    `vacancy` is whether a request could get it, or what is left.
+    """
     where = name if placed is None else f"{name} at {placed['placement']['start']}:{placed['placement']['size']}"
     foreign = placed is not None and placed["owned"] is False and look is not Look.MISSING
     made = ", not made by Tranche" if foreign else ""
@@ -151,13 +213,15 @@ def _device(
         for holder, memory in parts:
             amount = format_memory(memory)
             told = f"{amount} of {where} held by {told_holder(holder)}{made}"
-            yield BarBlock(start + reached, memory * scale, Look.SHARED, amount, short_holder(holder), told, foreign)
+            at, who = start + reached, short_holder(holder)
+            yield BarBlock(at, memory * scale, Look.SHARED, amount, who, told, foreign, Piece.PART)
             reached += memory * scale
         if (left := size - reached) > size / 1000:
-            sharing = device["sharing"]
-            why = f"nobody more is let in: {sharing['fenced']}" if sharing["fenced"] else ""
-            given = format_memory(sharing["memoryLeftBytes"]) + " left"
-            yield BarBlock(start + reached, left, Look.FREE, "", why or given, f"{why or given} of {where}")
+            rest = _room(start + reached, left, f"the rest of {where}", vacancy)
+            if rest.look is Look.FREE:
+                given = format_memory(device["sharing"]["memoryLeftBytes"]) + " left"
+                rest = replace(rest, who=given, told=f"{given} of {where}")
+            yield rest
         return
     holders = [known.get(each, {"id": each}) for each in device["allocationIds"]]
     names = ", ".join(map(told_holder, holders))
@@ -168,7 +232,11 @@ def _device(
         Look.IN_USE: f"in use by {', '.join(_processes(device)) or 'a process outside Tranche'}",
     }.get(look, str(look))
     who = ", ".join(map(short_holder, holders)) or ", ".join(_processes(device)) or str(look)
-    yield BarBlock(start, size, look, name, who, f"{where} {said}{made}", foreign)
+    if look is Look.IDLE and vacancy is not None and vacancy["state"] != "free":
+        look, who = _VACANT_LOOKS[vacancy["state"]], f"idle, {vacancy['state']}"
+        said = f"idle, {_told_vacancy(vacancy)}"
+    piece = Piece.GPU if placed is None else Piece.SLICE
+    yield BarBlock(start, size, look, name, who, f"{where} {said}{made}", foreign, piece)
 
 
 def _parts(
@@ -194,15 +262,32 @@ def _process(each: Document) -> str:
 
 
 def short_holder(allocation: Document) -> str:
-    """Whoever has an allocation: its id and command, or namespace and name of its pod or claim."""
-    keeper = allocation.get("keeper", {})
-    if keeper.get("kind") in IN_NAMESPACES:
-        return f"{keeper['namespace']}/{keeper['name']}" if keeper["name"] else "a pod that is being admitted"
-    return f"{allocation['id']} {allocation.get('command', '')}".rstrip()
+    """Whoever has an allocation: its command, user and id, or namespace and name of its pod or claim."""
+    return _short(allocation) if _in_namespace(allocation) else f"{_short(allocation)} {allocation['id']}".strip()
 
 
 def told_holder(allocation: Document) -> str:
     """The same in a sentence."""
-    keeper = allocation.get("keeper", {})
-    named = keeper.get("kind") in IN_NAMESPACES and keeper["name"]
-    return f"{IN_NAMESPACES[keeper['kind']]} {short_holder(allocation)}" if named else short_holder(allocation)
+    return f"{_kind(allocation)}{short_holder(allocation)}"
+
+
+def holder_without_id(allocation: Document) -> str:
+    """The same where the id is shown anyway: `python train.py (ada)`, `pod team-a/train-0`; "" where no more is known."""
+    return f"{_kind(allocation)}{_short(allocation)}"
+
+
+def _short(allocation: Document) -> str:
+    if _in_namespace(allocation):
+        keeper = allocation["keeper"]
+        return f"{keeper['namespace']}/{keeper['name']}" if keeper["name"] else "a pod that is being admitted"
+    owner = allocation.get("owner")
+    return name_and_user(allocation.get("command", ""), owner["name"] if owner else "")
+
+
+def _kind(allocation: Document) -> str:
+    named = _in_namespace(allocation) and allocation["keeper"]["name"]
+    return f"{IN_NAMESPACES[allocation['keeper']['kind']]} " if named else ""
+
+
+def _in_namespace(allocation: Document) -> bool:
+    return allocation.get("keeper", {}).get("kind") in IN_NAMESPACES

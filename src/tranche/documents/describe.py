@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.errors import GpuNotFound
@@ -11,10 +11,11 @@ from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
 from tranche.core.request import Isolation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
+from tranche.documents.holder_names import NO_OWNERS, Owners, holder_names
 from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_fenced
 from tranche.documents.slices import SliceRow, missing_instances, room_on, why_withheld
+from tranche.documents.vacancy import PROHIBITED, Availability, Vacancy, vacancies
 
-_PROHIBITED = "compute mode PROHIBITED: no program can use it"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -71,11 +72,6 @@ def grants(allocation: Allocation, node: NodeState) -> str:
     return "; ".join(grant(each, node) for each in allocation.grants)
 
 
-def holder(allocation: Allocation) -> str:
-    """Whoever has an allocation: its id, or its pod or claim."""
-    return allocation.id if isinstance(allocation.keeper, ProcessKeeper) else str(allocation.keeper)
-
-
 def command(allocation: Allocation) -> str:
     """What runs in an allocation: a command, or a pod's container."""
     keeper = allocation.keeper
@@ -91,11 +87,6 @@ def pids(allocation: Allocation) -> str:
         return ""
     more = f" +{len(keeper.others)}" if keeper.others else ""
     return f"{keeper.pid}{more}{'?' if keeper.suspected else ''}"
-
-
-def holders(allocations: Iterable[Allocation]) -> str:
-    """Everybody who has one of the allocations."""
-    return ", ".join(map(holder, allocations))
 
 
 def instance(key: InstanceKey, node: NodeState) -> str:
@@ -121,13 +112,23 @@ def mig_mode(gpu: GpuState) -> str:
     return f"{gpu.mode} ({gpu.pending_mode} after a reset)" if gpu.mode_pending else str(gpu.mode)
 
 
-def gpu_state(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...]) -> str:
-    """A GPU's use in one phrase: `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`, `free`."""
-    why = why_withheld(view, gpu)
-    return _use_text(view, gpu, slices, whole) + (f"; {why}" if why else "")
+def gpu_state(
+    view: NodeView,
+    gpu: GpuState,
+    slices: tuple[SliceRow, ...],
+    whole: tuple[Allocation, ...],
+    owners: Owners = NO_OWNERS,
+) -> str:
+    """A GPU's use in one phrase, what is wrong first: `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`,
+    `cordoned by root: its fan; 1 slice: 1 held`.
+    """
+    use, why = _use_text(view, gpu, slices, whole, owners), why_withheld(view, gpu)
+    return "; ".join(each for each in (why, use) if each)
 
 
-def _use_text(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...]) -> str:
+def _use_text(
+    view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...], owners: Owners
+) -> str:
     if gpu.lost:
         return "lost"
     if whole:
@@ -135,42 +136,51 @@ def _use_text(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole
             isinstance(grant, WholeGpu) for each in whole for grant in each.grants if grant.gpu_uuid == gpu.uuid
         )
         shared = None if alone else shared_gpu(view, gpu)
-        how = f"held whole by {holders(whole)}" if alone else f"shared by {holders(whole)}"
-        return (how if shared is None else _shared(shared, whole)) + _mode_text(gpu)
+        how = f"held whole by {holder_names(whole, owners)}" if alone else f"shared by {holder_names(whole, owners)}"
+        return (how if shared is None else _shared(shared, whole, owners)) + _mode_text(gpu)
     # A slice is promised before the mode of its GPU has changed.
     cut = gpu.mig_enabled or any(each.state == "preparing" for each in slices)
-    text = _slices_text(gpu, slices) if cut else _uncut_text(gpu)
-    return f"{text}; being changed" if gpu.uuid in view.changing else text
+    vacant = vacancies(view, gpu)
+    text = _slices_text(gpu, slices, vacant) if cut else _uncut_text(gpu, vacant)
+    return "; ".join(each for each in (text, "being changed" if gpu.uuid in view.changing else "") if each)
 
 
 def _mode_text(gpu: GpuState) -> str:
     if gpu.prohibited:
-        return f"; {_PROHIBITED}"
+        return f"; {PROHIBITED}"
     return "; compute mode DEFAULT: programs that leave MPS have no limit" if gpu.mps_passable else ""
 
 
-def _uncut_text(gpu: GpuState) -> str:
+def _uncut_text(gpu: GpuState, vacant: Sequence[Vacancy]) -> str:
     if gpu.prohibited:
-        return _PROHIBITED
-    return "in use" if gpu.all_processes else "free"
+        return PROHIBITED
+    if gpu.all_processes:
+        return "in use"
+    return "free" if any(each.availability is Availability.FREE for each in vacant) else _no_room(vacant)
 
 
-def slice_state(each: SliceRow) -> str:
-    """A slice's use: `held by 1f2e3d4c`, `idle`, `in use`."""
+def _no_room(vacant: Sequence[Vacancy]) -> str:
+    """Why nothing of it is free, but for what is said of the whole GPU in any case."""
+    told = (Availability.UNUSABLE, Availability.KEPT)
+    return "; ".join(dict.fromkeys(each.why for each in vacant if each.availability in told))
+
+
+def slice_state(each: SliceRow, owners: Owners = NO_OWNERS) -> str:
+    """A slice's use: `held by python train.py (ada) 1f2e3d4c`, `idle`, `in use`."""
     if not each.allocations:
         return each.state
     if each.state == "held" and each.shared is not None:
-        return _shared(each.shared, each.allocations)
-    who = holders(each.allocations)
+        return _shared(each.shared, each.allocations, owners)
+    who = holder_names(each.allocations, owners)
     return {"held": f"held by {who}", "preparing": f"preparing for {who}"}.get(
         each.state, f"missing, promised to {who}"
     )
 
 
-def _shared(shared: SharedDevice, allocations: Iterable[Allocation]) -> str:
+def _shared(shared: SharedDevice, allocations: Iterable[Allocation], owners: Owners) -> str:
     """How a device is shared, and by whom: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
     more = f"nobody more is let in: {shared.fenced}" if shared.fenced else f"{format_memory(shared.left)} left"
-    return f"shared by {shared.sharing.for_people}: {holders(allocations)}; {more}"
+    return f"shared by {shared.sharing.for_people}: {holder_names(allocations, owners)}; {more}"
 
 
 def isolation(allocation: Allocation) -> str:
@@ -203,14 +213,16 @@ def ranges(indexes: Iterable[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _slices_text(gpu: GpuState, slices: tuple[SliceRow, ...]) -> str:
+def _slices_text(gpu: GpuState, slices: tuple[SliceRow, ...], vacant: Sequence[Vacancy]) -> str:
     states = [each.state for each in slices]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     fitting = [(profile, count) for profile, count in room_on(gpu, slices) if count]
     room = f"room for {fitting[-1][1]}x{fitting[-1][0].name}" if fitting else "full"
+    if fitting and not any(each.availability is Availability.FREE for each in vacant):
+        room = _no_room(vacant)
     if not slices:
-        return f"no slices, {room}"
-    return f"{len(slices)} slice{'s' if len(slices) > 1 else ''}: {counts}; {room}"
+        return f"no slices, {room}" if room else "no slices"
+    return f"{len(slices)} slice{'s' if len(slices) > 1 else ''}: {counts}{f'; {room}' if room else ''}"
 
 
 def _label(gpu_uuid: str, node: NodeState) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.documents.holder_names import NO_NAMES, Names
 from tranche.documents.machine import key_document
+from tranche.documents.reasons import summed_up
 from tranche.documents.shares import obstacle_document
+from tranche.planning.allocate import Waiting
 from tranche.planning.answers import GpuAnswer
 from tranche.planning.explain import Explanation
 from tranche.planning.remedies import Remedy
@@ -19,7 +22,15 @@ def status(answer: Explanation) -> str:
     return "Waiting" if answer.impossible is None else answer.impossible.reason
 
 
-def explanation_document(answer: Explanation, waiters_ahead: int) -> dict[str, Any]:
+def reasons(answer: Explanation, names: Names) -> str:
+    """What is in the way of a request that waits, each kind of it once; "" where nothing is, or where it can never be served."""
+    if answer.granted is not None or answer.impossible is not None:
+        return ""
+    found = answer.answers
+    return summed_up(Waiting(found.obstacles, found.unnamed, found.ready), names)
+
+
+def explanation_document(answer: Explanation, waiters_ahead: int, names: Names = NO_NAMES) -> dict[str, Any]:
     """What a request would meet now, and what would help; a long answer says what it leaves out."""
     granted, impossible = answer.granted, answer.impossible
     document = {
@@ -27,6 +38,7 @@ def explanation_document(answer: Explanation, waiters_ahead: int) -> dict[str, A
         "status": status(answer),
         "exitCode": 0 if impossible is None else impossible.exit_code,
         "message": answer.summary,
+        "reasons": reasons(answer, names) or None,
         "waitersAhead": waiters_ahead,
         "grants": [] if granted is None else [grant_to_dict(each) for each in granted.grants],
         "steps": []

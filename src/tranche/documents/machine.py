@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.grid import Placement
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_gpu, sharing_document
 from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders, why_withheld
-
-if TYPE_CHECKING:
-    pass
+from tranche.documents.vacancy import Vacancy, vacancies
 
 
-def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
-    """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null."""
+def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True, kept_for: str = "") -> dict[str, Any]:
+    """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null.
+
+    `kept_for` is the waiter that the GPU is kept for, "" for none.
+    """
     slices = slices_on(view, gpu)
     whole = whole_holders(view, gpu)
     return {
@@ -44,6 +45,7 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> 
         **_holders(whole),
         "sharing": sharing_document(shared_gpu(view, gpu)),
         "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],
+        "vacant": [vacancy_document(each) for each in vacancies(view, gpu, kept_for)],
         "room": [{"profile": str(p.name), "count": n} for p, n in room_on(gpu, slices)] if gpu.mig_enabled else [],
         "processes": process_documents(gpu.processes),
     }
@@ -84,6 +86,12 @@ def slice_document(each: SliceRow, *, ledger_read: bool = True) -> dict[str, Any
         ],
         "processes": [] if found is None else process_documents(found.processes),
     }
+
+
+def vacancy_document(each: Vacancy) -> dict[str, Any]:
+    """What nobody has, and whether a request could get it."""
+    where = None if each.placement is None else placement_document(each.placement)
+    return {"placement": where, "state": str(each.availability), "why": each.why or None}
 
 
 def placement_document(spot: Placement) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tranche.core.quantity import format_memory
 from tranche.documents.bar import HEIGHT, bar, fitted, swatch, text_width
-from tranche.documents.blocks import Document, GpuBlocks, Look, blocks_of
+from tranche.documents.blocks import Document, GpuBlocks, Look, Piece, blocks_of
 from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import PATTERNS, STYLE
 
@@ -15,7 +15,8 @@ WIDTH, MARGIN, LABELS, GAP = 880, 20, 178, 12
 TITLE, LEGEND = 58, 34
 BAR = WIDTH - 2 * MARGIN - LABELS
 """Pixels: of the picture, around it, of the names at the left, between bars, above and below them, of a bar."""
-_NO_SLICES = frozenset({Look.FREE, Look.LOST})
+_HEADLINE = 0.88 * (WIDTH - 2 * MARGIN)
+"""Room for a text that is written in bold, which is wider."""
 
 
 def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (), caption: str = "") -> str:
@@ -25,7 +26,7 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
     that was.
     """
     found = blocks_of(gpus, allocations)
-    height = TITLE + len(found) * (HEIGHT + GAP) + LEGEND
+    height = picture_height(found)
     title = headline(found)
     svg = element(
         "svg",
@@ -34,10 +35,10 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
         element("style", STYLE),
         PATTERNS,
         element("rect", class_="tr-card", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=10),
-        element("text", title, class_="tr-text tr-strong", x=MARGIN, y=28),
+        element("text", fitted(title, _HEADLINE), class_="tr-text tr-strong", x=MARGIN, y=28),
         element("text", fitted(caption, WIDTH - 2 * MARGIN), class_="tr-muted tr-small", x=MARGIN, y=46),
         [_row(gpu, TITLE + place * (HEIGHT + GAP)) for place, gpu in enumerate(found)],
-        _legend(found, height - 22),
+        _legend(found),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {height}",
         role="img",
@@ -47,15 +48,31 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
 
 
 def headline(gpus: Sequence[GpuBlocks]) -> str:
-    """How many GPUs there are, and what is on them: `8 GPUs: 12 held, 3 idle`."""
-    counts = Counter(each.look for gpu in gpus for each in gpu.blocks if each.look not in _NO_SLICES)
-    free = sum(all(each.look is Look.FREE for each in gpu.blocks) for gpu in gpus)
-    lost = sum(any(each.look is Look.LOST for each in gpu.blocks) for gpu in gpus)
-    said = [f"{counts[look]} {look}" for look in Look if counts[look]]
-    said += [
-        f"{count} GPU{'s' if count > 1 else ''} {word}" for count, word in ((free, "free"), (lost, "lost")) if count
+    """How many there are of what, each count with its noun: `8 GPUs: 1 lost, 2 held whole; 12 slices: 9 held, 3 idle`."""
+    pieces = Counter((each.piece, each.look) for gpu in gpus for each in gpu.blocks)
+    looks = [{each.look for each in gpu.blocks} for gpu in gpus]
+    wholes = [
+        *((sum(look in each for each in looks), str(look)) for look in (Look.LOST, Look.FAULTY, Look.CORDONED)),
+        (pieces[Piece.GPU, Look.HELD], "held whole"),
+        (pieces[Piece.GPU, Look.IN_USE], str(Look.IN_USE)),
+        (sum(each == {Look.FREE} for each in looks), str(Look.FREE)),
     ]
-    return f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}{': ' if said else ''}{', '.join(said)}"
+    slices = [(pieces[Piece.SLICE, look], str(look)) for look in Look]
+    parts = [(sum(count for (piece, _), count in pieces.items() if piece is Piece.PART), "held")]
+    said = [_counted(len(gpus), "GPU", wholes)]
+    for noun, counts in (("slice", slices), ("part", parts)):
+        if total := sum(count for count, _ in counts):
+            said.append(_counted(total, noun, counts))
+    return "; ".join(said)
+
+
+def _counted(total: int, noun: str, counts: Sequence[tuple[int, str]]) -> str:
+    """`12 slices: 9 held, 3 idle`; `12 slices held` where all are."""
+    named = f"{total} {noun}{'' if total == 1 else 's'}"
+    there = [(count, word) for count, word in counts if count]
+    if len(there) == 1 and there[0][0] == total:
+        return f"{named} {there[0][1]}"
+    return f"{named}{': ' if there else ''}{', '.join(f'{count} {word}' for count, word in there)}"
 
 
 def _row(gpu: GpuBlocks, y: float) -> Element:
@@ -69,13 +86,32 @@ def _row(gpu: GpuBlocks, y: float) -> Element:
     )
 
 
-def _legend(gpus: Sequence[GpuBlocks], y: float) -> Iterator[Element]:
-    """What the blocks of this picture mean; kinds that it has none of are left out."""
-    x = float(MARGIN)
+def picture_height(gpus: Sequence[GpuBlocks]) -> int:
+    """Of the picture of these GPUs, in pixels."""
+    below = max((round(y) + 22 for _, _, _, y in legend_places(gpus)), default=0)
+    return max(_rows_end(gpus) + LEGEND, below)
+
+
+def legend_places(gpus: Sequence[GpuBlocks]) -> Iterator[tuple[Look | str, str, float, float]]:
+    """The entries of the legend, each with the place of its box in the picture and the base line of its word."""
+    x, y = float(MARGIN), float(_rows_end(gpus) + LEGEND - 22)
     for look, word in legend(gpus):
+        width = 28 + text_width(word)
+        if x + width > WIDTH - MARGIN:
+            x, y = float(MARGIN), y + 20
+        yield look, word, x, y
+        x += width + 12
+
+
+def _rows_end(gpus: Sequence[GpuBlocks]) -> int:
+    return TITLE + len(gpus) * (HEIGHT + GAP)
+
+
+def _legend(gpus: Sequence[GpuBlocks]) -> Iterator[Element]:
+    """What the blocks of this picture mean; kinds that it has none of are left out."""
+    for look, word, x, y in legend_places(gpus):
         yield swatch(look, x, y - 11)
         yield element("text", word, class_="tr-muted tr-small", x=x + 28, y=y)
-        x += 28 + text_width(word) + 12
 
 
 def legend(gpus: Sequence[GpuBlocks]) -> list[tuple[Look | str, str]]:

@@ -14,7 +14,7 @@ from tranche.core.quantity import format_memory
 from tranche.documents.bar import HEIGHT, PADDING, fitted
 from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Look, blocks_of
 from tranche.documents.markup import printable
-from tranche.documents.picture import BAR, GAP, LABELS, LEGEND, MARGIN, TITLE, WIDTH, headline, legend
+from tranche.documents.picture import BAR, GAP, LABELS, MARGIN, TITLE, WIDTH, headline, legend_places, picture_height
 from tranche.documents.picture_style import CLASSES, drawn_pattern, fills, strokes
 
 _SCALE = 2
@@ -29,8 +29,8 @@ Colour = tuple[int, int, int]
 def draw_png(gpus: Sequence[Document], allocations: Sequence[Document] = (), caption: str = "") -> bytes:
     """The GPUs of a GpuList document as a PNG file, twice as large as the SVG picture; its description is in its text."""
     found = blocks_of(gpus, allocations)
-    canvas = _Canvas(TITLE + len(found) * (HEIGHT + GAP) + LEGEND)
-    canvas.text(headline(found), MARGIN, 28, 13, "tr-text")
+    canvas = _Canvas(picture_height(found))
+    canvas.text(fitted(headline(found), WIDTH - 2 * MARGIN), MARGIN, 28, 13, "tr-text")
     canvas.text(fitted(caption, WIDTH - 2 * MARGIN), MARGIN, 46, 11.5, "tr-muted")
     for place, gpu in enumerate(found):
         _row(canvas, gpu, TITLE + place * (HEIGHT + GAP))
@@ -60,15 +60,13 @@ def _block(canvas: _Canvas, each: BarBlock, units: int, y: float) -> None:
 
 
 def _legend(canvas: _Canvas, gpus: Sequence[GpuBlocks]) -> None:
-    x, y = float(MARGIN), canvas.height - 22
-    for look, word in legend(gpus):
+    for look, word, x, y in legend_places(gpus):
         box = _Box(x, y - 11, 22, 14)
         if isinstance(look, Look):
             canvas.block(box, look)
         else:
             canvas.edge(box, look, 2, dash=(3, 3))
         canvas.text(word, x + 28, y, 11.5, "tr-muted")
-        x += 28 + canvas.length(word, 11.5) + 14
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,11 @@ from collections.abc import Collection, Sequence
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
+from tranche.core.share_owner import owner_to_dict
 from tranche.core.wire import request_to_dict
 from tranche.documents import describe
+from tranche.documents.holder_names import NO_OWNERS, Names, Owners, names_of
+from tranche.documents.reasons import summed_up
 from tranche.documents.shares import obstacle_document
 from tranche.node import records
 from tranche.planning.allocate import Decision, Granted
@@ -15,9 +18,11 @@ from tranche.planning.obstacle import Obstacle
 from tranche.planning.queue import WaitingRequest, outlooks
 
 
-def waiter_documents(view: NodeView, queue: Sequence[records.Waiter], away: Collection[str]) -> list[dict[str, object]]:
+def waiter_documents(
+    view: NodeView, queue: Sequence[records.Waiter], away: Collection[str], owners: Owners = NO_OWNERS
+) -> list[dict[str, object]]:
     """The waiters in their order, each with its place in the queue, from 1, and with what it waits for."""
-    reasons = why_they_wait(view, queue, away)
+    reasons = why_they_wait(view, queue, away, owners)
     return [
         {
             "position": position,
@@ -25,6 +30,7 @@ def waiter_documents(view: NodeView, queue: Sequence[records.Waiter], away: Coll
             "request": request_to_dict(waiter.request),
             "created": describe.timestamp(waiter.created),
             "pid": waiter.pid,
+            "owner": owner_to_dict(owners.get(waiter.id)),
             "command": waiter.command,
             "why": why,
             "obstacles": [obstacle_document(each) for each in obstacles],
@@ -34,23 +40,23 @@ def waiter_documents(view: NodeView, queue: Sequence[records.Waiter], away: Coll
 
 
 def why_they_wait(
-    view: NodeView, queue: Sequence[records.Waiter], away: Collection[str]
+    view: NodeView, queue: Sequence[records.Waiter], away: Collection[str], owners: Owners = NO_OWNERS
 ) -> list[tuple[str, tuple[Obstacle, ...]]]:
     """What each waiter waits for, as a sentence and as obstacles; it may be about to start.
 
     `away` are the waiters that do not answer, and that others do not wait for.
     """
     answers = outlooks(view, [WaitingRequest(each.id, each.request) for each in queue if each.id not in away])
-    return [_AWAY if each.id in away else _why(next(answers)) for each in queue]
+    names = names_of(view.allocations, queue, owners)
+    return [_AWAY if each.id in away else _why(next(answers), names) for each in queue]
 
 
 _AWAY: tuple[str, tuple[Obstacle, ...]] = ("its process is stopped or does not answer; others are served meanwhile", ())
 
 
-def _why(outlook: Decision | TrancheError) -> tuple[str, tuple[Obstacle, ...]]:
+def _why(outlook: Decision | TrancheError, names: Names) -> tuple[str, tuple[Obstacle, ...]]:
     if isinstance(outlook, TrancheError):
         return outlook.message, ()
     if isinstance(outlook, Granted):
         return "about to start", ()
-    why = describe.gpu_texts((each.gpu_index, each.full_text) for each in outlook.obstacles)
-    return why + (f"; and {outlook.unnamed:,} more GPUs" if outlook.unnamed else ""), outlook.obstacles
+    return summed_up(outlook, names), outlook.obstacles

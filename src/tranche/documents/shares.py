@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tranche.core.allocation import Allocation, NodeView
+from tranche.core.share_owner import owner_to_dict
 from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
 from tranche.documents.describe import timestamp
+from tranche.documents.holder_names import NO_OWNERS, Owners, owner_now
 from tranche.documents.machine import key_document, process_documents
 from tranche.documents.shared_devices import why_fenced
 from tranche.documents.slices import missing_instances
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from tranche.planning.obstacle import Obstacle
 
 
-def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any]:
+def allocation_document(allocation: Allocation, view: NodeView, owners: Owners = NO_OWNERS) -> dict[str, Any]:
     """One allocation with what it was given and what of that is missing."""
     return {
         "id": allocation.id,
@@ -25,6 +27,7 @@ def allocation_document(allocation: Allocation, view: NodeView) -> dict[str, Any
         "created": timestamp(allocation.created),
         "keeper": keeper_to_dict(allocation.keeper),
         "pid": allocation.holder_pid or None,
+        "owner": owner_to_dict(owner_now(allocation, owners)),
         "command": allocation.command,
         "fenced": why_fenced(allocation, view) or None,
         "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],

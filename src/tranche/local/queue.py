@@ -12,21 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
 from tranche.core.evidence import Life
 from tranche.core.request import Request
 from tranche.core.state import GpuState
+from tranche.documents.holder_names import names_of
+from tranche.documents.reasons import summed_up
 from tranche.local.attendance import attending
 from tranche.local.doorbell import Doorbell, ring
 from tranche.local.failed_gpus import FailedGpus
 from tranche.local.turn import Record, Turn, as_asked
+from tranche.node import records
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held, Ticket
 from tranche.node.host import Host
 from tranche.node.keeping import Remains
+from tranche.node.ownership import process_owners
 from tranche.node.patience import Patience
 from tranche.node.processes import Process
-from tranche.planning.allocate import Waiting
+from tranche.planning.allocate import Decision, Waiting
 from tranche.planning.queue import startable
 from tranche.planning.steps import Step
 
@@ -71,12 +76,12 @@ class Queue:
         command: str,
         pid: int,
         patience: Patience,
-        waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
+        waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
         progress: Progress = no_progress,
     ) -> Held:
         """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends, Cancelled when somebody cancels it.
 
-        `waiting` is told why there is no share yet and how many requests are ahead. However this ends
+        `waiting` is told why there is no share yet, how many requests are ahead, and the reasons in words. However this ends
         without a share, the place in the queue is given up.
         """
         begun = self._monotonic()
@@ -155,7 +160,7 @@ class Queue:
         bell: Doorbell,
         patience: Patience,
         begun: float,
-        waiting: Callable[[Waiting, int], None],
+        waiting: Callable[[Waiting, int, str], None],
         progress: Progress,
     ) -> Held:
         deadline = None if patience.seconds is None else begun + patience.seconds
@@ -170,6 +175,11 @@ class Queue:
             record=self._record,
         )
         changed = False
+        seen: list[Allocation] = []
+
+        def decide(view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
+            seen[:] = view.allocations
+            return turn.decide(view, queue)
 
         def noting(gpu: GpuState, step: Step) -> None:
             nonlocal changed
@@ -179,7 +189,7 @@ class Queue:
         while True:
             others = patience.with_others(self._monotonic() - begun)
             try:
-                outcome = self._host.start(ticket, turn.decide, progress=noting, decided=self.ring_next, seconds=others)
+                outcome = self._host.start(ticket, decide, progress=noting, decided=self.ring_next, seconds=others)
             except WaitTimeout as error:
                 within = others if patience.seconds is None else patience.seconds
                 raise WaitTimeout(
@@ -196,20 +206,26 @@ class Queue:
                 return outcome
             if not patience.wait and self._let_decide(ticket, bell):
                 continue
-            if not patience.wait and (failure := failed.error(request, outcome.reasons)):
+            also = tuple(filter(None, (self._told(outcome, seen),)))
+            if not patience.wait and (failure := failed.error(request, also)):
                 raise failure
             outcome = failed.explain(outcome)
-            reasons = "; ".join(outcome.reasons)
+            reasons = self._told(outcome, seen)
             if not patience.wait:
                 raise NoRoom(
                     f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"
                 )
-            waiting(outcome, self._ahead_of(ticket) or 0)
+            waiting(outcome, self._ahead_of(ticket) or 0, reasons)
             if not self._sleep(ticket, bell, deadline):
                 raise WaitTimeout(
                     f"{request} got no share within {patience.seconds:g} s: {reasons}",
                     hint=f"ask why with: tranche explain {request}",
                 )
+
+    def _told(self, outcome: Waiting, allocations: Sequence[Allocation]) -> str:
+        """What is in the way, in words, with the names of those who are there."""
+        queue = self._host.waiters()
+        return summed_up(outcome, names_of(allocations, queue, process_owners(allocations, queue)))
 
     def _sleep(self, ticket: Ticket, bell: Doorbell, deadline: float | None) -> bool:
         """Sleep until it is worth trying again; False when the deadline passed first."""

@@ -56,7 +56,7 @@ def run(
     patience: Patience,
     adopt_foreign_destroy: bool = False,
     record: Record | None = None,
-    waiting: Callable[[Waiting, int], None] = lambda outcome, ahead: None,
+    waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
     granted: Callable[[Held], None] = lambda held: None,
     progress: Progress = no_progress,
     cancelled: Callable[[Exception], None] = lambda error: None,

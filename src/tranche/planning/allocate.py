@@ -43,11 +43,13 @@ class Waiting:
     """The request fits this machine, but not now.
 
     `obstacles` has one for each GPU that cannot serve it, in index order. On a large machine it has one for each group of GPUs
-    with like obstacles, and `unnamed` counts the GPUs of groups that are left out.
+    with like obstacles, and `unnamed` counts the GPUs of groups that are left out. `ready` GPUs could serve a share of it
+    now, and are too few.
     """
 
     obstacles: tuple[Obstacle, ...]
     unnamed: int = 0
+    ready: int = 0
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -104,7 +106,7 @@ def offer(
             best += [(preference, place, answer, ranking) for preference, place in ranking.best(needed)]
     if len(best) < needed:
         found = answers(index, request, terms, reserved or {})
-        return Waiting(found.obstacles, found.unnamed)
+        return Waiting(found.obstacles, found.unnamed, found.ready)
     best.sort(key=lambda each: each[:2])
     chosen = granted(request, [option_at(index, *each[1:], terms) for each in best[:needed]])
     return Offer(tuple(each[0] for each in best[:needed]), chosen)

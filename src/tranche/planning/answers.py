@@ -74,6 +74,11 @@ class Answers:
     unnamed: int = 0
 
     @property
+    def ready(self) -> int:
+        """How many GPUs could serve the request, or their share of it, now."""
+        return sum(1 + each.alike for each in self.named if each.obstacle is None)
+
+    @property
     def obstacles(self) -> tuple[Obstacle, ...]:
         """What is in the way, where something is."""
         return tuple(

@@ -61,7 +61,7 @@ class Explanation:
             return f"{self.request} can start now: {self.granted.note}{later}"
         if self.impossible is not None:
             return self.impossible.message
-        ready = sum(1 + each.alike for each in self.gpus if each.obstacle is None)
+        ready = self.answers.ready
         needed = gpus_needed(self.request)
         return f"{self.request} waits: it needs {needed} GPU{'s' if needed > 1 else ''} and {ready} can serve it now"
 

@@ -6,8 +6,7 @@ name an amount, or a smaller size.
 
 from __future__ import annotations
 
-from tranche.core.allocation import Grant, Withheld, overlap
-from tranche.core.grid import Occupant
+from tranche.core.allocation import Withheld, out_of_reach
 from tranche.core.profile import ProfileName
 from tranche.planning.candidates import Candidate
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
@@ -26,7 +25,7 @@ def permitted(tenancy: Tenancy, found: tuple[Option, ...] | Obstacle) -> tuple[O
     """The options that touch nothing that is withheld."""
     if not tenancy.withheld or isinstance(found, Obstacle):
         return found
-    return tuple(each for each in found if not any(_across(each.grant, kept.place) for kept in tenancy.withheld))
+    return tuple(each for each in found if not any(out_of_reach(each.grant, kept.place) for kept in tenancy.withheld))
 
 
 def withholding(tenancy: Tenancy) -> Obstacle:
@@ -45,13 +44,3 @@ def _applies(withheld: Withheld, candidate: Candidate) -> bool:
     wanted = None if candidate.profile is None else candidate.profile.name
     kept = withheld.place.slot
     return size_rank(wanted) < size_rank(None if kept is None else kept.profile)
-
-
-def _across(grant: Grant, place: Grant) -> bool:
-    """Whether the grant cannot be had without the place."""
-    if overlap(grant, place):
-        return True
-    here, there = grant.slot, place.slot
-    if here is None or there is None:
-        return True
-    return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))

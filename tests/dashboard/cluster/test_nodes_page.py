@@ -78,7 +78,7 @@ def test_the_numbers_are_those_of_the_documents(views: list[NodeView]) -> None:
 def test_gpus_that_are_alike_are_told_once() -> None:
     cluster = SimulatedCluster(1, idle=0.0)
     (picture,) = (each for each in tree_of(cluster.snapshot(1.0)).iter("svg") if each.get("class") == "bars")
-    assert picture.get("aria-label") == "GPU 0 to 7: 7 held, 1 free"
+    assert picture.get("aria-label") == "GPU 0 to 7: 7 held, 1 unusable"
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["", "node-0001", "vision/", "train-7", "idle"]), st.booleans())

@@ -40,14 +40,15 @@ GPU_FIELDS = {
         "lost",
     ),
     *("memoryBytes", "memoryFreeBytes", "mig", "memorySlices", "profilesSource", "changing", "withheld"),
-    *("allocationId", "allocationIds", "sharing", "slices", "room", "processes"),
+    *("allocationId", "allocationIds", "sharing", "slices", "vacant", "room", "processes"),
 }
 SLICE_FIELDS = {
     *("profile", "placement", "state", "owned", "allocationId", "allocationIds", "sharing", "gpuInstanceId"),
     *("profileId", "memoryBytes", "devices", "processes"),
 }
 ALLOCATION_FIELDS = {
-    *("id", "request", "grants", "phase", "created", "keeper", "pid", "command", "fenced", "missingInstances"),
+    *("id", "request", "grants", "phase", "created", "keeper", "pid", "owner", "command", "fenced"),
+    "missingInstances",
 }
 
 
@@ -63,8 +64,10 @@ def test_nothing_of_a_hidden_team_is_in_the_document_or_on_a_page(view: NodeView
     assert THEIRS not in "".join(written).replace(f"have “{THEIRS}”", "")
     # And nothing else is missing: the same GPUs, slices, shares and amounts.
     for before, after in zip(overview["gpus"], shown["gpus"], strict=True):
-        hidden: dict[str, Any] = {"slices": [], "processes": [], "withheld": None}
+        hidden: dict[str, Any] = {"slices": [], "processes": [], "withheld": None, "vacant": []}
         assert {**before, **hidden} == {**after, **hidden}
+        vacant = [(each["placement"], each["state"], bool(each["why"])) for each in before["vacant"]]
+        assert vacant == [(each["placement"], each["state"], bool(each["why"])) for each in after["vacant"]]
         states = [(each["state"], each["allocationIds"], len(each["processes"])) for each in before["slices"]]
         assert states == [(each["state"], each["allocationIds"], len(each["processes"])) for each in after["slices"]]
     for before, after in zip(overview["allocations"], shown["allocations"], strict=True):

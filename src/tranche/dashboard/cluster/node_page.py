@@ -14,7 +14,7 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
 from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, notes, share_link, span_since, table
 from tranche.documents import describe
-from tranche.documents.blocks import Document, blocks_of, told_holder
+from tranche.documents.blocks import Document, blocks_of, holder_without_id
 from tranche.documents.markup import Child, Element, element
 
 
@@ -113,7 +113,7 @@ def _holders(node: SeenNode, now: float) -> Element:
     rows = [
         (
             share_link(each["id"]),
-            told_holder(each).removeprefix(each["id"]).strip(),
+            holder_without_id(each),
             element("span", _pieces(each, labels)),
             each["phase"],
             span_since(each["created"], now),

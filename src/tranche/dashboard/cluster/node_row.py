@@ -27,7 +27,7 @@ WITHHELD, CHANGING = "not given away", "being changed"
 UNKNOWN = "unknown"
 _ROOM = frozenset({Look.FREE, Look.IDLE})
 """What somebody could be given; of a node that is not heard nobody knows whether it still can."""
-_TROUBLING = frozenset({NOT_SEEN, NOT_READY, Look.MISSING, Look.LOST})
+_TROUBLING = frozenset({NOT_SEEN, NOT_READY, Look.FAULTY, Look.MISSING, Look.LOST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ def _free(drawn: Sequence[GpuBlocks]) -> str:
 
 
 def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
-    looks = {each.look for gpu in drawn for each in gpu.blocks}
+    # Of a GPU that is cordoned says `_marked`; the word is that of nodes.
+    looks = {each.look for gpu in drawn for each in gpu.blocks} - {Look.CORDONED}
     found = {str(look) for look in (looks if _heard(node) else looks - _ROOM)} | set(_standing(node))
     found |= {word for word, count in _marked(node) if count}
     yield from found
@@ -213,7 +214,9 @@ def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
     yield from (word for word in standing if word != NOT_SEEN)
     looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
     yield from (
-        f"{looks[look]} {look}" for look in (Look.LOST, Look.MISSING, Look.IN_USE, Look.PREPARING) if looks[look]
+        f"{looks[look]} {look}"
+        for look in (Look.LOST, Look.FAULTY, Look.MISSING, Look.IN_USE, Look.PREPARING)
+        if looks[look]
     )
     yield from (f"{count} GPU{'s' if count > 1 else ''} {word}" for word, count in _marked(node) if count)
     if NOT_SEEN in standing:

@@ -13,7 +13,6 @@ from tranche.documents.bar import swatch
 from tranche.documents.blocks import Look
 from tranche.documents.markup import Element, element
 
-_KEY = (Look.HELD, Look.SHARED, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.FREE, Look.MISSING, Look.LOST)
 _CAPTION = (
     "Nodes that have GPUs, or whose agent tells of them; each bar is a GPU, its slices in the order of their placement"
 )
@@ -58,7 +57,7 @@ def _key() -> Element:
     marks: list[tuple[Look | str, str]] = [("tr-foreign", "not made by Tranche"), ("tr-changing", CHANGING)]
     entries = [
         element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
-        for look, word in [*((look, str(look)) for look in _KEY), *marks]
+        for look, word in [*((look, str(look)) for look in Look), *marks]
     ]
     return element("ul", entries, class_="key", aria_label="What the blocks mean")
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.sight import namespace_of
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.documents.blocks import Document, told_holder
+from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.history import HistoryPlace, place_of, seconds_of
 
 MOST_SPANS = 200_000
@@ -171,7 +171,7 @@ class PastBook:
         for each in was:
             if each["id"] in left:
                 continue
-            holder = told_holder(each).removeprefix(each["id"]).strip()
+            holder = holder_without_id(each)
             for grant in each["grants"]:
                 place = self._place(grant)
                 self._end(

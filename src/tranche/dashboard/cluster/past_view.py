@@ -13,7 +13,7 @@ from tranche.dashboard.history_view import hours_choice, spans_drawn
 from tranche.dashboard.parts import moment, share_link, table
 from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents import describe
-from tranche.documents.blocks import Document, told_holder
+from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.history import HistorySpan, place_of, seconds_of
 from tranche.documents.markup import Child, Element, element
 
@@ -76,7 +76,7 @@ def _shares(node: SeenNode, gpu: Document, past: GpuPast, sight: ViewerSight) ->
             holder = each.holder if sight.sees(each.namespace) else HIDDEN
             yield HistorySpan(each.place, each.began, each.ended, each.allocation_id), holder
     for each in node.overview["allocations"]:
-        holder = told_holder(each).removeprefix(each["id"]).strip()
+        holder = holder_without_id(each)
         for grant in each["grants"]:
             if grant["gpuUUID"] == gpu["uuid"]:
                 yield HistorySpan(place_of(grant), seconds_of(each["created"]), None, each["id"]), holder

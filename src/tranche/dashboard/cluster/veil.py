@@ -19,6 +19,8 @@ from tranche.documents.blocks import Document
 _PROCESS = "a process"
 _WITHHELD = "nothing more of it is given away"
 """What stands for the reason, which is in an administrator's own words."""
+_WORDED = frozenset({"cordoned", "faulty", "kept"})
+"""The states of vacant room whose reason is in such words."""
 _WORD = re.compile(r"[\w./:@-]*\w")
 _BORDER = re.compile(r"[./:@_]")
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
@@ -98,6 +100,7 @@ def _veiled_gpu(gpu: Document, seen: set[str]) -> Document:
     return {
         **gpu,
         "withheld": _WITHHELD if gpu["withheld"] else None,
+        "vacant": [{**each, "why": _WITHHELD} if each["state"] in _WORDED else each for each in gpu["vacant"]],
         "processes": _veiled_processes(gpu["processes"], gpu["allocationIds"], seen),
         "slices": [
             {
@@ -127,6 +130,7 @@ def _nameless(allocation: Document) -> Document:
         "request": {**request, "gpuModel": ""},
         "keeper": {"kind": "hidden"},
         "pid": None,
+        "owner": None,
         "command": HIDDEN,
     }
 

@@ -15,7 +15,7 @@ from tranche.dashboard.cluster.waste_book import SpaceUse, WasteReport
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since, table
 from tranche.documents import describe
-from tranche.documents.blocks import Document, told_holder
+from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.held_now import held_now
 from tranche.documents.markup import Child, element
 
@@ -130,7 +130,7 @@ def _unused_of(node: SeenNode, now: float, sight: ViewerSight) -> list[_Unused]:
         if each.used or not sight.sees(spaces[each.allocation_id]):
             continue
         allocation = known[each.allocation_id]
-        name = told_holder(allocation).removeprefix(each.allocation_id).strip()
+        name = holder_without_id(allocation)
         row: Sequence[Child | None] = (
             _what(each.gpu, each.device),
             element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),

@@ -1,0 +1,76 @@
+"""Why a request waits, said once: GPUs with the same kind of obstacle are one clause, with how many shares of them who has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from tranche.documents.describe import ranges
+from tranche.documents.holder_names import Names
+from tranche.planning.allocate import Waiting
+from tranche.planning.obstacle import Obstacle, Reason
+
+_HELD = {
+    Reason.GPU_BUSY: "held",
+    Reason.NO_ROOM: "without room for it",
+    Reason.FRAGMENTED: "without room for it in one piece",
+}
+"""The obstacles that somebody's shares or processes are."""
+_NAMED_AT_MOST = 2
+_OWNERS_AT_MOST = 4
+_ID = re.compile(r"\b[0-9a-f]{8}\b")
+
+
+def summed_up(waiting: Waiting, names: Names) -> str:
+    """What is in the way of a request: `all 8 GPUs are held: ada has 14 shares, bob 8`."""
+    groups: dict[str, list[Obstacle]] = {}
+    for each in waiting.obstacles:
+        users = each.allocation_ids or each.processes
+        groups.setdefault(_HELD.get(each.reason, each.text) if users else each.text, []).append(each)
+    total = sum(map(_count, waiting.obstacles)) + waiting.unnamed + waiting.ready
+    clauses = [_clause(words, group, total, names) for words, group in groups.items()]
+    if waiting.unnamed:
+        clauses.append(f"and {waiting.unnamed:,} more GPUs")
+    return "; ".join(clauses)
+
+
+def named(text: str, names: Names) -> str:
+    """The text with shares by name and user before their ids."""
+    return _ID.sub(lambda found: names.called.get(found[0], found[0]), text)
+
+
+def _clause(words: str, group: Sequence[Obstacle], total: int, names: Names) -> str:
+    if len(group) == 1:
+        return named(str(group[0]), names)
+    count = sum(map(_count, group))
+    which = f"GPU {ranges(each.gpu_index for each in group)}" if count == len(group) else f"{count:,} GPUs"
+    which = f"all {count:,} GPUs" if count == total else which
+    if words not in _HELD.values():
+        return f"{which}: {named(words, names)}"
+    return f"{which} are {words}: {_users(group, names)}"
+
+
+def _count(each: Obstacle) -> int:
+    return 1 + each.alike
+
+
+def _users(group: Sequence[Obstacle], names: Names) -> str:
+    """Those who are in the way: by name where they are few, else how many shares each owner has, who has most first."""
+    ids = list(dict.fromkeys(id for each in group for id in each.allocation_ids))
+    processes = list(dict.fromkeys(each for some in group for each in some.processes if not some.allocation_ids))
+    said = [names.called.get(id, id) for id in ids] if len(ids) <= _NAMED_AT_MOST else _by_owner(ids, names)
+    if len(processes) <= _NAMED_AT_MOST:
+        return ", ".join([*said, *map(str, processes)])
+    return ", ".join([*said, f"{len(processes)} processes outside Tranche"])
+
+
+def _by_owner(ids: Sequence[str], names: Names) -> list[str]:
+    most = Counter(names.owners[id].name for id in ids if id in names.owners).most_common()
+    if not most:
+        return [f"{len(ids)} shares"]
+    said = [
+        f"{name} has {count} shares" if not place else f"{name} {count}" for place, (name, count) in enumerate(most)
+    ]
+    others = len(ids) - sum(count for _, count in most[:_OWNERS_AT_MOST])
+    return said[:_OWNERS_AT_MOST] + ([f"others {others}"] if others else [])

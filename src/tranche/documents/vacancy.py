@@ -1,0 +1,175 @@
+"""What nobody has of a GPU, and whether a request could get it. Listings, pictures and JSON documents all ask here.
+
+Room is free only where a request could be given it: by the rules of decisions, as `tranche.planning` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from itertools import groupby
+from typing import NamedTuple
+
+from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, Withheld, out_of_reach
+from tranche.core.devices import memory_of
+from tranche.core.gpu_use import GpuUse
+from tranche.core.grid import Placement, fits, placements
+from tranche.core.quantity import format_memory
+from tranche.core.state import GpuInstance, GpuState, InstanceKey
+from tranche.documents.shared_devices import shared_device
+from tranche.planning.share_costs import CONTEXT_MEMORY
+from tranche.planning.tenancy import Account, Tenancy, occupant, tenancy
+
+
+class Availability(StrEnum):
+    """Whether a request could get what nobody has, best first; the values are stable words for programs."""
+
+    FREE = "free"
+    KEPT = "kept"
+    UNUSABLE = "unusable"
+    CORDONED = "cordoned"
+    FAULTY = "faulty"
+
+
+class Vacancy(NamedTuple):
+    """What nobody has: a stretch of the grid, or without `placement` the uncut GPU, or what is left of one that is shared.
+
+    `why` says in words why no request gets it now, "" where one could.
+    """
+
+    placement: Placement | None
+    availability: Availability = Availability.FREE
+    why: str = ""
+
+
+class _Verdict(NamedTuple):
+    availability: Availability
+    why: str = ""
+
+
+PROHIBITED = "compute mode PROHIBITED: no program can use it"
+_FREE = _Verdict(Availability.FREE)
+_NO_PROFILE = _Verdict(Availability.UNUSABLE, "no profile can be placed there beside the other slices")
+_RANK = {availability: rank for rank, availability in enumerate(Availability)}
+
+
+def vacancies(view: NodeView, gpu: GpuState, kept_for: str = "") -> tuple[Vacancy, ...]:
+    """What nobody has of one of the view's GPUs, by placement. `kept_for` is the waiter that the GPU is kept for, "" for none.
+
+    There is one for each idle slice, for the rest of each shared device, and for each stretch between slices.
+    """
+    here = tenancy(view, gpu)
+    if gpu.lost:
+        return ()
+    judge = _Judge(view, here, kept_for)
+    if here.whole:
+        account = here.shared.get(None)
+        return () if account is None else tuple(judge.left(None, account))
+    if not gpu.mig_enabled and not here.promised:
+        return () if gpu.all_processes else (Vacancy(None, *judge.granted([WholeGpu(gpu.uuid)])),)
+    found = [judge.idle(each) for each in here.idle]
+    found += [each for slot, account in here.shared.items() for each in judge.left(slot, account)]
+    found += judge.gaps()
+    return tuple(sorted(found, key=lambda each: each.placement or Placement(0, 0)))
+
+
+class _Judge:
+    """Says of places of one GPU whether a request could get them."""
+
+    def __init__(self, view: NodeView, here: Tenancy, kept_for: str) -> None:
+        self._here, self._gpu = here, here.gpu
+        self._everywhere = _against_all(view, here, kept_for)
+        self._uncut = [WholeGpu(here.gpu.uuid)] if here.untouched and not here.idle_foreign else []
+        self._use = view.use_of(here.gpu.uuid)
+        self._policy = f"the GPU's policy is sharing={self._use}, which gives no"
+        self._cut = self._use in (GpuUse.AUTO, GpuUse.MIG)
+        self._rooms: list[Slice] = list(self._found_rooms()) if self._cut else []
+
+    def granted(self, ways: Iterable[Grant]) -> _Verdict:
+        """What keeps all of these from being given; free where one of them could be."""
+        verdicts = [self._of(each) for each in ways]
+        if not verdicts:
+            nowhere = _NO_PROFILE if self._cut else _Verdict(Availability.UNUSABLE, f"{self._policy} slices")
+            return max(nowhere, self._everywhere, key=_rank)
+        return min(verdicts, key=_rank)
+
+    def idle(self, instance: GpuInstance) -> Vacancy:
+        """An idle slice: given as it is, or its room to another."""
+        as_it_is = Slice(self._gpu.uuid, instance.profile, instance.placement)
+        usable = instance.whole_slice is not None or not instance.compute_instances
+        ways: list[Grant] = [as_it_is] if self._cut and usable else []
+        ways.extend(room for room in self._rooms if room.placement.overlaps(instance.placement))
+        return Vacancy(instance.placement, *self.granted([*ways, *self._uncut]))
+
+    def gaps(self) -> Iterator[Vacancy]:
+        """The stretches where no slice is and none is promised."""
+        here, taken = self._here, 0
+        promised = [slot.placement for slot in here.promised]
+        for placement in (*promised, *(each.placement for each in (*here.in_use, *here.idle))):
+            taken |= placement.mask
+        units = [unit for unit in range(self._gpu.memory_slices) if not taken >> unit & 1]
+        # Units that lie side by side have the same difference to their place in the list.
+        judged = [(unit - place, self._unit(unit), unit) for place, unit in enumerate(units)]
+        for (_, verdict), run in groupby(judged, key=lambda each: each[:2]):
+            stretch = [unit for _, _, unit in run]
+            yield Vacancy(Placement(stretch[0], len(stretch)), *verdict)
+
+    def left(self, slot: InstanceKey | None, account: Account) -> Iterator[Vacancy]:
+        """The rest of a device that is shared."""
+        gpu, shared = self._gpu, shared_device(self._gpu, slot, account)
+        device = WholeGpu(gpu.uuid) if slot is None else Slice(gpu.uuid, slot.profile, slot.placement)
+        verdict = self._of(device)
+        if shared.fenced or account.broken:
+            why = shared.fenced or "the memory of its shares is not limited any more"
+            verdict = max(verdict, _Verdict(Availability.UNUSABLE, f"nobody more is let in: {why}"), key=_rank)
+        elif account.memory >= memory_of(device, gpu):
+            return
+        elif self._use in (GpuUse.MIG, GpuUse.OFF):
+            verdict = max(verdict, _Verdict(Availability.UNUSABLE, f"{self._policy} parts"), key=_rank)
+        elif shared.left <= CONTEXT_MEMORY[account.sharing]:
+            too_little = f"{format_memory(shared.left)} left, which a program takes for itself"
+            verdict = max(verdict, _Verdict(Availability.UNUSABLE, too_little), key=_rank)
+        yield Vacancy(None if slot is None else slot.placement, *verdict)
+
+    def _unit(self, unit: int) -> _Verdict:
+        there: list[Grant] = [room for room in self._rooms if room.placement.mask >> unit & 1]
+        return self.granted([*there, *self._uncut])
+
+    def _of(self, way: Grant) -> _Verdict:
+        here = [_withheld(each) for each in self._here.withheld if out_of_reach(way, each.place)]
+        return max([self._everywhere, *here], key=_rank)
+
+    def _found_rooms(self) -> Iterator[Slice]:
+        """Where slices can be made beside what no plan may touch."""
+        kept = (*self._here.fixed, *map(occupant, self._here.idle_foreign))
+        for profile in self._gpu.profiles:
+            for spot in placements(profile):
+                if fits(profile, spot, kept):
+                    yield Slice(self._gpu.uuid, profile.name, spot)
+
+
+def _against_all(view: NodeView, here: Tenancy, kept_for: str) -> _Verdict:
+    """What keeps every request from the GPU."""
+    gpu = here.gpu
+    why = ""
+    if gpu.uuid in view.changing:
+        why = "a declared layout is being applied to the GPU"
+    elif gpu.prohibited:
+        why = PROHIBITED
+    elif gpu.mode_pending:
+        why = f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset"
+    elif here.whole and gpu.mig_enabled:
+        why = "somebody has turned MIG mode on beside those who share the GPU"
+    if why:
+        return _Verdict(Availability.UNUSABLE, why)
+    return _Verdict(Availability.KEPT, f"kept for {kept_for}, which asked earlier") if kept_for else _FREE
+
+
+def _withheld(place: Withheld) -> _Verdict:
+    if place.faulty:
+        return _Verdict(Availability.FAULTY, place.why)
+    return _Verdict(Availability.KEPT if place.for_large else Availability.CORDONED, place.why)
+
+
+def _rank(verdict: _Verdict) -> int:
+    return _RANK[verdict.availability]
