@@ -174,7 +174,7 @@ def _units(slot: InstanceKey) -> range:
         PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run", True),
         PodKeeper("nvidia.com/gpu.shared", "ns", "pod", "main", "uid", "run", replicas=("GPU-1::0", "GPU-1::3")),
         ClaimKeeper("ns", "c", "u", ("p-1", "p-2")),
-        ClaimKeeper("ns", "c", "u", ("p-1",), others=True),
+        ClaimKeeper("ns", "c", "u", ("p-1",), others=True, boot="b-1"),
     ],
     ids=lambda each: type(each).__name__,
 )

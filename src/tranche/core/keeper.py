@@ -76,7 +76,8 @@ class ClaimKeeper:
     """A resource claim that was prepared on this node.
 
     `pods` are the uids of all pods that are known to have used it here. `others` says that it was also reserved for users that
-    are no pods, such as a group of pods: pods beside the known ones may use it. Who it is does not depend on either.
+    are no pods, such as a group of pods: pods beside the known ones may use it. `boot` is the start of the machine in which it
+    was last prepared, "" where that is not known. Who it is depends on none of these.
     """
 
     namespace: str
@@ -84,6 +85,7 @@ class ClaimKeeper:
     uid: str
     pods: tuple[str, ...] = field(default=(), compare=False)
     others: bool = field(default=False, compare=False)
+    boot: str = field(default="", compare=False)
 
     def with_pods(self, pods: Iterable[str]) -> ClaimKeeper:
         """The keeper that knows these pods as the latest; of very many, it forgets those that it has not heard of for longest."""

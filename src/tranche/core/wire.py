@@ -159,9 +159,10 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "lingers": keeper.lingers,
                 **({"replicas": list(keeper.replicas)} if keeper.replicas else {}),
             }
-        case ClaimKeeper(namespace, name, uid, pods, others):
+        case ClaimKeeper(namespace, name, uid, pods, others, boot):
             named = {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
-            return {**named, **({"pods": list(pods)} if pods else {}), **({"others": True} if others else {})}
+            more = {"pods": list(pods), "others": others, "boot": boot}
+            return {**named, **{key: value for key, value in more.items() if value}}
         case PlacedPodKeeper(namespace, name, uid):
             return {"kind": "placed-pod", "namespace": namespace, "name": name, "uid": uid}
 

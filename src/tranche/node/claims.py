@@ -23,6 +23,7 @@ from tranche.node import chronicle, register
 from tranche.node.holders import Holders, takes
 from tranche.node.journal import PlanRecord
 from tranche.node.ledger import Ledger
+from tranche.node.session import boot_id
 from tranche.planning import effect
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.plan import Plan
@@ -178,6 +179,8 @@ class Claims:
 
     def _decide(self, view: NodeView, order: ClaimOrder) -> _Decision:
         purpose = f"for {order.keeper}"
+        if isinstance(order.keeper, ClaimKeeper):
+            order = replace(order, keeper=replace(order.keeper, boot=boot_id()))
         known = _by_uid(view.allocations).get(order.keeper.uid, ())
         same = next((each for each in known if as_given(each.grants) == as_given(order.grants)), None)
         if same is not None:
@@ -232,7 +235,7 @@ class Claims:
 def _joined(before: Keeper, now: Keeper) -> Keeper:
     """The keeper, which is one, as it was known before and is known now."""
     if isinstance(before, ClaimKeeper) and isinstance(now, ClaimKeeper):
-        return replace(before.with_pods(now.pods), others=before.others or now.others)
+        return replace(before.with_pods(now.pods), others=before.others or now.others, boot=now.boot)
     return now
 
 

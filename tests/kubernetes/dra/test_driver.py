@@ -32,6 +32,7 @@ from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
 from tranche.node.cordoning import cordon, uncordon
 from tranche.node.policy_change import change_policy
+from tranche.node.session import boot_id
 from tranche_simulator.machine import SimulatedMachine
 
 LONG = 3600.0
@@ -461,6 +462,48 @@ def test_a_claim_that_is_reserved_for_more_than_pods_is_kept_while_a_pod_runs_th
             await until(partial(_later_and_free, node))
 
     on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_after_a_reboot_two_claims_that_were_given_each_others_slices_end_their_wait_by_themselves() -> None:
+    """Both pods are there, and the kubelet remembers both claims: the API server's word decides who has what."""
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        devices = {"a": "gpu-0-1g-5gb-0", "b": "gpu-0-1g-5gb-1", "kept": "gpu-0-1g-5gb-2", "over": "gpu-0-1g-5gb-3"}
+        claims = {name: node.allocate(name, device) for name, device in devices.items()}
+        pods: Live[tuple[KubePod, ...]] = Live()
+        pods.publish(tuple(KubePod(PodRef("team", name), f"pod-{name}", claims=frozenset({name})) for name in devices))
+        node.node.services = replace(node.node.services, node_pods=pods)
+        node.node.kubelet.by_claims = frozenset(f"tranche.dev/share=uid-{name}-0" for name in devices)
+        async with node.driver():
+            assert await node.prepare(*claims.values()) == [""] * 4
+            node.allocate("a", devices["b"])
+            node.allocate("b", devices["a"])
+            node.delete("over")
+            await _looked_after(node)
+            assert len(node.allocations) == 4, "their pods run"
+        _reboot(node)
+        async with node.driver():
+            refused = await node.prepare(claims["a"])
+            assert "overlaps what claim team/b holds" in refused[0]
+            await until(partial(_later_and_free, node, but=1))
+            kept = [str(each.keeper) for each in node.allocations]
+            assert kept == ["claim team/kept"], "the API server says that it has it"
+            assert await node.prepare(claims["a"], claims["b"], claims["kept"]) == [""] * 3
+            node.delete("a")
+            await _looked_after(node)
+            assert len(node.allocations) == 3, "it was prepared in this start of the machine"
+
+    on_claim_node(test, "A100-40GB")
+
+
+def _reboot(node: ClaimNodeStandIn) -> None:
+    """As far as the register knows."""
+    with node.node.host.ledger.write() as db:
+        for each in register.allocations(db):
+            assert isinstance(each.keeper, ClaimKeeper)
+            assert each.keeper.boot == boot_id()
+            register.set_keeper(db, each.id, replace(each.keeper, boot="an earlier start"))
 
 
 def _pods_of(node: ClaimNodeStandIn) -> tuple[str, ...]:

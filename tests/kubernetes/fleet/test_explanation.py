@@ -60,6 +60,10 @@ def has_its_slice() -> Situation:
     return started("old"), filled(NODES, [*P4D, *T4], {"old": GiB4}, {})
 
 
+def a_claim_that_was_taken_from_a_pod() -> Situation:
+    return replace(pod(), node="p4d"), filled(NODES, [*P4D, *T4], {}, {"train-0": GiB4})
+
+
 def started(name: str) -> FleetPod:
     return replace(pod(name), node="p4d", phase="Running", prepared=True)
 
@@ -208,7 +212,7 @@ SITUATIONS = (
     somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little, every_slice_of_a_node, every_gpu_of_a_node,
     every_gpu_of_a_node_in_use, a_claim_that_nobody_made, a_claim_that_nobody_may_read, a_class_that_is_not_there,
     a_class_of_somebody_elses_that_begins_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
-    a_configuration_of_another_hand,
+    a_configuration_of_another_hand, a_claim_that_was_taken_from_a_pod,
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.live import Live
 from tranche.node.claims import ClaimOrder, as_given, may_be_lost, processes_of
 from tranche.node.host import Host
+from tranche.node.session import boot_id
 
 _ASKED_IN_TURN = 8
 """Of the claims with which something runs, at each look: a claim that somebody deletes while its pod runs is seldom."""
@@ -154,6 +155,8 @@ class ClaimCare:
         listed = await self._users.listed()
         keepers = [each.keeper for each, *_ in held.values() if isinstance(each.keeper, ClaimKeeper)]
         living = {*(listed or ()), *await self._users.with_pods(keepers)}
+        # A pod may be there, and the kubelet remember its claim: no container of it began again without being prepared.
+        living -= {each.uid for each in keepers if restarted_since(each)}
         for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
             if processes:
                 living.add(uid)
@@ -199,6 +202,12 @@ class ClaimCare:
             uid: any(processes_of(each.grants, view) or may_be_lost(each.grants, view) for each in mine)
             for uid, mine in held.items()
         }
+
+
+def restarted_since(keeper: ClaimKeeper) -> bool:
+    """Whether the machine was started again since the claim was prepared; a restart ends every container."""
+    now = boot_id()
+    return bool(now and keeper.boot) and keeper.boot != now
 
 
 def _is(order: ClaimOrder, allocations: tuple[Allocation, ...]) -> bool:

@@ -89,6 +89,10 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
         return FleetExplanation(str(pod), WaitStatus.NO_GPU, foreign or "it asks for no GPU", wanted)
     if claims and all(each.allocated for each in claims):
         return _has(pod, claims, wanted, fleet)
+    if pod.node and (lost := [each.name for each in claims if not each.allocated]):
+        message = f"claim {_quoted(lost)} has no devices, and the pod is bound to node {pod.node} already"
+        advice = ("delete the pod: the scheduler gives devices to a claim before it binds the pod",)
+        return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=advice)
     if not demands:
         message = "its claims may not be read by your account"
         if fleet.knows_claims_of(pod.namespace):
