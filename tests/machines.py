@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.last_look import last_look
+from tranche.node.ownership import user_name
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
 from tranche_simulator.mps_processes import end_mps
@@ -252,4 +253,5 @@ def scrub(text: str, ids: Sequence[str]) -> str:
     for number, each in enumerate(ids):
         text = text.replace(each, f"{'abcdefgh'[number] * len(each)}")
     text = re.sub(r"sh -c 'echo \$\$ > \"\S*… \(\w+\)", lambda found: "COMMAND (USER)".ljust(len(found[0])), text)
+    text = text.replace(f"({user_name(os.getuid())})", "(USER)")
     return re.sub(r"\b(?:\d+m)?\d+s\b", "0s", text)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu, view_of
-from tranche.cli.overview import overview
+from tranche.cli.overview import MachineSight, overview
 from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
@@ -71,7 +71,7 @@ def test_a_slice_of_a_gpu_whose_mode_still_changes_is_being_prepared_and_is_tran
     assert [(row.state, row.owned) for row in rows] == [("preparing", True)]
     assert describe.slice_state(rows[0]) == "preparing for a-0"
     assert describe.gpu_state(view, uncut, rows, ()) == "1 slice: 1 preparing; room for 1x3g.20gb"
-    (line,) = [each for each in overview(view, (), (), (), 0.0) if each.startswith("GPU 0")]
+    (line,) = [each for each in overview(MachineSight(view, (), (), (), {}, 0.0)) if each.startswith("GPU 0")]
     assert click.unstyle(line).split()[2] == "│▒▒▒▒▒▒▒│·······│"
 
 

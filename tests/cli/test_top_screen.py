@@ -6,7 +6,7 @@ import click
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.cli.overview import LEGEND_LINES
+from tranche.cli.overview import HEAD_LINES
 from tranche.cli.top_screen import HELP, TopScreen
 
 KEYS = (
@@ -46,11 +46,11 @@ def test_the_screen_is_full_and_never_past_the_end(keys: list[str], count: int, 
     """Also when the picture has become shorter since."""
     screen = after(keys, picture(count), height)
     shown = screen.shown(picture(later), height)
-    assert len(shown) == max(height, LEGEND_LINES + 2)
-    assert shown[:LEGEND_LINES] == LEGEND
-    found = [line for line in picture(later)[LEGEND_LINES:] if screen.looked_for.casefold() in click.unstyle(line)]
-    body = [line for line in shown[LEGEND_LINES:-1] if line]
-    assert len(body) == min(len(found), len(shown) - LEGEND_LINES - 1)
+    assert len(shown) == max(height, HEAD_LINES + 2)
+    assert shown[:HEAD_LINES] == LEGEND
+    found = [line for line in picture(later)[HEAD_LINES:] if screen.looked_for.casefold() in click.unstyle(line)]
+    body = [line for line in shown[HEAD_LINES:-1] if line]
+    assert len(body) == min(len(found), len(shown) - HEAD_LINES - 1)
     assert body == found[found.index(body[0]) :][: len(body)] if body else not found
 
 
@@ -59,9 +59,9 @@ def test_every_line_is_reached_by_one_key_alone() -> None:
     for key in ("j", "\x1b[B", "\x1b[6~"):
         seen, screen = set[str](), TopScreen()
         for _ in range(60):
-            seen |= set(screen.shown(lines, 10)[LEGEND_LINES:-1])
+            seen |= set(screen.shown(lines, 10)[HEAD_LINES:-1])
             screen = screen.pressed(key, lines, 10)
-        assert seen == set(lines[LEGEND_LINES:])
+        assert seen == set(lines[HEAD_LINES:])
 
 
 def test_keys_move_to_the_end_and_back() -> None:
@@ -75,7 +75,7 @@ def test_lines_are_found_while_one_types() -> None:
     lines = picture(50)
     typing = after("/Line 1", lines, 30)
     assert typing.shown(lines, 30)[-1] == "/Line 1█"
-    assert [click.unstyle(each) for each in typing.shown(lines, 30)[LEGEND_LINES:5]] == ["line 1", "line 10", "line 11"]
+    assert [click.unstyle(each) for each in typing.shown(lines, 30)[HEAD_LINES:5]] == ["line 1", "line 10", "line 11"]
     done = typing.pressed("\r", lines, 30)
     assert done.shown(lines, 30)[-1] == f"those with 'Line 1'  {HELP}"
     assert after("/q", lines, 30) == TopScreen(looked_for="q", typing=True)
@@ -91,4 +91,4 @@ def test_q_and_a_terminal_that_is_gone_end_it() -> None:
 
 def test_the_last_line_says_what_is_out_of_sight() -> None:
     assert TopScreen().shown(picture(3), 10)[-1] == HELP
-    assert TopScreen(first=5).shown(picture(50), 10)[-1] == f"lines 6 to 12 of 50  {HELP}"
+    assert TopScreen(first=5).shown(picture(50), 10)[-1] == f"… 5 more above, 38 more below  {HELP}"

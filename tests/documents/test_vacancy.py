@@ -45,8 +45,8 @@ def holding(*grants: Slice | Part) -> tuple[Allocation, ...]:
     )
 
 
-def told(view: NodeView, kept_for: str = "") -> list[tuple[str, str, str]]:
-    found = vacancies(view, next(iter(view.node)), kept_for)
+def told(view: NodeView) -> list[tuple[str, str, str]]:
+    found = vacancies(view, next(iter(view.node)))
     return [(str(each.placement or "whole"), str(each.availability), each.why) for each in found]
 
 
@@ -108,12 +108,6 @@ def test_a_place_that_is_faulty_or_kept_for_larger_requests_withholds_what_needs
     assert told(view) == [("4:4", "free", "")]
     assert told(replace(view, withheld=(faulty,))) == [("4:1", "faulty", faulty.why), ("5:3", "free", "")]
     assert told(replace(view, withheld=(kept,))) == [("4:2", "kept", kept.why), ("6:2", "free", "")]
-
-
-def test_room_that_is_kept_for_a_waiter_is_not_free_to_others() -> None:
-    view = view_of(cut(("3g.20gb", 0)))
-    why = "kept for 5a6b7c8d, which asked earlier"
-    assert told(view, "5a6b7c8d") == [("0:4", "kept", why), ("4:4", "kept", why)]
 
 
 def test_a_gpu_that_serves_nobody_says_why() -> None:

@@ -1,21 +1,25 @@
-"""The picture that `tranche top` draws: GPUs as bars of memory slices, what they serve, and who waits, and why."""
+"""The picture that `tranche top` draws: totals, what is wrong, who waits, and GPUs as bars of memory slices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import click
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView, Part
 from tranche.core.printable import one_line
 from tranche.core.quantity import format_memory
 from tranche.core.readings import GpuReading
 from tranche.core.state import GpuState
 from tranche.documents import describe
 from tranche.documents.blocks import GpuBlocks, Look, blocks_of
+from tranche.documents.holder_names import Owners, called, holder_name, names_of, owner_name
 from tranche.documents.machine import gpu_document
+from tranche.documents.picture import headline, legend
+from tranche.documents.reasons import shares_of
 from tranche.documents.shares import allocation_document
-from tranche.documents.slices import slices_on, whole_holders
+from tranche.documents.slices import slices_on, whole_holders, why_withheld
 from tranche.node.records import Waiter
 
 _MARKS = {
@@ -32,48 +36,119 @@ _MARKS = {
     Look.MISSING: ("?", "red"),
     Look.LOST: ("×", "red"),
 }
-_IN_THE_LEGEND = (Look.HELD, Look.SHARED, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.FREE)
+_TROUBLED = frozenset({Look.LOST, Look.FAULTY, Look.CORDONED})
 _BORDER = "│"
 _CELL = 2
 """The width of a memory slice in characters; the last one of each block is its border."""
-LEGEND_LINES = 2
-"""The lines at the top that say what the marks mean."""
+_FIRST_WAITERS = 3
+"""So many of the queue stand above the GPUs."""
+_NARROW = 72
+"""On a narrower terminal the memory of GPUs is left out, so that their state has room."""
+HEAD_LINES = 2
+"""The lines at the top that stay: the totals, and what the marks mean."""
 
 
-def overview(
-    view: NodeView, queue: Sequence[Waiter], reasons: Sequence[str], readings: Sequence[GpuReading], now: float
-) -> list[str]:
-    """The picture as lines with colour codes; `now` is seconds since the epoch.
-
-    `reasons` say of each waiter what it waits for; `readings` are those of the GPUs that could be measured.
+@dataclass(frozen=True, slots=True)
+class MachineSight:
+    """What is drawn: the machine, who waits and `reasons` of each, the gauges of the GPUs that could be measured, and whose
+    shares are. `now` is seconds since the epoch.
     """
-    lines = [_legend(), ""]
-    allocations = [allocation_document(each, view) for each in view.allocations]
+
+    view: NodeView
+    queue: Sequence[Waiter]
+    reasons: Sequence[str]
+    readings: Sequence[GpuReading]
+    owners: Owners
+    now: float
+
+
+def overview(seen: MachineSight, width: int | None = None) -> list[str]:
+    """The picture as lines with colour codes, for a terminal of so many columns, or for none."""
+    view = seen.view
+    allocations = [allocation_document(each, view, seen.owners) for each in view.allocations]
     drawn = blocks_of([gpu_document(view, gpu) for gpu in view.node], allocations)
-    width = max((each.units for each in drawn), default=0) * _CELL + 1
-    used = {gpu.uuid: _memory(gpu) for gpu in view.node}
-    memory_width = max((len(text) for text in used.values()), default=0)
-    measured = {each.gpu_uuid: each for each in readings}
-    for gpu, blocks in zip(view.node, drawn, strict=True):
-        bar = _bar(blocks) + " " * (width - blocks.units * _CELL - 1)
-        state = describe.gpu_state(view, gpu, slices_on(view, gpu), whole_holders(view, gpu))
-        busy = _busy(gpu, measured.get(gpu.uuid))
-        lines.append(f"GPU {gpu.index:<2} {bar}  {used[gpu.uuid]:>{memory_width}}  {busy:>4}  {one_line(state)}")
-        lines += [f"       {line}" for line in _process_lines(gpu)]
-    lines += ["", f"{len(view.allocations)} allocations, {len(queue)} waiting"]
-    for each in view.allocations:
-        what = f"{each.id}  {describe.age(now - each.created):>6}  {describe.grants(each, view.node)}"
-        lines.append(one_line(f"  {what}  {each.command}".rstrip()))
-    for position, (waiter, why) in enumerate(zip(queue, reasons, strict=True), start=1):
-        what = f"{waiter.id}  {describe.age(now - waiter.created):>6}  {waiter.request}"
-        lines.append(one_line(f"  {position}. {what}  {waiter.command}".rstrip()))
-        lines.append(f"     {one_line(why)}")
+    gpus, *pieces = headline(drawn).split("; ")
+    totals = "; ".join([gpus, *([f"{len(seen.queue)} waiting"] if seen.queue else []), *pieces])
+    lines = [click.style(totals, bold=True), _legend(drawn)]
+    if trouble := list(_trouble(seen)):
+        lines += [*(f"{click.style('!', fg='red')} {one_line(each)}" for each in trouble), ""]
+    if seen.queue:
+        lines += [*_waiters(seen, 0, _FIRST_WAITERS), ""]
+    lines += _gpus(seen, drawn, width)
+    if len(seen.queue) > _FIRST_WAITERS:
+        lines += ["", *_waiters(seen, _FIRST_WAITERS, len(seen.queue))]
+    if view.allocations:
+        lines += ["", f"{len(view.allocations)} share{'s' if len(view.allocations) > 1 else ''}"]
+        lines += [one_line(f"  {_share(seen, each)}") for each in view.allocations]
+    if processes := list(_processes(view)):
+        lines += ["", f"{len(processes)} process{'es' if len(processes) > 1 else ''}", *processes]
     return lines
 
 
-def _legend() -> str:
-    marks = (f"{click.style(_MARKS[look][0], fg=_MARKS[look][1])} {look}" for look in _IN_THE_LEGEND)
+def _legend(drawn: Sequence[GpuBlocks]) -> str:
+    """The marks of the blocks that are there, held and free ones in any case."""
+    looks = [look for look in Look if look in {Look.HELD, Look.FREE} | {each for each, _ in legend(drawn)}]
+    marks = (f"{click.style(_MARKS[look][0], fg=_MARKS[look][1])} {look}" for look in looks)
     return "  ".join([*marks, "%: busy"])
+
+
+def _trouble(seen: MachineSight) -> Iterator[str]:
+    """What somebody should look at: GPUs that serve nobody, shares without limits, and who has waited longest."""
+    view, names = seen.view, names_of(seen.view.allocations, (), seen.owners)
+    for gpu in view.node:
+        if gpu.lost:
+            promised = [each.id for each in view.allocations if any(one.gpu_uuid == gpu.uuid for one in each.grants)]
+            whose = f"; holders: {shares_of(promised, names)}" if promised else ""
+            yield f"{gpu.label} {describe.lost_gpu(gpu)}{whose}"
+        elif why := why_withheld(view, gpu):
+            yield f"{gpu.label} {why}"
+        elif gpu.prohibited or gpu.mode_pending:
+            yield f"{gpu.label} {describe.gpu_state(view, gpu, slices_on(view, gpu), whole_holders(view, gpu))}"
+    for each in view.allocations:
+        if any(isinstance(grant, Part) and grant.unlimited for grant in each.grants):
+            yield f"nothing limits the memory of {holder_name(each, seen.owners)} any more"
+    if seen.queue:
+        oldest = min(seen.queue, key=lambda waiter: waiter.created)
+        yield f"longest wait: {describe.age(seen.now - oldest.created)}, {_waiter_name(seen, oldest)}"
+
+
+def _waiters(seen: MachineSight, first: int, end: int) -> Iterator[str]:
+    """That part of the queue, each with what it waits for; what says the same as the one before is not said again."""
+    yield "who waits, first come first" if not first else "who waits further back"
+    before = ""
+    for position, waiter in enumerate(seen.queue[first:end], start=first + 1):
+        age = describe.age(seen.now - waiter.created)
+        yield one_line(f"  {position:>2}. {age:>6}  {waiter.request}  {_waiter_name(seen, waiter)}")
+        if (why := seen.reasons[position - 1]) != before:
+            yield one_line(f"      {why}")
+        before = why
+
+
+def _waiter_name(seen: MachineSight, waiter: Waiter) -> str:
+    return called(waiter.id, waiter.command, owner_name(seen.owners.get(waiter.id)))
+
+
+def _gpus(seen: MachineSight, drawn: Sequence[GpuBlocks], width: int | None) -> list[str]:
+    """A line for each GPU, those that serve nobody first."""
+    view = seen.view
+    room = max((each.units for each in drawn), default=0) * _CELL + 1
+    used = {gpu.uuid: _memory(gpu) for gpu in view.node}
+    memory_width = 0 if width is not None and width < _NARROW else max(map(len, used.values()), default=0)
+    measured = {each.gpu_uuid: each for each in seen.readings}
+    lines: list[tuple[bool, str]] = []
+    for gpu, blocks in zip(view.node, drawn, strict=True):
+        bar = _bar(blocks) + " " * (room - blocks.units * _CELL - 1)
+        memory = f"{used[gpu.uuid]:>{memory_width}}  " if memory_width else ""
+        state = describe.gpu_state(view, gpu, slices_on(view, gpu), whole_holders(view, gpu), seen.owners)
+        busy = _busy(gpu, measured.get(gpu.uuid))
+        line = f"GPU {gpu.index:<2} {bar}  {memory}{busy:>4}  {one_line(state)}"
+        lines.append((not any(each.look in _TROUBLED for each in blocks.blocks), line))
+    return [line for _, line in sorted(lines, key=lambda each: each[0])]
+
+
+def _share(seen: MachineSight, each: Allocation) -> str:
+    age = describe.age(seen.now - each.created)
+    return f"{age:>6}  {describe.grants(each, seen.view.node)}  {holder_name(each, seen.owners)}"
 
 
 def _bar(gpu: GpuBlocks) -> str:
@@ -101,10 +176,11 @@ def _busy(gpu: GpuState, reading: GpuReading | None) -> str:
 
 
 def _memory(gpu: GpuState) -> str:
-    return f"{format_memory(gpu.memory - gpu.memory_free)} of {format_memory(gpu.memory)}"
+    return f"{format_memory(gpu.memory - gpu.memory_free)} of {format_memory(gpu.memory)}" if not gpu.lost else "-"
 
 
-def _process_lines(gpu: GpuState) -> Iterator[str]:
-    for process in gpu.all_processes:
-        memory = "" if process.memory is None else f"  {format_memory(process.memory)}"
-        yield f"{one_line(str(process))}{memory}"
+def _processes(view: NodeView) -> Iterator[str]:
+    for gpu in view.node:
+        for process in gpu.all_processes:
+            memory = "" if process.memory is None else f"  {format_memory(process.memory)}"
+            yield f"  GPU {gpu.index:<2} {one_line(str(process))}{memory}"

@@ -14,7 +14,7 @@ import click
 from tranche.cli.duration import Duration
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json
-from tranche.cli.overview import overview
+from tranche.cli.overview import MachineSight, overview
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.cli.top_screen import TopScreen
@@ -42,11 +42,12 @@ _LONGEST_KEY = 8
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, once: bool, interval: float, output: str) -> None:
-    """Show GPUs as bars of memory slices, how busy they are, what runs in them, and who waits for what.
+    """Show the machine at a glance: totals, what is wrong, who waits for what, and GPUs as bars of memory slices.
 
-    Borders stand between slices, and between the parts of what is shared. How much of the time a GPU was busy is a dash
-    where nothing measures it; of a GPU in MIG mode, the busiest of its slices is in brackets. The arrow keys, PgUp, PgDn,
-    Home and End scroll, / finds lines, Esc shows all again, q or Ctrl-C ends it.
+    GPUs that serve nobody come first, what runs on them last. Borders stand between slices, and between the parts of what
+    is shared. How much of the time a GPU was busy is a dash where nothing measures it; of a GPU in MIG mode, the busiest of
+    its slices is in brackets. The arrow keys, PgUp, PgDn, Home and End scroll, / finds lines, Esc shows all again, q or
+    Ctrl-C ends it.
 
     Without a terminal, and with -o json, top prints the picture once.
     """
@@ -61,10 +62,12 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
                 click.echo(line)
 
 
-def _picture(host: Host, view: NodeView, gauges: NvmlGauges) -> list[str]:
+def _picture(host: Host, view: NodeView, gauges: NvmlGauges, width: int | None = None) -> list[str]:
     queue, now = host.waiters(), time.time()
-    reasons = [why for why, _ in why_they_wait(view, queue, silent(host.places, queue, now))] if queue else []
-    return overview(view, queue, reasons, gauges.read(view.node), now)
+    owners = process_owners(view.allocations, queue)
+    away = silent(host.places, queue, now)
+    reasons = [why for why, _ in why_they_wait(view, queue, away, owners)] if queue else []
+    return overview(MachineSight(view, queue, reasons, gauges.read(view.node), owners, now), width)
 
 
 def _print_document(host: Host) -> None:
@@ -84,7 +87,7 @@ def _redraw(host: Host, interval: float) -> None:
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.ended:
             # Words on stderr would tear the picture.
-            lines = _picture(host, host.look(lambda error: None), gauges)
+            lines = _picture(host, host.look(lambda error: None), gauges, console.width)
             until = time.monotonic() + interval
             while not screen.ended:
                 shown = "\n".join(screen.shown(lines, console.height))

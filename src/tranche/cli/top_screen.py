@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import click
 
-from tranche.cli.overview import LEGEND_LINES
+from tranche.cli.overview import HEAD_LINES
 
-HELP = "q ends  / finds  Esc shows all  arrows, PgUp, PgDn, Home, End move"
+HELP = "q ends  / finds  Esc shows all  arrows, PgUp, PgDn scroll"
 
 _UP, _DOWN = ("k", "\x1b[A", "\x1bOA"), ("j", "\x1b[B", "\x1bOB")
 _PAGE_UP, _PAGE_DOWN = ("b", "\x1b[5~"), (" ", "\x1b[6~")
@@ -44,12 +44,12 @@ class TopScreen:
         return replace(self, first=min(last, max(0, min(self.first, last) + step)))
 
     def shown(self, lines: Sequence[str], height: int) -> list[str]:
-        """What fits: the legend, the lines from the first one on, and at the bottom what the keys do and what is out of sight."""
+        """What fits: the head, the lines from the first one on, and at the bottom what the keys do and what is out of sight."""
         found, room = self._found(lines), self._room(height)
         first = min(self.first, max(0, len(found) - room))
         part = found[first : first + room]
         below = [f"/{self.looked_for}█" if self.typing else self._status(first, len(part), len(found))]
-        return [*lines[:LEGEND_LINES], *part, *[""] * (room - len(part)), *below]
+        return [*lines[:HEAD_LINES], *part, *[""] * (room - len(part)), *below]
 
     def _typed(self, key: str) -> TopScreen:
         if key in _ENTER:
@@ -61,15 +61,17 @@ class TopScreen:
         return replace(self, looked_for=self.looked_for + key) if key.isprintable() else self
 
     def _found(self, lines: Sequence[str]) -> list[str]:
-        rest = list(lines[LEGEND_LINES:])
+        rest = list(lines[HEAD_LINES:])
         wanted = self.looked_for.casefold()
         return [each for each in rest if wanted in click.unstyle(each).casefold()] if wanted else rest
 
     def _status(self, first: int, shown: int, of: int) -> str:
-        where = f"lines {first + 1} to {first + shown} of {of}  " if shown < of else ""
+        below = of - first - shown
+        hidden = [f"{count} more {where}" for count, where in ((first, "above"), (below, "below")) if count]
+        where = f"… {', '.join(hidden)}  " if hidden else ""
         what = f"those with '{self.looked_for}'  " if self.looked_for else ""
         return f"{where}{what}{HELP}"
 
     @staticmethod
     def _room(height: int) -> int:
-        return max(1, height - LEGEND_LINES - 1)
+        return max(1, height - HEAD_LINES - 1)

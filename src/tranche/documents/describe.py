@@ -126,11 +126,18 @@ def gpu_state(
     return "; ".join(each for each in (why, use) if each)
 
 
+def lost_gpu(gpu: GpuState) -> str:
+    """That the driver has lost it, and what is known of it: `lost: NVIDIA A30, GPU-1b2c..., 00000000:13:00.0`."""
+    uuid = gpu.uuid if gpu.uuid.startswith("GPU-") else ""
+    name = gpu.name if gpu.pci_bus_id or gpu.memory else ""
+    return ": ".join(filter(None, ("lost", ", ".join(filter(None, (name, uuid, gpu.pci_bus_id))))))
+
+
 def _use_text(
     view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], whole: tuple[Allocation, ...], owners: Owners
 ) -> str:
     if gpu.lost:
-        return "lost"
+        return lost_gpu(gpu)
     if whole:
         alone = all(
             isinstance(grant, WholeGpu) for each in whole for grant in each.grants if grant.gpu_uuid == gpu.uuid
@@ -219,7 +226,8 @@ def _slices_text(gpu: GpuState, slices: tuple[SliceRow, ...], vacant: Sequence[V
     fitting = [(profile, count) for profile, count in room_on(gpu, slices) if count]
     room = f"room for {fitting[-1][1]}x{fitting[-1][0].name}" if fitting else "full"
     if fitting and not any(each.availability is Availability.FREE for each in vacant):
-        room = _no_room(vacant)
+        withheld = any(each.availability in (Availability.CORDONED, Availability.FAULTY) for each in vacant)
+        room = "" if withheld else _no_room(vacant)
     if not slices:
         return f"no slices, {room}" if room else "no slices"
     return f"{len(slices)} slice{'s' if len(slices) > 1 else ''}: {counts}{f'; {room}' if room else ''}"

@@ -13,11 +13,8 @@ from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders
 from tranche.documents.vacancy import Vacancy, vacancies
 
 
-def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True, kept_for: str = "") -> dict[str, Any]:
-    """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null.
-
-    `kept_for` is the waiter that the GPU is kept for, "" for none.
-    """
+def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
+    """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null."""
     slices = slices_on(view, gpu)
     whole = whole_holders(view, gpu)
     return {
@@ -45,7 +42,7 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True, kep
         **_holders(whole),
         "sharing": sharing_document(shared_gpu(view, gpu)),
         "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],
-        "vacant": [vacancy_document(each) for each in vacancies(view, gpu, kept_for)],
+        "vacant": [vacancy_document(each) for each in vacancies(view, gpu)],
         "room": [{"profile": str(p.name), "count": n} for p, n in room_on(gpu, slices)] if gpu.mig_enabled else [],
         "processes": process_documents(gpu.processes),
     }

@@ -40,6 +40,11 @@ def named(text: str, names: Names) -> str:
     return _ID.sub(lambda found: names.called.get(found[0], found[0]), text)
 
 
+def shares_of(ids: Sequence[str], names: Names) -> str:
+    """Shares by name where they are few, else how many each owner has, who has most first: `ada has 14 shares, bob 8`."""
+    return ", ".join(names.called.get(id, id) for id in ids) if len(ids) <= _NAMED_AT_MOST else _by_owner(ids, names)
+
+
 def _clause(words: str, group: Sequence[Obstacle], total: int, names: Names) -> str:
     if len(group) == 1:
         return named(str(group[0]), names)
@@ -56,21 +61,21 @@ def _count(each: Obstacle) -> int:
 
 
 def _users(group: Sequence[Obstacle], names: Names) -> str:
-    """Those who are in the way: by name where they are few, else how many shares each owner has, who has most first."""
+    """Those who are in the way."""
     ids = list(dict.fromkeys(id for each in group for id in each.allocation_ids))
     processes = list(dict.fromkeys(each for some in group for each in some.processes if not some.allocation_ids))
-    said = [names.called.get(id, id) for id in ids] if len(ids) <= _NAMED_AT_MOST else _by_owner(ids, names)
+    said = [shares_of(ids, names)] if ids else []
     if len(processes) <= _NAMED_AT_MOST:
         return ", ".join([*said, *map(str, processes)])
     return ", ".join([*said, f"{len(processes)} processes outside Tranche"])
 
 
-def _by_owner(ids: Sequence[str], names: Names) -> list[str]:
+def _by_owner(ids: Sequence[str], names: Names) -> str:
     most = Counter(names.owners[id].name for id in ids if id in names.owners).most_common()
     if not most:
-        return [f"{len(ids)} shares"]
+        return f"{len(ids)} shares"
     said = [
         f"{name} has {count} shares" if not place else f"{name} {count}" for place, (name, count) in enumerate(most)
     ]
     others = len(ids) - sum(count for _, count in most[:_OWNERS_AT_MOST])
-    return said[:_OWNERS_AT_MOST] + ([f"others {others}"] if others else [])
+    return ", ".join(said[:_OWNERS_AT_MOST] + ([f"others {others}"] if others else []))

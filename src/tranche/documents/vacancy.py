@@ -53,15 +53,15 @@ _NO_PROFILE = _Verdict(Availability.UNUSABLE, "no profile can be placed there be
 _RANK = {availability: rank for rank, availability in enumerate(Availability)}
 
 
-def vacancies(view: NodeView, gpu: GpuState, kept_for: str = "") -> tuple[Vacancy, ...]:
-    """What nobody has of one of the view's GPUs, by placement. `kept_for` is the waiter that the GPU is kept for, "" for none.
+def vacancies(view: NodeView, gpu: GpuState) -> tuple[Vacancy, ...]:
+    """What nobody has of one of the view's GPUs, by placement.
 
     There is one for each idle slice, for the rest of each shared device, and for each stretch between slices.
     """
     here = tenancy(view, gpu)
     if gpu.lost:
         return ()
-    judge = _Judge(view, here, kept_for)
+    judge = _Judge(view, here)
     if here.whole:
         account = here.shared.get(None)
         return () if account is None else tuple(judge.left(None, account))
@@ -76,9 +76,9 @@ def vacancies(view: NodeView, gpu: GpuState, kept_for: str = "") -> tuple[Vacanc
 class _Judge:
     """Says of places of one GPU whether a request could get them."""
 
-    def __init__(self, view: NodeView, here: Tenancy, kept_for: str) -> None:
+    def __init__(self, view: NodeView, here: Tenancy) -> None:
         self._here, self._gpu = here, here.gpu
-        self._everywhere = _against_all(view, here, kept_for)
+        self._everywhere = _against_all(view, here)
         self._uncut = [WholeGpu(here.gpu.uuid)] if here.untouched and not here.idle_foreign else []
         self._use = view.use_of(here.gpu.uuid)
         self._policy = f"the GPU's policy is sharing={self._use}, which gives no"
@@ -148,7 +148,7 @@ class _Judge:
                     yield Slice(self._gpu.uuid, profile.name, spot)
 
 
-def _against_all(view: NodeView, here: Tenancy, kept_for: str) -> _Verdict:
+def _against_all(view: NodeView, here: Tenancy) -> _Verdict:
     """What keeps every request from the GPU."""
     gpu = here.gpu
     why = ""
@@ -160,9 +160,7 @@ def _against_all(view: NodeView, here: Tenancy, kept_for: str) -> _Verdict:
         why = f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset"
     elif here.whole and gpu.mig_enabled:
         why = "somebody has turned MIG mode on beside those who share the GPU"
-    if why:
-        return _Verdict(Availability.UNUSABLE, why)
-    return _Verdict(Availability.KEPT, f"kept for {kept_for}, which asked earlier") if kept_for else _FREE
+    return _Verdict(Availability.UNUSABLE, why) if why else _FREE
 
 
 def _withheld(place: Withheld) -> _Verdict:
