@@ -8,11 +8,13 @@ import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
+import grpc
 import pytest
 
 from tests.kubernetes.dra.claim_node import CLAIMS, GIB, ClaimNodeStandIn, on_claim_node
-from tests.kubernetes.waiting import patiently, until
+from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently, until
 from tests.node.machines import change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
@@ -26,6 +28,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
@@ -719,6 +722,32 @@ def test_the_kubelet_finds_the_driver_again_and_no_dead_one() -> None:
             await node.kubelet.register()
             assert driver.ready().ready
             assert await node.prepare(claim) == [""]
+
+    on_claim_node(test, "A100-40GB")
+
+
+@isolated
+def test_a_kubelet_that_begins_anew_has_its_answer_while_the_agent_is_busy() -> None:
+    """It waits one second for it, and fails the pods that it syncs before it has one."""
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        async with node.driver():
+            (registration,) = node.kubelet.sockets
+            found: list[str] = []
+
+            def ask() -> None:
+                with grpc.insecure_channel(f"unix:{registration}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                    info = channel.unary_unary(
+                        "/pluginregistration.Registration/GetInfo",
+                        request_serializer=pb.InfoRequest.SerializeToString,
+                        response_deserializer=pb.PluginInfo.FromString,
+                    )
+                    found.append(info(pb.InfoRequest(), timeout=PATIENCE_SECONDS, wait_for_ready=True).name)
+
+            asking = Thread(target=ask)
+            asking.start()
+            asking.join(PATIENCE_SECONDS)  # nothing runs on the event loop meanwhile
+            assert found == ["gpu.tranche.dev"]
 
     on_claim_node(test, "A100-40GB")
 

@@ -2,12 +2,17 @@
 
 Each agent pod has sockets of its own, so that one can begin before the other has ended; the kubelet asks the one that registered
 last. Sockets that a killed agent has left are removed: nobody listens there.
+
+A kubelet that begins anew asks who is there, and waits one second for the answer. Where it has none, it fails the pods that it
+syncs meanwhile, and comes back to them after 60 to 90 s. So threads answer it, however busy the event loop is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,7 @@ from tranche.kubernetes.live import Live
 KUBELET_FOLDER = Path("/var/lib/kubelet")
 _LONGEST_PATH = 107
 _TYPE = "DRAPlugin"
+_THREADS = 2
 
 _log = logging.getLogger(__name__)
 
@@ -88,13 +94,19 @@ class PluginRegistration:
         self._sockets.make_room()
         self.registered.publish(False)
         self.refusal = ""
-        server = grpc.aio.server()
+        loop = asyncio.get_running_loop()
+
+        def noted(request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:
+            loop.call_soon_threadsafe(self._note, request.plugin_registered, request.error)
+            return pb.RegistrationStatusResponse()
+
+        server = grpc.server(ThreadPoolExecutor(_THREADS, "registration"))
         handlers = {
             "GetInfo": grpc.unary_unary_rpc_method_handler(
                 self._info, pb.InfoRequest.FromString, pb.PluginInfo.SerializeToString
             ),
             "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
-                self._noted, pb.RegistrationStatus.FromString, pb.RegistrationStatusResponse.SerializeToString
+                noted, pb.RegistrationStatus.FromString, pb.RegistrationStatusResponse.SerializeToString
             ),
         }
         server.add_generic_rpc_handlers(
@@ -106,14 +118,14 @@ class PluginRegistration:
         except (OSError, RuntimeError) as error:
             await self._plugin.stop()
             raise KubeletUnavailable(f"cannot serve on {self._sockets.registration.parent}: {error}") from error
-        await server.start()
+        server.start()
         self._server = server
 
     async def stop(self) -> None:
         """Leave: the registration first, so that the kubelet asks no more, then the driver."""
         if self._server is not None:
             server, self._server = self._server, None
-            await server.stop(None)
+            await asyncio.to_thread(server.stop(None).wait)
         await self._plugin.stop()
         self._sockets.remove()
 
@@ -122,20 +134,21 @@ class PluginRegistration:
         """Whether it serves, and the kubelet can find it."""
         return self._server is not None and self._sockets.there
 
-    async def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
+    def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
         return pb.PluginInfo(
             type=_TYPE, name=DRIVER, endpoint=str(self._sockets.plugin), supported_versions=list(SERVICES)
         )
 
-    async def _noted(self, request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:
-        if request.plugin_registered:
+    def _note(self, registered: bool, error: str) -> None:
+        if self._server is None:
+            return
+        if registered:
             _log.info("registered", extra={"driver": DRIVER})
             self.refusal = ""
             self.registered.publish(True)
         else:
-            _log.warning("not registered", extra={"driver": DRIVER, "error": request.error})
-            self.refusal = f"the kubelet refuses the driver: {request.error}"
-        return pb.RegistrationStatusResponse()
+            _log.warning("not registered", extra={"driver": DRIVER, "error": error})
+            self.refusal = f"the kubelet refuses the driver: {error}"
 
 
 def listened_to(path: Path) -> bool:
