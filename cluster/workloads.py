@@ -75,6 +75,10 @@ def log(cluster: Cluster, namespace: str, name: str) -> str:
     return cluster.api.text(f"/api/v1/namespaces/{namespace}/pods/{name}/log")
 
 
+SHOW_DEVICES = "env | sed -n 's/^TRANCHE_DEVICE_[^=]*=//p'"
+"""A shell command that prints the UUIDs of what the device plugin gave its container, one a line."""
+
+
 def first_lines(cluster: Cluster, namespace: str) -> dict[str, str]:
     """The first line that each running pod has printed, by pod. Errors as for `log`."""
     running = [each["metadata"]["name"] for each in pods_in(cluster, namespace) if each["status"]["phase"] == "Running"]

@@ -15,7 +15,7 @@ from cluster.agents import AgentPod, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-from cluster.workloads import deployment, log, phase, phases, pod, pods_in
+from cluster.workloads import SHOW_DEVICES, deployment, log, phase, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
@@ -65,13 +65,10 @@ def _resource(name: str) -> str:
 def devices_seen(cluster: Cluster, namespace: str) -> Counter[str]:
     """The UUIDs in the environment of each running pod's container."""
     running = [item["metadata"]["name"] for item in pods_in(cluster, namespace) if item["status"]["phase"] == "Running"]
-    script = "echo $NVIDIA_VISIBLE_DEVICES"
     return Counter(
         uuid
         for name in running
-        for uuid in cluster.kubectl("exec", name, f"--namespace={namespace}", "--", "sh", "-c", script)
-        .strip()
-        .split(",")
+        for uuid in cluster.kubectl("exec", name, f"--namespace={namespace}", "--", "sh", "-c", SHOW_DEVICES).split()
     )
 
 
@@ -117,6 +114,20 @@ def test_a_pod_sees_its_slices_and_nothing_else(cluster: Cluster, p4d: Node, nam
         two = run_pod(cluster, namespace, "two", p4d, mig_1g_5gb=2).splitlines()
         assert len(two) == 3, "two slices of one GPU: packed"
         assert sum("MIG 1g.5gb" in line for line in two) == 2
+
+
+def test_a_pod_that_asks_to_see_all_devices_sees_its_own(cluster: Cluster, p4d: Node, namespace: str) -> None:
+    """By the chart's defaults: the kubelet puts a container's own variables behind those of a device plugin."""
+    with plugin_on(cluster, p4d, "--mig-strategy=mixed"):
+        cut(p4d, "all-1g.5gb")
+        wait_for_counts(cluster, p4d, mig_1g_5gb=56)
+        greedy = pod("greedy", namespace, script=LOOK, node=p4d.name, limits={SLICE: 1})
+        greedy["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+        cluster.apply(greedy)
+        wait_for("it runs", lambda: phase(cluster, namespace, "greedy") == "Running")
+        seen = str(wait_for("it has looked", lambda: log(cluster, namespace, "greedy"))).splitlines()
+        assert len(seen) == 2, seen
+        assert "MIG 1g.5gb" in seen[1]
 
 
 def test_a_whole_gpu_and_slices_live_on_one_node(cluster: Cluster, p4d: Node, namespace: str) -> None:

@@ -13,7 +13,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import label, labels, node_object, wait_for_slices, wait_for_state
 from cluster.waiting import wait_for
-from cluster.workloads import FOREVER, deployment, first_lines, phases
+from cluster.workloads import FOREVER, SHOW_DEVICES, deployment, first_lines, phases
 
 pytestmark = pytest.mark.cluster
 
@@ -48,9 +48,7 @@ def test_every_layout_and_every_pod_comes_through_kills_at_random_instants(
                 wait_for_state(cluster, p4d, "success")
                 wait_for_slices(cluster, p4d, **offered)
                 cluster.apply(
-                    deployment(
-                        "work", namespace, PODS, script=f"echo $NVIDIA_VISIBLE_DEVICES; {FOREVER}", limits={resource: 1}
-                    )
+                    deployment("work", namespace, PODS, script=f"{SHOW_DEVICES}; {FOREVER}", limits={resource: 1})
                 )
                 agent = _kill(cluster, p4d, agent, victims.pop(), after=rng.uniform(0, 3))
                 _wait_for_pods(cluster, namespace, {"Running": PODS})

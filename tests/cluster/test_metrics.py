@@ -10,14 +10,14 @@ from cluster.agents import AgentPod
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-from cluster.workloads import deployment, first_lines, phases
+from cluster.workloads import FOREVER, SHOW_DEVICES, deployment, first_lines, phases
 
 from tests.cluster.test_device_plugin import cut, plugin_on
 from tests.kubernetes.agent.measured_node import Series, series
 
 pytestmark = pytest.mark.cluster
 
-SHOW = "echo $NVIDIA_VISIBLE_DEVICES; trap exit TERM; while :; do sleep 1; done"
+SHOW = f"{SHOW_DEVICES}; {FOREVER}"
 
 
 def scraped(agent: AgentPod) -> Series:

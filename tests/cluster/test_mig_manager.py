@@ -31,11 +31,11 @@ from cluster.node_layouts import (
     write_layouts,
 )
 from cluster.waiting import wait_for
-from cluster.workloads import FOREVER, deployment, first_lines, phases, pod, pods_in
+from cluster.workloads import FOREVER, SHOW_DEVICES, deployment, first_lines, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
-SHOW_DEVICES = f"echo $NVIDIA_VISIBLE_DEVICES; {FOREVER}"
+SHOW = f"{SHOW_DEVICES}; {FOREVER}"
 SMALLER = """
 version: v1
 mig-configs:
@@ -80,7 +80,7 @@ def test_56_of_100_pods_run_in_56_slices_and_then_three_sizes_at_once(
         wait_for_slices(cluster, p4d, mig_1g_5gb=56)
         assert node_object(cluster, p4d)["status"]["allocatable"]["nvidia.com/gpu"] == "0"
 
-        cluster.apply(deployment("small", namespace, 100, script=SHOW_DEVICES, limits={"nvidia.com/mig-1g.5gb": 1}))
+        cluster.apply(deployment("small", namespace, 100, script=SHOW, limits={"nvidia.com/mig-1g.5gb": 1}))
         wait_for_pods(cluster, namespace, Running=56, Pending=44)
         given = first_lines(cluster, namespace)
         assert len(set(given.values())) == 56
@@ -98,8 +98,8 @@ def test_56_of_100_pods_run_in_56_slices_and_then_three_sizes_at_once(
         wait_for_state(cluster, p4d, "success")
         wait_for_slices(cluster, p4d, mig_1g_5gb=16, mig_2g_10gb=8, mig_3g_20gb=8)
         scale(cluster, namespace, "small", 20)
-        cluster.apply(deployment("medium", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-2g.10gb": 1}))
-        cluster.apply(deployment("large", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-3g.20gb": 1}))
+        cluster.apply(deployment("medium", namespace, 20, script=SHOW, limits={"nvidia.com/mig-2g.10gb": 1}))
+        cluster.apply(deployment("large", namespace, 20, script=SHOW, limits={"nvidia.com/mig-3g.20gb": 1}))
         wait_for_pods(cluster, namespace, Running=32, Pending=28)
         assert _running(cluster, namespace) == {"small": 16, "medium": 8, "large": 8}
         assert len(set(first_lines(cluster, namespace).values())) == 32
@@ -113,12 +113,12 @@ def test_over_a_backlog_three_sizes_come_about_when_the_pods_are_deleted(
     with managed(cluster, p4d):
         label(cluster, p4d, "all-1g.5gb")
         wait_for_slices(cluster, p4d, mig_1g_5gb=56)
-        cluster.apply(deployment("small", namespace, 70, script=SHOW_DEVICES, limits={"nvidia.com/mig-1g.5gb": 1}))
+        cluster.apply(deployment("small", namespace, 70, script=SHOW, limits={"nvidia.com/mig-1g.5gb": 1}))
         wait_for_pods(cluster, namespace, Running=56, Pending=14)
         label(cluster, p4d, "all-balanced")
         wait_for_state(cluster, p4d, "pending", "GpuBusy")
-        cluster.apply(deployment("medium", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-2g.10gb": 1}))
-        cluster.apply(deployment("large", namespace, 20, script=SHOW_DEVICES, limits={"nvidia.com/mig-3g.20gb": 1}))
+        cluster.apply(deployment("medium", namespace, 20, script=SHOW, limits={"nvidia.com/mig-2g.10gb": 1}))
+        cluster.apply(deployment("large", namespace, 20, script=SHOW, limits={"nvidia.com/mig-3g.20gb": 1}))
         cluster.kubectl(
             "delete", "pods", "--selector=app=small", "--namespace", namespace, "--grace-period=1", "--wait=false"
         )
@@ -140,7 +140,7 @@ def test_pods_run_on_in_slices_that_stay_while_the_rest_is_cut_anew(
     with managed(cluster, p4d) as agent:
         label(cluster, p4d, "all-balanced")
         wait_for_slices(cluster, p4d, mig_1g_5gb=16, mig_2g_10gb=8, mig_3g_20gb=8)
-        cluster.apply(deployment("large", namespace, 8, script=SHOW_DEVICES, limits={"nvidia.com/mig-3g.20gb": 1}))
+        cluster.apply(deployment("large", namespace, 8, script=SHOW, limits={"nvidia.com/mig-3g.20gb": 1}))
         wait_for_pods(cluster, namespace, Running=8)
         before, kubelet, plugin = first_lines(cluster, namespace), p4d.unit("kubelet").pid, agent.pid
         write_layouts(cluster, SMALLER)
@@ -161,7 +161,7 @@ def test_a_slice_in_use_is_waited_for_and_blocks_only_itself(cluster: Cluster, p
     with managed(cluster, p4d):
         label(cluster, p4d, "all-1g.5gb")
         wait_for_slices(cluster, p4d, mig_1g_5gb=56)
-        cluster.apply(pod("one", namespace, script=SHOW_DEVICES, limits={"nvidia.com/mig-1g.5gb": 1}))
+        cluster.apply(pod("one", namespace, script=SHOW, limits={"nvidia.com/mig-1g.5gb": 1}))
         wait_for_pods(cluster, namespace, Running=1)
         label(cluster, p4d, "all-3g.20gb")
         wait_for_state(cluster, p4d, "pending", "GpuBusy")

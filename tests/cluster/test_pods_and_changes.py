@@ -12,7 +12,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import label, wait_for_slices, wait_for_state
 from cluster.waiting import wait_for
-from cluster.workloads import phases, pod, pods_in
+from cluster.workloads import SHOW_DEVICES, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +21,7 @@ PODS_IN_A_WAVE = 6
 LAYOUTS = ("all-balanced", "all-1g.5gb", "all-2g.10gb")
 RESOURCES = ("nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb")
 # The slice must be there when the container begins and when it ends: the pod fails otherwise.
-HOLD = 'sees() { nvidia-smi -L | grep -q "$NVIDIA_VISIBLE_DEVICES"; }; sees && sleep %.1f && sees'
+HOLD = f'sees() {{ nvidia-smi -L | grep -q "$({SHOW_DEVICES})"; }}; sees && sleep %.1f && sees'
 
 
 def test_no_pod_loses_its_slice_however_often_the_layout_changes(cluster: Cluster, p4d: Node, namespace: str) -> None:

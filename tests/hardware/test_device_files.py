@@ -54,6 +54,20 @@ def test_a_slice_has_its_gpus_node_and_its_own_capability_files(host: Path) -> N
     assert [node.host_path for node in nodes] == wanted
 
 
+def test_cdi_needs_the_driver_and_its_hook_where_the_agent_sees_them(host: Path) -> None:
+    def why(hook: str = "/usr/bin/nvidia-ctk", driver_root: str = "/") -> str:
+        return DriverFiles(driver_root=driver_root, seen_at=str(host), hook_path=hook).why_no_cdi()
+
+    assert "nvidia-ctk" in why()
+    touch(host, "usr/bin/nvidia-ctk")
+    assert not why()
+    assert "nvidia-cdi-hook" in why("/usr/bin/nvidia-cdi-hook")
+    assert "nobody named the path" in why(driver_root="/run/nvidia/driver")
+    assert not why("/usr/local/nvidia/toolkit/nvidia-cdi-hook", driver_root="/run/nvidia/driver")
+    (host / f"usr/lib64/libcuda.so.{VERSION}").unlink()
+    assert "no libcuda.so" in why()
+
+
 def test_a_host_without_capability_files_leaves_the_gpus_node(tmp_path: Path) -> None:
     assert [node.host_path for node in DriverFiles(host=tmp_path).slice_nodes(GPU, SLICE, PIECE)] == ["/dev/nvidia3"]
 

@@ -118,6 +118,22 @@ def test_the_kubelets_sockets_are_where_the_agent_looks_for_them() -> None:
     assert "--kubelet-socket=/var/snap/kubelet/device-plugins/kubelet.sock" in container["args"]
 
 
+@pytest.mark.parametrize(
+    ("values", "mounts"),
+    [
+        ({}, True),
+        ({"deviceListStrategy": "auto"}, True),
+        ({"cdi": {"mount": False}}, False),
+        ({"deviceListStrategy": "envvar"}, False),
+        ({"deviceListStrategy": "volume-mounts,cdi-cri"}, True),
+        ({"devicePlugin": {"enabled": False}}, False),
+        ({"cdi": {"mount": False}, "dra": {"enabled": True}}, True),
+    ],
+)
+def test_what_cdi_needs_is_mounted_where_it_may_be_chosen(values: Values, mounts: bool) -> None:
+    assert ({"/var/run/cdi", "/driver-root"} <= mounted(**values).keys()) is mounts
+
+
 def test_the_hosts_root_is_where_the_agent_looks_for_it_and_cannot_be_written() -> None:
     restarting = {"migManager": {"withReboot": True}}
     pod, container = agents_pod(**restarting)
@@ -147,7 +163,7 @@ def test_the_unit_at_boot_needs_three_folders_of_the_host_and_no_right() -> None
     }
     _, container = agents_pod(**booting)
     unwritable = {mount["mountPath"] for mount in container["volumeMounts"] if mount.get("readOnly")}
-    assert unwritable == {f"{root}/usr/lib/systemd/system"}
+    assert unwritable == {f"{root}/usr/lib/systemd/system", PluginConfig().driver_root_in_container}
     assert granted(*objects("ClusterRole", **booting), *objects("Role", **booting)) == granted(
         *objects("ClusterRole"), *objects("Role")
     )
@@ -231,10 +247,8 @@ def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
     assert (rule["operations"], rule["resources"]) == (["CREATE", "UPDATE", "DELETE"], ["resourceslices"])
     folders = mounted(**dynamic, kubeletPath="/var/snap/kubelet")
     assert folders.keys() - mounted(kubeletPath="/var/snap/kubelet").keys() == {
-        "/var/snap/kubelet/plugins/gpu.tranche.dev",
+        "/var/snap/kubelet/plugins",
         "/var/snap/kubelet/plugins_registry",
-        "/var/run/cdi",
-        "/driver-root",
     }
     folders.pop("/driver-root")
     assert all(host == container for container, host in folders.items())

@@ -13,6 +13,7 @@ from tranche.core.profile import parse_profile
 from tranche.node.pod_processes import devices_of_pods, pods_with_processes
 
 UID, OTHER = "958d53a2-4189-4279-8fe3-8bd25234530a", "958d53a2-4189-4279-8fe3-8bd25234530b"
+THIRD = "0d2c1f3e-4189-4279-8fe3-8bd25234530c"
 SLICE = "kubepods-besteffort-pod958d53a2_4189_4279_8fe3_8bd25234530a.slice"
 
 
@@ -56,6 +57,8 @@ def test_a_new_register_learns_from_their_processes_what_pods_have(tmp_path: Pat
     process(tmp_path, 9, f"0::/kubepods/pod{OTHER}/b\n", environment=b"NVIDIA_VISIBLE_DEVICES=all\0")
     process(tmp_path, 10, "0::/user.slice\n", environment=visible)
     process(tmp_path, 11, f"0::/kubepods/pod{OTHER}/b\n", environment=b"NVIDIA_VISIBLE_DEVICES=MIG-0")
+    by_cdi = b"NVIDIA_VISIBLE_DEVICES=void\0TRANCHE_DEVICE_GPU_1=GPU-1"
+    process(tmp_path, 12, f"0::/kubepods/pod{THIRD}/b\n", environment=by_cdi)
     ids = iter("abc")
 
     def of_this_machine(pid: int) -> bool:
@@ -63,5 +66,6 @@ def test_a_new_register_learns_from_their_processes_what_pods_have(tmp_path: Pat
 
     found = devices_of_pods(devices, now=5.0, new_id=lambda: next(ids), of_this_machine=of_this_machine, proc=tmp_path)
     assert {grant for each in found for grant in each.grants} == set(devices.values())
-    assert {each.keeper for each in found} == {PodKeeper("", uid=UID)}
-    assert len(found) == 2
+    had = {(each.keeper, each.grants) for each in found}
+    first, third = PodKeeper("", uid=UID), PodKeeper("", uid=THIRD)
+    assert had == {(first, (one,)), (first, (devices["GPU-1"],)), (third, (devices["GPU-1"],))}

@@ -53,6 +53,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         metrics=_metrics(values),
         daemon_set=values["daemon_set"],
         cdi_folder=values["cdi_folder"],
+        kubelet_folder=values["kubelet_folder"],
         boot=_boot(values),
         stand_by=values["stand_by"],
         tier=_tier(values),

@@ -37,6 +37,7 @@ from tranche.node.checkup import (
     check_strays,
     failed,
 )
+from tranche.node.container_toolkit import check_container_toolkit
 from tranche.node.daemon_due import shared_by_mps
 from tranche.node.daemon_words import node_as_said
 from tranche.node.host import Host
@@ -90,7 +91,7 @@ def machine_findings(settings: Settings, answers: DriverAnswers | None = None) -
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")
     found.append(check_permission(Path(simulated) if simulated else None))
-    return [*found, *state]
+    return [*found, *check_container_toolkit(), *state]
 
 
 def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:

@@ -41,6 +41,11 @@ def driver_files(root: Path, version: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def has_driver(root: Path) -> bool:
+    """Whether a driver's libcuda is under `root`, of whatever version."""
+    return any(any((root / folder).glob("libcuda.so.*.*")) for folder in _FOLDERS)
+
+
 def library_folders(files: Iterable[str]) -> tuple[str, ...]:
     """The folders of the libraries among the files, sorted."""
     return tuple(sorted({str(PurePosixPath(path).parent) for path in files if ".so." in PurePosixPath(path).name}))

@@ -6,15 +6,18 @@ implementation of its own for machines without a GPU.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
-from tranche.hardware.driver_libraries import driver_files, library_folders
+from tranche.hardware.driver_libraries import driver_files, has_driver, library_folders
 
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+HOOK_PATH = "/usr/bin/nvidia-ctk"
+"""Where nvidia-ctk or nvidia-cdi-hook is on a host, unless somebody says so."""
 _MIG_MINORS = "proc/driver/nvidia-caps/mig-minors"
 
 
@@ -82,6 +85,10 @@ class DeviceFiles(Protocol):
         """What a CDI specification adds for one device beside its device nodes."""
         ...
 
+    def why_no_cdi(self) -> str:
+        """What a CDI specification would lack, so that a container would not find the driver; "" when nothing."""
+        ...
+
     def numa_node(self, gpu: GpuState) -> int | None:
         """The NUMA node that the GPU is attached to; None when there is none or it is not known."""
         ...
@@ -101,7 +108,7 @@ class DriverFiles:
         driver_root: str = "/",
         dev_root: str = "/",
         seen_at: str = "/",
-        hook_path: str = "/usr/bin/nvidia-ctk",
+        hook_path: str = HOOK_PATH,
         host: Path = Path("/"),
     ) -> None:
         self._driver_root = driver_root
@@ -146,6 +153,19 @@ class DriverFiles:
     def device_by_cdi(self, uuid: str) -> ContainerEdits:
         """Nothing beside the device nodes."""
         return ContainerEdits()
+
+    def why_no_cdi(self) -> str:
+        """The driver's library and the hook program have to be seen; where the driver's root alone is, the hook be named."""
+        root = Path(self._seen_at)
+        if not has_driver(root):
+            return f"no libcuda.so of the driver is found under {self._driver_root}"
+        if self._driver_root.rstrip("/"):
+            if self._hook_path != HOOK_PATH:
+                return ""
+            return f"the agent sees {self._driver_root} of the host alone, and nobody named the path of nvidia-cdi-hook"
+        if not os.path.lexists(root / self._hook_path.lstrip("/")):
+            return f"{self._hook_path}, which CDI needs to make the driver found, is not on the host"
+        return ""
 
     def numa_node(self, gpu: GpuState) -> int | None:
         """From sysfs; the kernel writes -1 where there is no NUMA."""

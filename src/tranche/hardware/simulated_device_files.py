@@ -64,6 +64,10 @@ class SimulatedDeviceFiles:
         """The file that names the device."""
         return ContainerEdits(mounts=(Mount("/dev/null", f"{VISIBLE_DEVICES_FOLDER}/{uuid}"),))
 
+    def why_no_cdi(self) -> str:
+        """Nothing: the simulator's files are known."""
+        return ""
+
     def numa_node(self, gpu: GpuState) -> int | None:
         """As the simulated machine says: its bus addresses mean nothing to this host's sysfs."""
         return gpu.numa_node

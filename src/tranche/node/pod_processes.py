@@ -57,7 +57,8 @@ def devices_of_pods(
         except OSError:
             continue
         values = dict(os.fsdecode(pair).partition("=")[::2] for pair in content.split(b"\0"))
-        grants = [devices[uuid] for uuid in values.get(DEVICES, "").split(",") if uuid in devices]
+        listed = values.get(DEVICES, "").split(",")
+        grants = [grant for uuid, grant in devices.items() if uuid in listed or device_mark(uuid) in values]
         if not grants or not of_this_machine(pid):
             continue
         for grant in grants:
@@ -67,6 +68,11 @@ def devices_of_pods(
                     new_id(), nearest_request((grant,)), (grant,), Phase.ACTIVE, now, keeper=keeper
                 )
     return tuple(found.values())
+
+
+def device_mark(uuid: str) -> str:
+    """The variable that names a device in the environment of a container that was given it, in whatever way."""
+    return f"TRANCHE_DEVICE_{uuid.replace('-', '_')}"
 
 
 def claim_mark(uid: str) -> str:

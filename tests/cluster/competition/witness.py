@@ -150,7 +150,8 @@ def holdings(token: str) -> list[Holding]:
         if wanted not in content or not (started := start_of(int(name))):
             continue
         values = dict(each.partition("=")[::2] for each in content.decode(errors="replace").split("\0"))
-        listed = values.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
+        listed = [value for name, value in values.items() if name.startswith("TRANCHE_DEVICE_")]
+        listed = listed or values.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
         devices = tuple(each for each in listed if each.startswith(("GPU-", "MIG-")))
         competitor = values[MARK].partition("/")[2]
         found.append(Holding(competitor, int(name), started, devices, values.get("TRANCHE_ALLOCATION", "")))

@@ -38,6 +38,7 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
+from tranche.kubernetes.dra.registration import PluginSockets
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
@@ -266,9 +267,21 @@ def test_the_cdi_specification_goes_with_the_agent_and_no_other_file(tmp_path: P
     edits = ContainerEdits(environment=(("A", "b"),))
     write_spec(CdiSpec(CDI_KIND, (CdiDevice("d", edits),), edits), tmp_path)
     write_spec(CdiSpec("vendor.example/gpu", (CdiDevice("d", edits),), edits), tmp_path)
-    take_files_along(tmp_path)
+    take_files_along(tmp_path, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["vendor.example-gpu.json"]
-    take_files_along(tmp_path / "none")
+    take_files_along(tmp_path / "none", tmp_path / "none")
+
+
+def test_the_folder_of_the_drivers_sockets_goes_with_the_last_agent(tmp_path: Path) -> None:
+    own, other = PluginSockets(tmp_path, "a"), PluginSockets(tmp_path, "b")
+    own.make_room()
+    other.plugin.touch()
+    take_files_along(tmp_path, tmp_path)
+    assert other.plugin.exists()
+    other.remove()
+    take_files_along(tmp_path, tmp_path)
+    assert not own.plugin.parent.exists()
+    assert own.plugin.parent.parent.exists(), "the kubelet's"
 
 
 @isolated
@@ -319,6 +332,7 @@ def test_an_agent_that_ends_for_good_leaves_no_idle_daemon(short: Path, deleting
                     "--metrics-port=0",
                     *parts,
                     f"--cdi-folder={short / 'cdi'}",
+                    f"--kubelet-folder={short / 'kubelet'}",
                     f"--pod-resources-socket={short / 'none.sock'}",
                     env=machine.environment,
                     stderr=asyncio.subprocess.PIPE,

@@ -14,10 +14,12 @@ from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
 from tranche.kubernetes.observation.resources import PluginDevice, slices_of
+from tranche.node.pod_processes import device_mark
 
 GPU = replace(cut(2, "1g.5gb@0", "1g.5gb@3"), minor=5)
 SLICES = tuple(slices_of(GPU))
 A, B = (device.uuid for device in SLICES)
+MARKS = {device_mark(uuid): uuid for uuid in (A, B)}
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def config(*lists: str, **more: object) -> PluginConfig:
 
 def test_envvar(files: DriverFiles) -> None:
     assert respond(SLICES, config("envvar"), files, request_id="r") == ContainerResponse(
-        environment={"NVIDIA_VISIBLE_DEVICES": f"{A},{B}"}
+        environment={"NVIDIA_VISIBLE_DEVICES": f"{A},{B}", **MARKS}
     )
 
 
@@ -53,12 +55,12 @@ def test_indexes(files: DriverFiles) -> None:
     by_index = config("envvar", device_id_strategy=DeviceIdStrategy.INDEX)
     devices = (*SLICES, PluginDevice(whole(7)))
     answer = respond(devices, by_index, files, request_id="r")
-    assert answer.environment == {"NVIDIA_VISIBLE_DEVICES": "2:0,2:1,7"}
+    assert answer.environment.items() >= {"NVIDIA_VISIBLE_DEVICES": "2:0,2:1,7", **MARKS}.items()
 
 
 def test_volume_mounts(files: DriverFiles) -> None:
     answer = respond(SLICES, config("volume-mounts"), files, request_id="r")
-    assert answer.environment == {"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}
+    assert answer.environment == {"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices", **MARKS}
     assert [mount.container_path for mount in answer.mounts] == [
         f"/var/run/nvidia-container-devices/{u}" for u in (A, B)
     ]
@@ -113,3 +115,4 @@ def test_the_specification_has_every_device_that_exists(files: DriverFiles) -> N
     (first,) = [device for device in data["devices"] if device["name"] == A]
     nodes = [each["path"] for each in first["containerEdits"]["deviceNodes"]]
     assert nodes == ["/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap20", "/dev/nvidia-caps/nvidia-cap21"]
+    assert f"{device_mark(A)}={A}" in first["containerEdits"]["env"]

@@ -89,6 +89,7 @@ def test_booleans_are_read_as_go_reads_them(text: str, value: bool) -> None:
         ("flags: {migStrategy: both}", "flags.migStrategy: 'both' is not one of none, single, mixed"),
         ("flags: {plugin: {deviceListStrategy: [envvar, cdi]}}", "'cdi' is not one of"),
         ("flags: {plugin: {deviceListStrategy: []}}", "at least one strategy"),
+        ("flags: {plugin: {deviceListStrategy: [auto, envvar]}}", "auto stands alone"),
         ("flags: {plugin: {passDeviceSpecs: perhaps}}", "must be true or false"),
         ("flags: {nvidiaDriverRoot: 3}", "flags.nvidiaDriverRoot must be a text"),
         ("flags: {renameByDefault: true}", "unknown field: flags.renameByDefault"),

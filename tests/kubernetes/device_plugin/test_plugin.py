@@ -30,6 +30,7 @@ from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef,
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.announcements import Announcer
+from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
@@ -47,6 +48,8 @@ from tranche.node.host import Host
 from tranche.node.patience import Patience
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
+VERSIONS = ("container_runtime", "kubelet_version")
+BY_CDI = ("containerd://2.3.7", "v1.36.3")
 
 
 class Api:
@@ -96,18 +99,30 @@ class Rig:
         self.api = Api()
         self.kubelet = KubeletStandIn(node.folder / "plugins")
         self.kube_node: Live[KubeNode | None] = Live()
-        self.kube_node.publish(KubeNode("n"))
+        # Without the node's versions the strategy is said; None leaves the node unknown.
+        versions = settings.pop("versions", ())
+        said = {"--device-list-strategy": ["envvar"]} if versions == () else {}
+        if versions is not None:
+            self.kube_node.publish(KubeNode("n", **dict(zip(VERSIONS, versions, strict=False))))  # type: ignore[call-overload]
         self.cdi_folder = node.folder / "cdi"
         self._skipped = 0.0
         self.hosted: Supervisor
         self.mps_tied = ""
         self.laid_out = False
-        flags = {"--mig-strategy": settings.pop("strategy", "mixed"), "--kubelet-socket": str(self.kubelet.socket)}
-        start = StartSettings(**{"flags": flags, **settings})  # type: ignore[arg-type]
+        strategy = settings.pop("strategy", "mixed")
+        flags = settings.pop("flags", {"--mig-strategy": strategy, "--kubelet-socket": str(self.kubelet.socket)})
+        start = StartSettings(flags={**said, **flags}, **settings)  # type: ignore[arg-type, dict-item]
         self.holdings = PodResourcesStandIn()
         self.pods = PodRegister(host, self.holdings, no_pods, clock=self.clock)
         self.inventory = Inventory(self.pods.look, clock=self.clock, period=3600.0)
-        self.config = ConfigSource(start, self.api, "ns", self.kube_node)  # type: ignore[arg-type]
+        self.cdi_obstacle = ""
+        self.config = ConfigSource(
+            start,
+            self.api,  # type: ignore[arg-type]
+            "ns",
+            self.kube_node,
+            driver_obstacle=lambda config: self.cdi_obstacle,
+        )
         self.events = GpuEvents(GpuEventStream, self.inventory)
         files = SimulatedDeviceFiles(node.machine.state)
         self.plugin = DevicePlugin(
@@ -554,6 +569,44 @@ def test_cdi_specifications_are_there_before_the_devices_are(tmp_path: Path) -> 
     socket = str(tmp_path / "plugins" / "kubelet.sock")
     flags = {"--mig-strategy": "mixed", "--kubelet-socket": socket, "--device-list-strategy": ["cdi-cri"]}
     run(tmp_path, scenario, flags=flags)
+
+
+def test_devices_are_given_by_cdi_where_the_node_is_known_to_take_it(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        first = next(iter(rig.kubelet.devices[GPU]))
+        answer = await rig.kubelet.allocate(GPU, first)
+        assert [device.name for device in answer.cdi_devices] == [f"k8s.device-plugin.nvidia.com/gpu={first}"]
+        assert not answer.envs
+        assert not rig.api.reasons
+
+    run(tmp_path, scenario, versions=BY_CDI)
+
+
+def test_a_node_that_may_not_take_cdi_gives_devices_by_the_variable_and_says_what_that_means(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.counts({GPU: (2, 2)})
+        first, second = rig.kubelet.devices[GPU]
+        assert (await rig.kubelet.allocate(GPU, first)).envs["NVIDIA_VISIBLE_DEVICES"] == first
+        await until(lambda: rig.api.reasons == ["VisibleDevicesNotEnforced"], "said")
+        assert "containerd 1.7.27" in rig.api.events[0][2]
+        rig.kube_node.publish(KubeNode("n", container_runtime=BY_CDI[0], kubelet_version=BY_CDI[1]))
+        await until(lambda: rig.config.latest.value.cdi_only, "upgraded")
+        assert not (await rig.kubelet.allocate(GPU, second)).envs
+
+    run(tmp_path, scenario, versions=("containerd://1.7.27", "v1.36.3"))
+
+
+def test_nothing_is_given_away_before_it_is_known_whether_the_node_takes_cdi(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.config.latest.publish(PluginConfig(kubelet_socket=str(rig.kubelet.socket)))
+        await rig.counts({GPU: (2, 2)})
+        first = next(iter(rig.kubelet.devices[GPU]))
+        with pytest.raises(grpc.aio.AioRpcError, match="which container runtime this node has"):
+            await rig.kubelet.allocate(GPU, first)
+        assert not rig.host.view().allocations
+
+    run(tmp_path, scenario, versions=None)
 
 
 def test_devices_whose_cdi_specification_cannot_be_written_are_not_offered(tmp_path: Path) -> None:

@@ -818,7 +818,9 @@ def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() 
         # The chart's new word starts the agent anew.
         tier: Live[Tier] = Live()
         tier.publish(Tier.GATES)
-        source = ConfigSource(StartSettings(), node.node.services.api, "tranche", Live())
+        source = ConfigSource(
+            StartSettings(), node.node.services.api, "tranche", Live(), driver_obstacle=lambda config: ""
+        )
         source.latest.publish(PluginConfig())
         driver = claim_driver(
             replace(node.node.services, tier=tier),

@@ -49,6 +49,7 @@ def node(name: str) -> SurveyedNode:
         capacity={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 56},
         allocatable={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 56},
         kubelet_version="v1.36.1",
+        container_runtime="containerd://2.1.4",
     )
 
 
@@ -293,6 +294,25 @@ def test_a_fault_of_one_node_names_that_node_and_its_pod() -> None:
     assert (crash.nodes, crash.pods) == (("a",), ("tranche-system/agent-a",))
     (cordon,) = wrong(on_a(unschedulable=True)(HEALTHY))
     assert cordon.nodes == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("argument", "runtime", "why"),
+    [
+        ("", "containerd://1.7.27", "containerd 1.7.27"),
+        ("--device-list-strategy=envvar", "containerd://2.1.4", "--device-list-strategy is envvar"),
+        ("--device-list-strategy=volume-mounts", "containerd://1.7.27", ""),
+        ("--device-list-strategy=envvar,cdi-cri", "containerd://2.1.4", ""),
+        ("--without=device-plugin", "containerd://1.7.27", ""),
+    ],
+)
+def test_a_node_whose_pods_can_see_every_gpu_is_named(argument: str, runtime: str, why: str) -> None:
+    nodes = (replace(node("a"), container_runtime=runtime), node("b"))
+    agents = Agents(replace(AGENT, arguments=(argument,)), HEALTHY.agents[0].pods)
+    said = [each for each in found(replace(HEALTHY, nodes=nodes, agents=(agents,))) if each.check == "devices"]
+    assert all(each.status is Status.WARN and why in each.text for each in said)
+    exposed = {name for each in said for name in each.nodes}
+    assert exposed == ({"a", "b"} if "is envvar" in why else {"a"} if why else set())
 
 
 def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:

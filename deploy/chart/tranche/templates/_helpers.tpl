@@ -76,10 +76,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.dra.enabled (or (eq .Values.dra.tier "gates") (and (eq .Values.dra.tier "auto") $old)) }}true{{ end -}}
 {{- end }}
 
-{{/* "true" where containers are told of their devices by CDI. */}}
+{{/* "true" where containers are, or may be, told of their devices by CDI. */}}
 {{- define "tranche.cdi" -}}
-{{- $told := printf "%s %s" (.Values.deviceListStrategy | default "") (.Values.config.map | toJson) -}}
-{{- $byPlugin := and .Values.devicePlugin.enabled (or .Values.cdi.mount (regexMatch "cdi-(annotations|cri)" $told)) -}}
+{{- $strategy := .Values.deviceListStrategy | default "auto" -}}
+{{- $told := printf "%s %s" $strategy (.Values.config.map | toJson) -}}
+{{- $chosen := and .Values.cdi.mount (eq $strategy "auto") -}}
+{{- $byPlugin := and .Values.devicePlugin.enabled (or $chosen (regexMatch "cdi-(annotations|cri)" $told)) -}}
 {{- if or $byPlugin .Values.dra.enabled }}true{{ end -}}
 {{- end }}
 

@@ -24,6 +24,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
+from tranche.kubernetes.dra.registration import socket_folder
 from tranche.kubernetes.gates.leases import CHOICES, GPUS, lease_name
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
@@ -152,9 +153,14 @@ async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: st
         return None
 
 
-def take_files_along(cdi_folder: Path) -> None:
-    """Remove what an agent leaves on its node for containers to come. Its state folder stays: it says who holds what."""
+def take_files_along(cdi_folder: Path, kubelet_folder: Path) -> None:
+    """Remove what an agent leaves on its node for containers to come, and the folder that it made in the kubelet's, once empty.
+
+    Its state folder stays: it says who holds what.
+    """
     write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)
+    with suppress(OSError):  # another agent's socket is in it, or it was never made
+        socket_folder(kubelet_folder).rmdir()
 
 
 async def give_gpus_back(host: Host, pods: PodRegister, say: Callable[[str], Awaitable[None]]) -> None:

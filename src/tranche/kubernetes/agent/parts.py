@@ -240,6 +240,13 @@ def _sick_bay(services: NodeServices, config: ConfigSource) -> SickBay:
     )
 
 
+def cdi_obstacle(config: PluginConfig, *, cdi_folder: Path) -> str:
+    """Why this agent cannot write a CDI specification by which a container finds the driver; "" when it can. Blocks."""
+    if not os.access(cdi_folder, os.W_OK):
+        return f"there is no folder {cdi_folder} that the agent can write"
+    return _device_files(config).why_no_cdi()
+
+
 def _device_files(config: PluginConfig) -> DeviceFiles:
     if simulated := os.environ.get("TRANCHE_SIM_STATE"):
         from tranche.hardware.simulated_device_files import SimulatedDeviceFiles

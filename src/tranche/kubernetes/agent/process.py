@@ -22,6 +22,7 @@ from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
+from tranche.kubernetes.agent.parts import cdi_obstacle
 from tranche.kubernetes.agent.state_folder import StateFolder
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -66,7 +67,8 @@ class AgentOptions:
     """How one agent is set up.
 
     `namespace` "" means the one that the way to the API server names; `period` is in seconds. `daemon_set` is the one that runs
-    the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder`. `metrics` is None when none are
+    the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder` and `kubelet_folder`. `metrics` is
+    None when none are
     served. `boot` is what cuts the GPUs at boot, where the agent is to install it. With `stand_by` it is ready while it waits for
     another agent's end. `tier` is the administrator's word on how the cluster gives shares by demand, None to find out.
     """
@@ -82,6 +84,7 @@ class AgentOptions:
     metrics: MetricsSettings | None
     daemon_set: str = "tranche-agent"
     cdi_folder: Path = Path("/var/run/cdi")
+    kubelet_folder: Path = Path("/var/lib/kubelet")
     boot: Installation | None = None
     stand_by: bool = False
     tier: Tier | None = None
@@ -132,7 +135,8 @@ async def _serve(
     inventory = Inventory(pods.look, clock=time.monotonic, period=options.period)
     gpu_events = GpuEvents(GpuEventStream, inventory)
     namespace = options.namespace or server.namespace
-    plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest)
+    obstacle = partial(cdi_obstacle, cdi_folder=options.cdi_folder)
+    plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest, driver_obstacle=obstacle)
     state_folder = StateFolder(host.places, stand_by=options.stand_by)
     tier_watch = TierWatch(connection, options.tier)
     services = NodeServices(
@@ -193,7 +197,7 @@ async def _serve(
         daemon_set = await last_look
         if daemon_set is not None and daemon_set.deleting:
             _log.info("leaving for good", extra={"daemon_set": options.daemon_set})
-            take_files_along(options.cdi_folder)
+            take_files_along(options.cdi_folder, options.kubelet_folder)
             await give_gpus_back(host, pods, partial(_say_of_node, api, node_watch.latest))
         if boot_unit is not None:
             boot_unit.end(daemon_set)

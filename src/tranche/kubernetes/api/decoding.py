@@ -24,6 +24,7 @@ _LONGEST_MESSAGE = 1024
 def decode_node(raw: Json) -> KubeNode:
     """A `v1.Node`."""
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    info = status.get("nodeInfo") or {}
     return KubeNode(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
@@ -33,7 +34,9 @@ def decode_node(raw: Json) -> KubeNode:
         conditions=tuple(_decode_condition(condition) for condition in status.get("conditions") or ()),
         capacity=status.get("capacity") or {},
         allocatable=status.get("allocatable") or {},
-        os_image=(status.get("nodeInfo") or {}).get("osImage") or "",
+        os_image=info.get("osImage") or "",
+        container_runtime=info.get("containerRuntimeVersion") or "",
+        kubelet_version=info.get("kubeletVersion") or "",
     )
 
 

@@ -43,7 +43,7 @@ class NodeCondition:
 class KubeNode:
     """A node object. `capacity` and `allocatable` hold quantities as the API server prints them.
 
-    `os_image` is the operating system's name for itself, as the kubelet tells it.
+    `os_image` is the operating system's name for itself, as the kubelet tells it; `container_runtime` is as `containerd://2.3.7`.
     """
 
     name: str
@@ -55,6 +55,8 @@ class KubeNode:
     capacity: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
     os_image: str = ""
+    container_runtime: str = ""
+    kubelet_version: str = ""
 
     def condition(self, type_: str) -> NodeCondition | None:
         """The condition of that type."""

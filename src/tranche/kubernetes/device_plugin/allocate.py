@@ -10,6 +10,7 @@ from tranche.hardware.cdi import CdiDevice, CdiSpec
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
 from tranche.kubernetes.observation.resources import PluginDevice, slices_of
+from tranche.node.pod_processes import device_mark
 
 CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -43,6 +44,7 @@ def respond(
         environment.update(beside.environment)
         mounts += beside.mounts
         environment.update(_features(config))
+        environment.update((device_mark(device.uuid), device.uuid) for device in devices)
         if config.pass_device_specs:
             nodes += device_nodes(devices, files)
     if DeviceListStrategy.ENVVAR in lists:
@@ -89,7 +91,10 @@ def _own_nodes(device: PluginDevice, files: DeviceFiles) -> tuple[DeviceNode, ..
 
 def _cdi_edits(device: PluginDevice, files: DeviceFiles) -> ContainerEdits:
     more = files.device_by_cdi(device.uuid)
-    return ContainerEdits(_own_nodes(device, files) + more.device_nodes, more.mounts, more.environment, more.hooks)
+    named = (device_mark(device.uuid), device.uuid)
+    return ContainerEdits(
+        _own_nodes(device, files) + more.device_nodes, more.mounts, (*more.environment, named), more.hooks
+    )
 
 
 def _features(config: PluginConfig) -> Mapping[str, str]:

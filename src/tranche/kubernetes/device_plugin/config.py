@@ -24,8 +24,9 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 
 class DeviceListStrategy(StrEnum):
-    """How a container is told which devices it has."""
+    """How a container is told which devices it has. AUTO stands for what the node allows (`device_lists`)."""
 
+    AUTO = "auto"
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
     CDI_ANNOTATIONS = "cdi-annotations"
@@ -55,7 +56,7 @@ class PluginConfig:
     """What the device plugin does. Paths are the host's, but for `driver_root_in_container` and `kubelet_socket`."""
 
     mig_strategy: MigStrategy = MigStrategy.NONE
-    device_lists: tuple[DeviceListStrategy, ...] = (DeviceListStrategy.ENVVAR,)
+    device_lists: tuple[DeviceListStrategy, ...] = (DeviceListStrategy.AUTO,)
     device_id_strategy: DeviceIdStrategy = DeviceIdStrategy.UUID
     pass_device_specs: bool = False
     gdrcopy_enabled: bool = False
@@ -76,6 +77,11 @@ class PluginConfig:
     virtual_limited: bool = True
 
     @property
+    def unchosen(self) -> bool:
+        """Whether the strategy is still to be chosen by what the node allows."""
+        return DeviceListStrategy.AUTO in self.device_lists
+
+    @property
     def cdi_enabled(self) -> bool:
         """Whether any way of telling a container goes by CDI."""
         return any(strategy in _CDI for strategy in self.device_lists)
@@ -84,6 +90,16 @@ class PluginConfig:
     def cdi_only(self) -> bool:
         """Whether every way does: then nothing else is added to a container."""
         return all(strategy in _CDI for strategy in self.device_lists)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is asked for that the NVIDIA container runtime alone adds, by the names of the settings."""
+        wanted = {
+            "gdrcopy-enabled": self.gdrcopy_enabled,
+            "gds-enabled": self.gds_enabled,
+            "mofed-enabled": self.mofed_enabled,
+        }
+        return tuple(name for name, enabled in wanted.items() if enabled)
 
     @property
     def plugin_folder(self) -> Path:
@@ -119,13 +135,10 @@ def read_config(
 def _checked(config: PluginConfig) -> PluginConfig:
     if not config.device_lists:
         raise _invalid("device-list-strategy: at least one strategy is needed")
-    features = {
-        "gdrcopy-enabled": config.gdrcopy_enabled,
-        "gds-enabled": config.gds_enabled,
-        "mofed-enabled": config.mofed_enabled,
-    }
-    if config.cdi_only and (wanted := [name for name, enabled in features.items() if enabled]):
-        raise _invalid(f"{wanted[0]} is not supported when all device-list strategies are CDI")
+    if config.unchosen and len(config.device_lists) > 1:
+        raise _invalid("device-list-strategy auto stands alone: it chooses the strategy")
+    if config.cdi_only and config.features:
+        raise _invalid(f"{config.features[0]} is not supported when all device-list strategies are CDI")
     if config.device_id_strategy is DeviceIdStrategy.INDEX and config.cdi_enabled:
         raise _invalid("device-id-strategy index is not supported with CDI: CDI devices are named by UUID")
     if config.virtual_gpus and config.sharing.resources:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.api.objects import ConfigMap, KubeApi, KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
+from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.health import xid_policy
 from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.node.yaml_reader import NotYaml, load_yaml
+
+_FIRST_NODE_SECONDS = 10.0
+_LOOK_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -66,16 +72,30 @@ class ConfigSource:
     """A component: the configuration in effect, changed when the label or the ConfigMap changes.
 
     A configuration that is wrong changes nothing: the one before stays in effect, and `problem` says what is wrong. `strategy`
-    and `sharing` are what of it concerns more than the device plugin.
+    and `sharing` are what of it concerns more than the device plugin. The device-list strategy is `unchosen` only until the
+    node's versions are known; `exposed` says what `auto` could not do.
     """
 
     name = "device-plugin-config"
 
-    def __init__(self, start: StartSettings, api: KubeApi, namespace: str, node: Live[KubeNode | None]) -> None:
+    def __init__(
+        self,
+        start: StartSettings,
+        api: KubeApi,
+        namespace: str,
+        node: Live[KubeNode | None],
+        *,
+        driver_obstacle: Callable[[PluginConfig], str],
+    ) -> None:
+        """`driver_obstacle` says what of this machine a CDI specification would lack, "" for nothing; it blocks."""
         self.latest: Live[PluginConfig] = Live()
         self.strategy: Live[MigStrategy] = Live()
         self.sharing: Live[ReplicaRules] = Live()
         self.problem: Live[str] = Live()
+        self.exposed: Live[str] = Live()
+        self._driver_obstacle = driver_obstacle
+        self._found: tuple[PluginConfig, str] | None = None
+        self._wake = asyncio.Event()
         self._start = start
         self._api = api
         self._namespace = namespace
@@ -89,34 +109,71 @@ class ConfigSource:
         return Readiness(False, self.problem.value if self.problem.synced else "the configuration was not read yet")
 
     async def run(self) -> None:
-        """Follow label and ConfigMap until cancelled."""
-        if not self._start.config_map:
-            self._choose(None, None)
-            await asyncio.Event().wait()
+        """Follow node and ConfigMap until cancelled."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_NODE_SECONDS):
+                await self._node.first()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_config_map())
-            group.create_task(self._follow(self._node))
-            group.create_task(self._follow(self._config_map))
+            group.create_task(self._keep_choosing())
+            group.create_task(self._wake_with(self._node))
+            if self._start.config_map:
+                group.create_task(self._follow_config_map())
+                group.create_task(self._wake_with(self._config_map))
 
     async def _follow_config_map(self) -> None:
         async for config_map in self._api.watch_config_map(self._namespace, self._start.config_map):
             self._config_map.publish(config_map)
 
-    async def _follow(self, source: Live[KubeNode | None] | Live[ConfigMap | None]) -> None:
+    async def _wake_with(self, source: Live[Any]) -> None:
         async for _ in source.changes():
-            if self._node.synced and self._config_map.synced:
-                node = self._node.value
-                self._choose(node.labels.get(CONFIG_LABEL) if node else None, self._config_map.value)
+            self._wake.set()
 
-    def _choose(self, label: str | None, config_map: ConfigMap | None) -> None:
+    async def _keep_choosing(self) -> None:
+        while True:
+            self._wake.clear()
+            if not self._start.config_map:
+                await self._choose(None, None)
+            elif self._node.synced and self._config_map.synced:
+                node = self._node.value
+                await self._choose(node.labels.get(CONFIG_LABEL) if node else None, self._config_map.value)
+            # What a driver that is installed late lacked comes without news of the node.
+            again = _LOOK_SECONDS if self.exposed.synced and self.exposed.value else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(again):
+                    await self._wake.wait()
+
+    async def _choose(self, label: str | None, config_map: ConfigMap | None) -> None:
         try:
             config = self._start.choose(label, config_map)
         except PluginConfigInvalid as error:
             problem = f"{error.message}; {error.hint}".rstrip("; ")
-            _log.error("configuration refused", extra={"error": problem})
+            if not self.problem.synced or self.problem.value != problem:
+                _log.error("configuration refused", extra={"error": problem})
             self.problem.publish(problem)
             return
+        config = await self._with_strategy(config)
         self.problem.publish("")
         self.latest.publish(config)
         self.strategy.publish(config.mig_strategy)
         self.sharing.publish(config.sharing)
+
+    async def _with_strategy(self, config: PluginConfig) -> PluginConfig:
+        """With a strategy for `auto`, once the node's versions are known; what was found to go by CDI goes on by CDI."""
+        if not config.unchosen:
+            self._found = None
+            self.exposed.publish("")
+            return config
+        known = self._found[1] if self._found is not None and self._found[0] == config else None
+        node = self._node.value if self._node.synced else None
+        if node is not None:
+            obstacle = why_not_by_cdi(config) or why_no_cdi(node.container_runtime, node.kubelet_version)
+            if not obstacle and known != "":
+                obstacle = await asyncio.to_thread(self._driver_obstacle, config)
+            known = obstacle
+        if known is None:
+            return config
+        if self._found != (config, known):
+            _log.info("device-list strategy chosen", extra={"by_cdi": not known, "obstacle": known})
+        self._found = config, known
+        self.exposed.publish(exposed(known) if known else "")
+        return with_strategy(config, known)

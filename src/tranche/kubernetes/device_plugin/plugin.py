@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.allocation import Part
-from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, TrancheError
+from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState, NodeState
@@ -312,9 +312,12 @@ class DevicePlugin:
         }
 
     def _config_news(self) -> Mapping[str, Announcement]:
-        if not self._config.problem.synced or not self._config.problem.value:
-            return {}
-        return {"config": Announcement(Severity.WARNING, "DevicePluginConfigInvalid", self._config.problem.value)}
+        said = {"DevicePluginConfigInvalid": self._config.problem, "VisibleDevicesNotEnforced": self._config.exposed}
+        return {
+            reason: Announcement(Severity.WARNING, reason, live.value)
+            for reason, live in said.items()
+            if live.synced and live.value
+        }
 
     async def _discharge(self) -> None:
         quiet = self._ward.quiet(self._clock())
@@ -409,10 +412,13 @@ class DevicePlugin:
             UsageError: more replicas than a container may ask for.
             GpuBusy: a device that a change in progress may take away, or that somebody else holds, or any in another mode;
                 or one whose compute mode lets no program use it.
+            KubernetesUnavailable: it is not known yet how this node's containers can be told of devices.
         """
         self._refuse_mode()
         devices = [self._device(resource, device_id) for device_id in device_ids]
         config = self._config.latest.value
+        if config.unchosen:
+            raise KubernetesUnavailable("the API server has not said yet which container runtime this node has")
         refuse_request(devices, config.sharing)
         self._refuse_condemned(devices)
         for device in devices:

@@ -56,7 +56,8 @@ class Unsupported:
         return "true" in self.harmless or "false" in self.harmless
 
 
-DEVICE_LISTS = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+AUTO = "auto"
+DEVICE_LISTS = (AUTO, "envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 DEVICE_IDS = ("uuid", "index")
 SHARED_POLICIES = ("distributed", "spread", "packed")
 
@@ -93,7 +94,7 @@ SETTINGS = (
         "device_lists",
         "device-list-strategy",
         ValueKind.LIST,
-        f"How containers are told of their devices, one or more of: {', '.join(DEVICE_LISTS)}.",
+        f"How containers are told of their devices: {AUTO} (default), or one or more of {', '.join(DEVICE_LISTS[1:])}.",
         *_PLUGIN,
         "deviceListStrategy",
         choices=DEVICE_LISTS,

@@ -33,12 +33,17 @@ _THREADS = 2
 _log = logging.getLogger(__name__)
 
 
+def socket_folder(kubelet_folder: Path) -> Path:
+    """Where the driver's sockets lie: a folder of its own among those of other plugins."""
+    return kubelet_folder / "plugins" / DRIVER
+
+
 class PluginSockets:
     """The two sockets of one agent. `instance` tells agents of one node apart: the uid of the agent's pod, or "" without one."""
 
     def __init__(self, kubelet_folder: Path, instance: str) -> None:
         suffix = f"-{instance}" if instance else ""
-        self.plugin = kubelet_folder / "plugins" / DRIVER / f"dra{suffix}.sock"
+        self.plugin = socket_folder(kubelet_folder) / f"dra{suffix}.sock"
         self.registration = kubelet_folder / "plugins_registry" / f"{DRIVER}{suffix}-reg.sock"
 
     def make_room(self) -> None:

@@ -9,6 +9,7 @@ from tranche.kubernetes.support.checks.access import check_access
 from tranche.kubernetes.support.checks.agents import check_agents
 from tranche.kubernetes.support.checks.claims import check_claims
 from tranche.kubernetes.support.checks.controllers import check_controllers
+from tranche.kubernetes.support.checks.given_devices import check_given_devices
 from tranche.kubernetes.support.checks.layouts import check_layouts
 from tranche.kubernetes.support.checks.neighbours import check_neighbours
 from tranche.kubernetes.support.checks.nodes import check_nodes
@@ -35,5 +36,6 @@ def _all(facts: ClusterFacts, now: datetime, own_version: str) -> Iterator[Clust
     yield from check_layouts(facts, now)
     yield from check_turns(facts)
     yield from check_resources(facts)
+    yield from check_given_devices(facts)
     yield from check_neighbours(facts)
     yield from check_access(facts)
