@@ -120,7 +120,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     built: dict[str, tuple[Part, ...]] = {
         "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], ways=ways),),
         "mig-manager": (manager,),
-        "feature-labels": (parts.feature_labels,),
+        "feature-labels": (partial(parts.feature_labels, heeds_mode=by_claims),),
         "dra": (driver, slices, shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]

@@ -182,6 +182,11 @@ def test_a_node_of_virtual_gpus_has_the_label_of_awss_plugin_beside_what_is_true
     assert feature_labels(state, MigStrategy.NONE, FACTS, virtual) == {**COMMON, **WHOLE}
     others = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
     assert "k8s.amazonaws.com/accelerator" not in changed_labels(others, {**COMMON, **WHOLE}, 1.0)
+    no_more = changed_labels({**COMMON, **WHOLE, **said}, {**COMMON, **WHOLE}, 1.0)
+    assert (no_more["nvidia.com/mps.capable"], no_more["k8s.amazonaws.com/accelerator"]) == ("false", None)
+    assert changed_labels({**COMMON, **WHOLE, **said}, {}, 1.0)["k8s.amazonaws.com/accelerator"] is None
+    by_hand = {**COMMON, **WHOLE, "k8s.amazonaws.com/accelerator": "vgpu"}
+    assert "k8s.amazonaws.com/accelerator" not in changed_labels(by_hand, {**COMMON, **WHOLE}, 1.0)
 
 
 def test_media_attributes_are_written_with_a_dot() -> None:

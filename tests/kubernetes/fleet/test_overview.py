@@ -23,6 +23,14 @@ def test_a_node_with_a_word_on_its_gpus_is_shown_also_while_it_offers_none(mode:
     assert (found.node.name, found.node.mode_text, found.models) == ("p4d", shown, ())
 
 
+@pytest.mark.parametrize("resource", ["k8s.amazonaws.com/vgpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"])
+def test_a_node_is_shown_by_whatever_resource_its_device_plugin_offers(resource: str) -> None:
+    raw = node("g4dn")
+    raw["status"]["allocatable"] = {"cpu": "8", resource: "10", "example.com/gpu": "2"}
+    (found,) = summaries(cluster([raw, node("plain")], []))
+    assert found.models == (f"{resource}: 10",)
+
+
 def test_a_node_that_shows_only_what_claims_have_still_has_its_other_gpus() -> None:
     slices = published("p4d", a100s(2))
     nodes = [node("p4d", mode="off", labels={COUNT_LABEL: "8"})]

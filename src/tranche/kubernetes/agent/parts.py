@@ -114,9 +114,9 @@ def mig_manager(
     return MigManager(services, settings, rollout=rollout, offered=offered)
 
 
-def feature_labels(services: NodeServices, config: ConfigSource) -> FeatureLabeler:
-    """The feature labels, under the device plugin's strategy."""
-    return FeatureLabeler(services, config.strategy, config.sharing)
+def feature_labels(services: NodeServices, config: ConfigSource, *, heeds_mode: bool) -> FeatureLabeler:
+    """The feature labels, under the device plugin's strategy and, with `heeds_mode`, the node's mode."""
+    return FeatureLabeler(services, config.strategy, config.sharing, heeds_mode=heeds_mode)
 
 
 def view_news(services: NodeServices, _: ConfigSource, *, layouts: Live[ToldLayouts]) -> ViewNews:

@@ -18,6 +18,9 @@ CDI_KIND = "tranche.dev/share"
 WHOLE_RESOURCE = "nvidia.com/gpu"
 """The extended resource that class `tranche-whole` serves."""
 
+VGPU_RESOURCE = "k8s.amazonaws.com/vgpu"
+"""The extended resource of AWS's virtual GPU device plugin, and of Tranche's virtual GPUs."""
+
 MODE_LABEL = "tranche.dev/mode"
 """The node label by which an administrator says how the node's GPUs are given away."""
 
@@ -127,6 +130,11 @@ class TaintKey(StrEnum):
     HELD = "tranche.dev/held"
     MODE = "tranche.dev/mode"
     RESERVED = "tranche.dev/reserved"
+
+
+def is_gpu_resource(name: str) -> bool:
+    """Whether an extended resource of that name is GPUs, slices or parts of them; all in NVIDIA's domain are."""
+    return name == VGPU_RESOURCE or name.startswith("nvidia.com/")
 
 
 def profile_label(profile: ProfileName) -> str:

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from tranche.core.errors import TrancheError
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.observation.replicas import ReplicaRules
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.services import NodeServices
 
@@ -34,9 +35,12 @@ class FeatureLabeler:
         strategy: Live[MigStrategy],
         sharing: Live[ReplicaRules],
         *,
+        heeds_mode: bool = False,
         clock: Callable[[], float] = time.time,
         host_facts: Callable[[Iterable[str]], HostFacts] = read_host_facts,
     ) -> None:
+        """With `heeds_mode` a node of another mode than static shares nothing by the device plugin, and says so."""
+        self._heeds_mode = heeds_mode
         self._services = services
         self._strategy = strategy
         self._sharing = sharing
@@ -95,5 +99,6 @@ class FeatureLabeler:
     def _changes(self, node: KubeNode) -> dict[str, str | None]:
         state = self._services.inventory.latest.value.view.node
         facts = self._host_facts(gpu.pci_bus_id for gpu in state if not gpu.lost)
-        wanted = feature_labels(state, self._strategy.value, facts, self._sharing.value)
+        static = not self._heeds_mode or mode_in_force(node.labels) is NodeMode.STATIC
+        wanted = feature_labels(state, self._strategy.value, facts, self._sharing.value if static else NOT_SHARED)
         return changed_labels(node.labels, wanted, self._clock())

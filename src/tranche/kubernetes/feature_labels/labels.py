@@ -26,8 +26,10 @@ from tranche.kubernetes.observation.resources import (
 
 TIMESTAMP_LABEL = f"{DOMAIN}/gfd.timestamp"
 ACCELERATOR_LABEL = "k8s.amazonaws.com/accelerator"
-"""Written where virtual GPUs are offered, and never taken back: others write it, with values of their own."""
+"""Written where virtual GPUs are offered. Others write it too, with values of their own or by hand: see `changed_labels`."""
 
+_MPS_LABEL = f"{DOMAIN}/mps.capable"
+_VIRTUAL = "vgpu"
 _GPU_PARTS = (
     *("product", "count", "replicas", "sharing-strategy", "memory", "family", "compute.major", "compute.minor"),
     *("machine", "mode", "multiprocessors", "slices.gi", "slices.ci"),
@@ -100,7 +102,7 @@ def feature_labels(
         f"{GPU_RESOURCE}.machine": _label_text(facts.product) or "unknown",
         f"{GPU_RESOURCE}.mode": _mode(gpus, facts),
         f"{DOMAIN}/mig.capable": _bool(any(gpu.mig_capable for gpu in gpus)),
-        f"{DOMAIN}/mps.capable": _bool(by_mps),
+        _MPS_LABEL: _bool(by_mps),
         **_versions(node),
         **_whole(gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE)),
     }
@@ -111,15 +113,22 @@ def feature_labels(
     if strategy is MigStrategy.MIXED:
         labels |= _mixed(gpus, shared)
     if sharing.virtual and by_mps:
-        labels[ACCELERATOR_LABEL] = "vgpu"
+        labels[ACCELERATOR_LABEL] = _VIRTUAL
     return labels
 
 
 def changed_labels(present: Mapping[str, str], wanted: Mapping[str, str], now: float) -> dict[str, str | None]:
-    """The patch from the labels on the node to the wanted ones; the timestamp moves only with another label."""
+    """The patch from the labels on the node to the wanted ones; the timestamp moves only with another label.
+
+    The label of virtual GPUs goes in the patch that takes back that devices are shared by MPS: what an agent has written, and no
+    other's.
+    """
     changes: dict[str, str | None] = {
         key: None for key in present if is_feature_label(key) and key not in wanted and key != TIMESTAMP_LABEL
     }
+    shared = _bool(True)
+    if present.get(_MPS_LABEL) == shared != wanted.get(_MPS_LABEL) and present.get(ACCELERATOR_LABEL) == _VIRTUAL:
+        changes[ACCELERATOR_LABEL] = None
     changes |= {key: value for key, value in wanted.items() if present.get(key) != value}
     if wanted and (changes or TIMESTAMP_LABEL not in present):
         changes[TIMESTAMP_LABEL] = str(int(now))

@@ -14,9 +14,15 @@ from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
-from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL, SHARE_GATE, SHARE_RESOURCE, CapacityName
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    MODE_LABEL,
+    SHARE_GATE,
+    SHARE_RESOURCE,
+    CapacityName,
+    is_gpu_resource,
+)
 
-_RESOURCES = "nvidia.com/"
 _PODS = 3
 """How many of a claim's pods are named."""
 EXTENDED_RESOURCES = "extended resources"
@@ -101,7 +107,7 @@ class FleetPod:
     `message` is the scheduler's own word on why it is not bound. `affinity` are terms of which a node has to meet one, if any.
     `prepared` says that its node has handed it its devices; `refusal` is the kubelet's word on why it does not, empty without
     one, and None where the kubelet's events may not be read.
-    `limits` are how many it asks for of each of NVIDIA's extended resources. `by_gate` is what it asks for where a controller
+    `limits` are how many it asks for of each extended resource of GPUs. `by_gate` is what it asks for where a controller
     chooses its share, `gate_problem` why none can be chosen, and `chosen` the choice as it is written on it.
     """
 
@@ -260,12 +266,12 @@ def _limits(spec: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _counts(quantities: Mapping[str, Any]) -> Mapping[str, int]:
-    return dict(_nvidia(quantities))
+    return dict(_of_gpus(quantities))
 
 
-def _nvidia(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _of_gpus(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, text in quantities.items():
-        if str(name).startswith(_RESOURCES) and (amount := _amount(text)):
+        if is_gpu_resource(str(name)) and (amount := _amount(text)):
             yield str(name), amount
 
 

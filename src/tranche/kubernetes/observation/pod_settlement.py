@@ -14,9 +14,10 @@ from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu, n
 from tranche.core.evidence import Life, PodEvidence, judge_pod
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 from tranche.kubernetes.observation.listings import Unit, adopted, holding, units_listed
-from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, VGPU_RESOURCE, is_device_resource
+from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
 _NOT_KNOWN_WHICH = ""
 """The container of a holder of which only the pod is known: it may have any of the devices that are nobody else's."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import Grant, Part, Slice, WholeGpu
 from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing import Sharing, SharingMeans
+from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 from tranche.kubernetes.observation.listings import Holding
-from tranche.kubernetes.observation.resources import DOMAIN, VGPU_RESOURCE, Advertisement, PluginDevice, Resource
+from tranche.kubernetes.observation.resources import DOMAIN, Advertisement, PluginDevice, Resource
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
 from tranche.core.devices import memory_of
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
+from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 
 DOMAIN = "nvidia.com"
 GPU_RESOURCE = f"{DOMAIN}/gpu"
-VGPU_RESOURCE = "k8s.amazonaws.com/vgpu"
-"""The resource of AWS's virtual GPU device plugin."""
 REPLICA_MARK = "::"
 """Parts a device's UUID from a replica's number."""
 _DEVICE_RESOURCE = re.compile(

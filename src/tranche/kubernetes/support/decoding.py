@@ -8,9 +8,9 @@ from typing import Any
 
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.node_rules import NodeTaint
+from tranche.kubernetes.claims.vocabulary import is_gpu_resource
 from tranche.kubernetes.support.facts import ConditionFacts, ControllerFacts, DaemonSetFacts, PodFacts, SurveyedNode
 
-_RESOURCES = "nvidia.com/"
 _OUR_ANNOTATIONS = ("tranche.dev/", "mig-manager.tranche.dev/")
 
 
@@ -128,11 +128,11 @@ def _moment(text: str) -> datetime | None:
 
 
 def _counts(quantities: Json) -> Mapping[str, int]:
-    """NVIDIA's resources; each is a whole number, which the API server may write with a suffix."""
+    """The resources of GPUs; each is a whole number, which the API server may write with a suffix."""
     found = {}
     for key, value in quantities.items():
         digits = str(value).removesuffix("k")
-        if key.startswith(_RESOURCES) and digits.isdigit():
+        if is_gpu_resource(key) and digits.isdigit():
             found[key] = int(digits) * (1000 if str(value).endswith("k") else 1)
     return found
 

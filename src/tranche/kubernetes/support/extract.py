@@ -14,6 +14,7 @@ from tranche.node.files import parse_document
 _LABELS = (
     "nvidia.com/",
     "tranche.dev/",
+    "k8s.amazonaws.com/accelerator",
     "feature.node.kubernetes.io/pci-",
     "node.kubernetes.io/instance-type",
     "kubernetes.io/arch",

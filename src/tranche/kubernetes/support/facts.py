@@ -23,7 +23,7 @@ class ConditionFacts:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedNode:
-    """A node. `capacity` and `allocatable` have NVIDIA's resources only, as numbers; `annotations` only those of Tranche."""
+    """A node. `capacity` and `allocatable` have the resources of GPUs only, as numbers; `annotations` only those of Tranche."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
