@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.rollout.budget import Budget, parse_budget
+from tranche.kubernetes.rollout.budget import EVERY_NODE, Budget, parse_budget
 from tranche.kubernetes.rollout.grants import LOST_SECONDS, UNTAKEN_SECONDS, Grants, grants, held_up_text
 from tranche.kubernetes.rollout.ticket import (
     GO_ON_ANNOTATION,
@@ -34,7 +34,7 @@ def ticket(node: str, state: TicketState, *, at: int = 0, go_on: bool = False, m
 
 @pytest.mark.parametrize(
     ("text", "fleet", "nodes"),
-    [("3", 100, 3), ("0", 100, 0), ("10%", 1000, 100), ("10%", 5, 1), ("34%", 3, 2), ("0%", 50, 0), ("100%", 7, 7)],
+    [("3", 100, 3), ("0", 100, 0), ("10%", 1000, 100), ("10%", 5, 1), ("34%", 3, 2), ("0%", 50, 0), ("100%", 7, EVERY_NODE)],
 )
 def test_a_budget_is_a_number_or_a_part_rounded_up(text: str, fleet: int, nodes: int) -> None:
     assert parse_budget(text).nodes(fleet) == nodes
@@ -43,6 +43,7 @@ def test_a_budget_is_a_number_or_a_part_rounded_up(text: str, fleet: int, nodes:
 
 def test_a_part_of_an_unknown_number_is_one_node() -> None:
     assert parse_budget("50%").nodes(None) == 1
+    assert parse_budget("100%").nodes(None) == EVERY_NODE
     assert parse_budget("7").nodes(None) == 7
 
 

@@ -221,6 +221,51 @@ def test_nobody_begins_while_the_budget_is_zero() -> None:
     rolled_out(1, "0", test)
 
 
+def test_where_all_may_change_at_once_nobody_waits_for_others_nor_says_so() -> None:
+    """However few nodes the DaemonSet counts yet: these have joined since."""
+
+    async def test(fleet: Fleet) -> None:
+        fleet.nodes = 1
+        said: dict[str, set[str]] = {node: set() for node in fleet.members}
+
+        async def listen(node: str, rollout: Rollout) -> None:
+            async for turn in rollout.turn.changes():
+                if not turn.allows("d1"):
+                    said[node].add(turn.why_not)
+
+        listening = [asyncio.create_task(listen(node, rollout)) for node, (rollout, _) in fleet.members.items()]
+        for rollout, _ in fleet.members.values():
+            rollout.wish(WANTED)
+        await until(lambda: all(rollout.turn.value.allows("d1") for rollout, _ in fleet.members.values()))
+        for task in listening:
+            task.cancel()
+        assert not [each for node in said.values() for each in node if "others" in each]
+
+    rolled_out(4, "100%", test)
+
+
+def test_nodes_that_joined_since_the_daemon_set_was_counted_count_for_the_budget() -> None:
+    async def test(fleet: Fleet) -> None:
+        fleet.nodes = 1
+        for rollout, _ in fleet.members.values():
+            rollout.wish(WANTED)
+        await until(lambda: list(fleet.states().values()).count("changing") == 2)
+
+    rolled_out(4, "50%", test)
+
+
+def test_who_waits_says_that_others_come_first_once_a_leader_has_said_so() -> None:
+    async def test(fleet: Fleet) -> None:
+        first, second = fleet.members["n0"][0], fleet.members["n1"][0]
+        first.wish(WANTED)
+        await until_allowed(fleet, "n0")
+        assert "others" not in second.turn.value.why_not
+        second.wish(WANTED)
+        await until(lambda: "at most 1 of the nodes may change at once, and others" in second.turn.value.why_not)
+
+    rolled_out(2, "1", test)
+
+
 def test_an_agent_that_starts_again_keeps_its_turn() -> None:
     async def test(fleet: Fleet) -> None:
         fleet.members["n0"][0].wish(WANTED)

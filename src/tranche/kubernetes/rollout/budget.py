@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tranche.core.errors import UsageError
 
+EVERY_NODE = 10**9
+"""More nodes than there are: all of them may change at once, also those that nobody has counted yet."""
+
 _TEXT = re.compile(r"(\d{1,6})(%?)")
 
 
@@ -18,9 +21,14 @@ class Budget:
     percent: bool = False
 
     def nodes(self, fleet: int | None) -> int:
-        """How many nodes that is among `fleet`; a part is rounded up, as a DaemonSet does. One when the number is not known."""
+        """How many nodes that is among `fleet`; a part is rounded up, as a DaemonSet does. One when the number is not known.
+
+        All of them are EVERY_NODE, whatever the number.
+        """
         if not self.percent or self.amount == 0:
             return self.amount
+        if self.amount == 100:
+            return EVERY_NODE
         return 1 if fleet is None else max(-(-fleet * self.amount // 100), 1)
 
     def __str__(self) -> str:

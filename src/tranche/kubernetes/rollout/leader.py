@@ -87,14 +87,17 @@ class Leader:
         """Until nobody waits, or another one may have taken over."""
         heard: dict[str, tuple[str, float]] = {}
         granted: dict[str, Lease] = {}
-        limit, counted = self._budget.nodes(None), float("-inf")
+        fleet: int | None = None
+        counted = float("-inf")
         await tickets.first()
         while True:
             changed.clear()
             now = self._clock()
             if self._budget.percent and now - counted > _FLEET_SECONDS:
-                limit, counted = self._budget.nodes(await self._fleet()), now
+                fleet, counted = await self._fleet(), now
             read = _read_all(tickets.value, granted)
+            # Nodes may have joined since somebody counted.
+            limit = self._budget.nodes(None if fleet is None else max(fleet, len(read)))
             heard = {each.node: _renewal(each, heard.get(each.node), now) for each in read}
             found = grants(read, limit, {node: now - since for node, (_, since) in heard.items()})
             back = [replace(each, state=TicketState.WAITING, passed_over=True) for each in found.taken_back]

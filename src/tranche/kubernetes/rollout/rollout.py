@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.live import Live
-from tranche.kubernetes.rollout.budget import Budget
+from tranche.kubernetes.rollout.budget import EVERY_NODE, Budget
 from tranche.kubernetes.rollout.leader import Leader
+from tranche.kubernetes.rollout.leadership import News
 from tranche.kubernetes.rollout.own_ticket import Me, OwnTicket
 from tranche.kubernetes.rollout.turn import RolloutTurn, Wish
 
@@ -64,12 +65,16 @@ class Rollout:
             return f"the rollout is held up: {held_up}"
         if self._budget.amount == 0:
             return "the rollout is paused, nobody may begin a change"
+        # A leader says how many wait; none says so of those whom it has not seen yet, or whom it is about to let begin.
+        if not (self._own.waits and self._leader.news.value.waiting) or self._budget.nodes(None) == EVERY_NODE:
+            return "its turn has not been given out yet"
         return f"at most {self._budget} of the nodes may change at once, and others come first"
 
     async def _stand_while_waiting(self) -> None:
         async for _ in self._own.latest.changes():
             while self._own.waits:
                 await self._leader.stand()
+            self._leader.news.publish(News())  # what was said of this rollout is not true of the next one
 
     async def _spread(self) -> float:
         return min((await self._fleet_size() or 1) * JITTER_SECONDS_PER_NODE, _LONGEST_JITTER_SECONDS)
