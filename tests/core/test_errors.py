@@ -10,7 +10,7 @@ import pytest
 
 import tranche
 from tranche.core import errors
-from tranche.core.errors import TrancheError, all_errors
+from tranche.core.errors import TrancheError, UsageError, all_errors
 
 RANGES = {
     "configuration": range(10, 20),
@@ -21,6 +21,14 @@ RANGES = {
     "ledger": range(60, 70),
     "safety": range(80, 90),
 }
+
+
+def test_an_error_that_names_a_long_text_keeps_both_its_ends() -> None:
+    error = UsageError(f"'{'A' * 200_000}' is no memory", hint="B" * 200_000)
+    assert str(error) == error.message
+    assert error.message.startswith("'AAA")
+    assert error.message.endswith("AAA' is no memory")
+    assert max(len(error.message), len(error.hint)) <= 4096
 
 
 def drawn_classes() -> dict[str, int]:

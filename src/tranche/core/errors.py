@@ -64,21 +64,26 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from tranche.core.printable import shortened
+
+LONGEST_TEXT = 4096
+
 
 class TrancheError(Exception):
     """Root of every error that a person can meet.
 
     `message` says what happened and to what; `hint` says what to do next; `reason` is a stable word for programs.
-    `gpu_uuid` names the GPU on which carrying out a plan failed, and is empty otherwise.
+    `gpu_uuid` names the GPU on which carrying out a plan failed, and is empty otherwise. What somebody wrote is named in both, so
+    neither is longer than LONGEST_TEXT characters.
     """
 
     reason: ClassVar[str] = "Internal"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = shortened(message, LONGEST_TEXT)
+        self.hint = shortened(hint, LONGEST_TEXT)
+        super().__init__(self.message)
         self.gpu_uuid = ""
 
 

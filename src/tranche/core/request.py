@@ -142,6 +142,8 @@ def parse_request(
         raise UsageError(
             "--gpu-model holds characters that no product's name has", hint="write a part of the name: --gpu-model A100"
         )
+    if len(gpu_model) > _LONGEST_MODEL:
+        raise UsageError(f"--gpu-model is longer than {_LONGEST_MODEL} characters, and no product's name is")
     request = Request(
         demand,
         Isolation(isolation),
@@ -154,6 +156,7 @@ def parse_request(
     return request
 
 
+_LONGEST_MODEL = 100
 _LEVELS = "'hard', 'soft', 'none' or 'any'"
 
 

@@ -212,6 +212,18 @@ def test_no_refusal_makes_a_terminal_act_or_a_line_of_its_own(text: str) -> None
             assert answer["allowed"] or answer["status"]["message"].isprintable()
 
 
+@pytest.mark.parametrize("name", [*_OPTIONS, *_CONTAINERS, "tranche.dev/share", "tranche.dev/nothing"])
+def test_a_refusal_is_as_long_as_a_message_may_be_however_long_the_annotation(name: str) -> None:
+    """And its end, which says what is wrong with the text, is there."""
+    for text in ("A" * 200_000, "1" * 200_000, "1g." * 66_000):
+        found = answered(review({"tranche.dev/gpu": "0.5", name: text} if "gpu-model" in name else {name: text}))
+        response = found[1]["response"]
+        assert not response["allowed"]
+        assert len(response["status"]["message"]) <= 1024
+    odd = answered(review({"tranche.dev/gpu-memory": "A" * 200_000}))[1]["response"]["status"]["message"]
+    assert "is not an amount of memory" in odd
+
+
 @pytest.mark.parametrize("also", [{}, {"tranche.dev/gpus": "1"}])
 def test_nobody_says_himself_what_was_chosen_for_his_pod(also: dict[str, str]) -> None:
     found = answered(review({"tranche.dev/share": "{}", **also}))[1]["response"]

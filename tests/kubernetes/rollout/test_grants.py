@@ -34,7 +34,15 @@ def ticket(node: str, state: TicketState, *, at: int = 0, go_on: bool = False, m
 
 @pytest.mark.parametrize(
     ("text", "fleet", "nodes"),
-    [("3", 100, 3), ("0", 100, 0), ("10%", 1000, 100), ("10%", 5, 1), ("34%", 3, 2), ("0%", 50, 0), ("100%", 7, EVERY_NODE)],
+    [
+        ("3", 100, 3),
+        ("0", 100, 0),
+        ("10%", 1000, 100),
+        ("10%", 5, 1),
+        ("34%", 3, 2),
+        ("0%", 50, 0),
+        ("100%", 7, EVERY_NODE),
+    ],
 )
 def test_a_budget_is_a_number_or_a_part_rounded_up(text: str, fleet: int, nodes: int) -> None:
     assert parse_budget(text).nodes(fleet) == nodes
@@ -74,7 +82,7 @@ def test_a_failed_node_holds_up_all_others_until_somebody_says_go_on() -> None:
     assert held_up_text(found.held_up_by) == "node f failed: NVML: unknown error"
     many = [ticket(f"f{number}", FAILED, message="x" * 900) for number in range(9)]
     assert len(held_up_text(many)) < 600
-    assert held_up_text(many).endswith("…, and 6 nodes more")
+    assert held_up_text(many).endswith("x, and 6 nodes more")
     told = ticket("f", FAILED, go_on=True)
     assert [each.node for each in grants([told, ticket("a", WAITING)], 1, {}).granted] == ["a"]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tranche.core.errors import UsageError
+from tranche.core.printable import shortened
 from tranche.dashboard.cluster.snapshot import NodeStanding, SeenNode
 from tranche.documents.blocks import Document
 from tranche.documents.overview import overview_data
@@ -62,7 +63,8 @@ def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
     except Exception as error:
         # Whatever it is: what one node tells must not hide the others. What is in it is not said on a page, for nobody knows
         # who may see that.
-        why = error.message if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        said = error.message if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        why = shortened(said, _LONGEST_REASON)
         if before is None or before.unreadable != why:
             _log.warning("what a node tells cannot be read", extra={"node": bare.node, "error": why})
         return replace(bare, unreadable=why)

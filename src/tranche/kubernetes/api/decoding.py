@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from tranche.core.printable import shortened
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
     ConfigMap,
@@ -17,8 +18,6 @@ from tranche.kubernetes.api.objects import (
 )
 
 Json = Mapping[str, Any]
-
-_LONGEST_MESSAGE = 1024
 
 
 def decode_node(raw: Json) -> KubeNode:
@@ -101,7 +100,7 @@ def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> 
         "type": condition.type,
         "status": condition.status.value,
         "reason": condition.reason,
-        "message": _bounded(condition.message),
+        "message": shortened(condition.message),
         "lastHeartbeatTime": timestamp(now),
         "lastTransitionTime": since,
     }
@@ -133,7 +132,7 @@ def _event(
         "involvedObject": about,
         "type": severity.value,
         "reason": reason,
-        "message": _bounded(message),
+        "message": shortened(message),
         "source": {"component": "tranche", "host": host},
         "firstTimestamp": timestamp(now),
         "lastTimestamp": timestamp(now),
@@ -160,7 +159,3 @@ def _decode_condition(raw: Json) -> NodeCondition:
         reason=raw.get("reason", ""),
         message=raw.get("message", ""),
     )
-
-
-def _bounded(message: str) -> str:
-    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from tranche.core.printable import shortened
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import timestamp
 from tranche.kubernetes.api.leases import LeaseApi
@@ -15,7 +16,6 @@ from tranche.kubernetes.controller.placing import ChoiceStanding
 from tranche.kubernetes.gates.leases import NodeChoices, ShareChoice, choices_from_lease, choices_to_lease
 
 _JSON_PATCH = "application/json-patch+json"
-_LONGEST_MESSAGE = 1000
 
 
 class PlacingClient:
@@ -88,7 +88,7 @@ class PlacingClient:
             },
             "type": Severity.NORMAL.value,
             "reason": reason,
-            "message": message[:_LONGEST_MESSAGE],
+            "message": shortened(message),
             "source": {"component": "tranche-controller"},
             "firstTimestamp": moment,
             "lastTimestamp": moment,
@@ -98,7 +98,7 @@ class PlacingClient:
         what = f"record an event about pod {pod}"
         answer = await self._connection.ask(what, "POST", path, event)
         if answer.status == 409:
-            newer = {"message": message[:_LONGEST_MESSAGE], "lastTimestamp": moment}
+            newer = {"message": shortened(message), "lastTimestamp": moment}
             answer = await self._connection.ask(
                 what, "PATCH", f"{path}/{name}", newer, content_type="application/merge-patch+json"
             )

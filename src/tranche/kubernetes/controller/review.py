@@ -10,7 +10,7 @@ from typing import Any
 
 from tranche.core.errors import KubernetesRejected
 from tranche.core.json_text import read_json
-from tranche.core.printable import one_line
+from tranche.core.printable import one_line, shortened
 from tranche.kubernetes.api.decoding import Json
 
 _VERSION = "admission.k8s.io/v1"
@@ -58,7 +58,7 @@ def allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
 
 def refused(uid: str, code: int, message: str) -> Json:
     """The answer that keeps the pod out; `message` is what the person sees, after the webhook's name, on one line."""
-    response = {"uid": uid, "allowed": False, "status": {"code": code, "message": one_line(message)}}
+    response = {"uid": uid, "allowed": False, "status": {"code": code, "message": shortened(one_line(message))}}
     return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
 
 

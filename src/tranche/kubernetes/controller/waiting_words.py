@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tranche.core.printable import shortened
 from tranche.kubernetes.controller.placer import Unplaced
 from tranche.kubernetes.gates.chosen_view import CHOSEN
 
@@ -21,7 +22,7 @@ def waiting_text(found: Unplaced) -> str:
         return f"{found.pod.request} waits: no node has told of GPUs whose shares are chosen by demand"
     now = "now" if found.possible else "as they are"
     largest = sorted(groups.items(), key=lambda each: (-len(each[1]), each[1]))
-    texts = [f"{_names(nodes)}: {_short(reason)}" for reason, nodes in largest[:_MOST_NODES]]
+    texts = [f"{_names(nodes)}: {shortened(reason, _LONGEST_REASON)}" for reason, nodes in largest[:_MOST_NODES]]
     left_out = sum(len(nodes) for _, nodes in largest[_MOST_NODES:])
     more = f"; and {left_out} more nodes" if left_out else ""
     return f"no node can give {found.pod.request} {now}: {'; '.join(texts)}{more}"
@@ -29,7 +30,3 @@ def waiting_text(found: Unplaced) -> str:
 
 def _names(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 1]}…"

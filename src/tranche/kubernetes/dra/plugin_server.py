@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import grpc
 
 from tranche.core.errors import TrancheError
+from tranche.core.printable import shortened
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.preparer import answers_of
@@ -26,7 +27,6 @@ SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 _PACKAGES = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
 _REPEAT_SECONDS = 20.0
 _STALE_SECONDS = 90
-_LONGEST_MESSAGE = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class PluginServer:
                     health=health_pb.HealthStatus.Name(each.health),
                     last_updated_time=int(self._now()),
                     health_check_timeout_seconds=_STALE_SECONDS,
-                    message=each.message[:_LONGEST_MESSAGE],
+                    message=shortened(each.message),
                 )
                 for each in devices
             ]

@@ -20,6 +20,7 @@ from tranche.core.credible import credible
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.json_text import read_json
 from tranche.core.keeper import ProcessKeeper
+from tranche.core.printable import shortened
 from tranche.core.state import GpuProcess, GpuState
 from tranche.core.wire import grant_from_dict, grant_to_dict
 from tranche.kubernetes.api.leases import Lease
@@ -96,7 +97,7 @@ def gpus_to_lease(said: NodeGpus, owner: tuple[str, str]) -> Lease:
     """The lease in which an agent says it; `owner` is name and uid of the node object."""
     text = json.dumps(view_to_dict(lasting(said.view)), separators=(",", ":"), sort_keys=True)
     packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
-    refused = {uid: reason[:_LONGEST_REASON] for uid, reason in sorted(said.refused.items())}
+    refused = {uid: shortened(reason, _LONGEST_REASON) for uid, reason in sorted(said.refused.items())}
     annotations = {
         _NODE: said.node,
         _GENERATION: str(said.generation),
@@ -121,7 +122,7 @@ def gpus_from_lease(lease: Lease) -> NodeGpus:
         )
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
         raise UsageError(
-            f"lease {lease.name} does not say what GPUs there are: {str(error)[:_LONGEST_REASON]}"
+            f"lease {lease.name} does not say what GPUs there are: {shortened(str(error), _LONGEST_REASON)}"
         ) from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tranche.core.printable import shortened
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition, Severity
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
@@ -19,8 +20,6 @@ LAYOUT_LABEL = "nvidia.com/mig.config"
 STATE_LABEL = "nvidia.com/mig.config.state"
 REASON_LABEL = "tranche.dev/mig.config.reason"
 CONDITION_TYPE = "MigLayoutApplied"
-
-_MESSAGE_LENGTH = 1000  # an event takes 1024 characters
 
 
 class MigState(StrEnum):
@@ -106,8 +105,3 @@ def asking(node: KubeNode, default: str, machine: NodeState, *, heeds_mode: bool
 def needed(wanted: Mapping[str, str | None], present: Mapping[str, str]) -> dict[str, str | None]:
     """The part of a metadata patch that changes something."""
     return {key: value for key, value in wanted.items() if present.get(key) != value}
-
-
-def shortened(message: str) -> str:
-    """A message that fits a condition and an event."""
-    return message if len(message) <= _MESSAGE_LENGTH else message[: _MESSAGE_LENGTH - 1] + "…"

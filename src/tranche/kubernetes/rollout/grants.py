@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tranche.core.printable import shortened
 from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 LOST_SECONDS = 180.0
@@ -54,14 +55,10 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
 def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
     """Who holds the others up, and why, in one sentence for people; "" when nobody does."""
     named = [
-        f"node {each.node} failed: {_short(each.message)}"
+        f"node {each.node} failed: {shortened(each.message, _LONGEST_REASON)}"
         if each.state is TicketState.FAILED
         else f"node {each.node} began to change and is heard of no more"
         for each in sorted(tickets, key=lambda each: each.order)[:3]
     ]
     more = f", and {len(tickets) - 3} nodes more" if len(tickets) > 3 else ""
     return "; ".join(named) + more
-
-
-def _short(message: str) -> str:
-    return message if len(message) <= _LONGEST_REASON else message[: _LONGEST_REASON - 1] + "…"

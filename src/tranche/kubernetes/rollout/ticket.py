@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from tranche.core.printable import shortened
 from tranche.kubernetes.api.leases import Lease
 
 TICKET_LABEL = "tranche.dev/rollout"
@@ -92,7 +93,7 @@ def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
         _NODE: ticket.node,
         _LAYOUT: ticket.layout,
         _DIGEST: ticket.digest,
-        _MESSAGE: ticket.message[:_LONGEST_MESSAGE],
+        _MESSAGE: shortened(ticket.message, _LONGEST_MESSAGE),
         _PASSED_OVER: ticket.lease.renewed if ticket.passed_over else "",
     }
     # What somebody said of a failure does not hold for the next one.

@@ -15,6 +15,7 @@ from tranche.core.credible import credible
 from tranche.core.devices import devices
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
+from tranche.core.printable import shortened
 from tranche.core.state import GpuProcess, GpuState
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.telling.packing import packed, unpacked
@@ -124,7 +125,7 @@ def told_from_lease(lease: Lease) -> ToldView:
         short = lease.annotations.get(_SHORT) == "true"
         return ToldView(lease.annotations[_NODE], view, short, _layouts(lease), marked)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
-        why = str(error)[:_LONGEST_REASON]
+        why = shortened(str(error), _LONGEST_REASON)
         raise UsageError(f"lease {lease.name} does not say what the node has: {why}") from error
 
 
