@@ -15,7 +15,7 @@ from cluster.paper_nodes import SLICES
 from cluster.waiting import wait_for
 from cluster.workloads import log, phase, phases, pod, pods_in
 
-from tests.cluster.test_claims_on_nodes import LOOK, claiming, claims_on, gone, shares, wait_for_phases
+from tests.cluster.test_claims_on_nodes import LOOK, TRANCHE, claiming, claims_on, gone, shares, wait_for_phases
 
 pytestmark = pytest.mark.cluster
 
@@ -153,6 +153,11 @@ def test_what_a_scheduler_got_wrong_is_refused_in_the_pods_events(cluster: Clust
         planter.wait_for_reason("unknown", "which this node does not have")
         planter.wait_for_reason("elsewhere", "is allocated in pool another")
         planter.wait_for_reason("too-much", f"of memory of {other}-shared: there is no more than")
+        explained = p4d.run(TRANCHE, "explain", "pod/overlap", "--namespace", namespace)
+        assert f"node {p4d.name} refuses to hand them over: claim overlap: GpuBusy: " in explained
+        assert p4d.run(TRANCHE, "explain", "pod/neighbour", "--namespace", namespace).startswith(
+            "Has: it has its devices"
+        )
         assert neighbour.unharmed()
         assert phases(cluster, namespace)["Running"] == 1
         # The neighbour ends, and the kubelet asks again: after more than a minute, or when it begins anew.
