@@ -201,14 +201,6 @@ def processes(listed: Iterable[GpuProcess]) -> str:
     return ", ".join(map(str, listed))
 
 
-def gpu_texts(pairs: Iterable[tuple[int, str]]) -> str:
-    """What several GPUs say, those that say the same together: `GPU 0-3, 5: no room; GPU 4: held whole`."""
-    together: dict[str, list[int]] = {}
-    for index, text in pairs:
-        together.setdefault(text, []).append(index)
-    return "; ".join(f"GPU {ranges(indexes)}: {text}" for text, indexes in together.items())
-
-
 def ranges(indexes: Iterable[int]) -> str:
     """Numbers with runs joined: `0-3, 5`."""
     runs: list[list[int]] = []
