@@ -86,6 +86,33 @@ def test_unsupported_symbols_are_listed_once_and_say_so(p4d: SimulatedMachine) -
             assert getattr(nvml.nvmlLib, name)() == nvml.NVML_ERROR_NOT_SUPPORTED, name
 
 
+def test_every_function_of_cuda_s_driver_is_there_and_what_is_not_simulated_says_so(p4d: SimulatedMachine) -> None:
+    """By the linker, as numba asks, and by cuGetProcAddress, as cuda-bindings does."""
+    names = (NATIVE / "cuda" / "unsupported_symbols.txt").read_text().split()
+    assert names == sorted(set(names))
+    code = f"""
+import ctypes, json, re
+from cuda.bindings import driver
+library = ctypes.CDLL("libcuda.so.1")
+names = {names!r}
+named = [name for name in dir(driver) if name.startswith("cu") and name[2].isupper()]
+asked = [name for name in named if callable(getattr(driver, name))]
+library.cuInit.restype = ctypes.c_int
+before = [name for name in names if getattr(library, name)() != 3]
+library.cuInit(0)
+pointer, found = ctypes.c_void_p(), ctypes.c_int()
+def finds(name):
+    return library.cuGetProcAddress_v2(name.encode(), ctypes.byref(pointer), 13000, ctypes.c_uint64(0), ctypes.byref(found)) == 0
+print(json.dumps([len(asked), before, [name for name in names if getattr(library, name)() != 801],
+    [name for name in asked if not (hasattr(library, name) and finds(re.sub("_v[0-9]$", "", name)))],
+    finds("cuNoSuchThing"), found.value]))
+"""
+    count, before, after, missing, invented, status = json.loads(run_python(p4d, code).stdout)
+    assert count > 400
+    assert (before, after, missing) == ([], [], [])
+    assert (invented, status) == (False, 1)
+
+
 def test_nvidia_ml_py_finds_the_simulator_by_the_linker(p4d: SimulatedMachine) -> None:
     code = """
 import json, pynvml as n

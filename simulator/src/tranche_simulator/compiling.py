@@ -22,6 +22,13 @@ STUB_TEXT = """#include "session.h"
     nvmlReturn_t name(void) { return unsupported(#name); }
 
 """
+CUDA_STUB_TEXT = """#include "cuda/entry_points.h"
+
+#define UNSUPPORTED(name) \\
+    CUDA_API CUresult name(void); \\
+    CUresult name(void) { return unsupported_call(#name); }
+
+"""
 
 
 def run_compiler(
@@ -98,7 +105,7 @@ def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None
         flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{output.name}", *tools.link_flags]
         run_compiler([*flags, "-o", str(output), *common], command=tools.libraries)
     cuda_sources = (each for name in ("cuda", "mps") for each in sorted((NATIVE / name).glob("*.c")))
-    own = _compile([*cuda_sources], generated / "cuda", tools.libraries)
+    own = _compile([*cuda_sources, _cuda_stubs(generated)], generated / "cuda", tools.libraries)
     exported = NATIVE / "cuda" / "symbols.map"  # not NVML's symbols, which are in it too
     flags = ["-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-soname,{CUDA_SONAME}", f"-Wl,--version-script={exported}"]
     run_compiler([*flags, *tools.link_flags, "-o", str(built.cuda), *own, *common], command=tools.libraries)
@@ -110,6 +117,16 @@ def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None
         own = _compile(sorted((NATIVE / folder_name).glob("*.c")), generated / output.name, tools.programs)
         _link_program(output, [*own, *mps, *common], tools)
     shutil.rmtree(generated)
+
+
+def _cuda_stubs(folder: Path) -> Path:
+    """The source of the functions of CUDA's driver that are there and do nothing, and of the table of their names."""
+    names = (NATIVE / "cuda" / "unsupported_symbols.txt").read_text().split()
+    rows = "".join(f'    {{"{name}", {name}}},\n' for name in names)
+    table = f"const struct unsupported_entry unsupported_entries[] = {{\n{rows}    {{0, 0}},\n}};\n"
+    source = folder / "cuda_unsupported.c"
+    source.write_text(CUDA_STUB_TEXT + "".join(f"UNSUPPORTED({name})\n" for name in names) + table)
+    return source
 
 
 def _link_program(output: Path, objects: Sequence[str], tools: Toolchain) -> None:

@@ -177,14 +177,35 @@ static const struct {
     entry_point function;
 } entries[] = {ENTRY_POINTS(ROW)};
 
+CUresult unsupported_call(const char *function) {
+    struct call call __attribute__((cleanup(call_end))) = call_begin(function);
+    return call.result != CUDA_SUCCESS ? call.result : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Programs ask without a version. Since when a driver has such a function is not written down: it is found in every driver. */
+static entry_point unsupported_named(const char *name) {
+    size_t length = strlen(name);
+    for (const struct unsupported_entry *each = unsupported_entries; each->name != NULL; each++) {
+        if (strncmp(each->name, name, length) == 0 && (each->name[length] == '\0' || each->name[length] == '_')) {
+            return (entry_point)each->function;
+        }
+    }
+    return NULL;
+}
+
 /* The newest function of that name which a program of that CUDA version knows. */
 CUresult entry_point_named(const char *name, void **function, int version, int *status) {
     int cuda = driver_cuda(driver.m);
     entry_point newest = NULL;
     int since = -1;
+    bool simulated = false;
     bool known = false;
     for (unsigned int i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-        if (strcmp(entries[i].name, name) != 0 || entries[i].since > cuda) {
+        if (strcmp(entries[i].name, name) != 0) {
+            continue;
+        }
+        simulated = true;
+        if (entries[i].since > cuda) {
             continue;
         }
         known = true;
@@ -192,6 +213,9 @@ CUresult entry_point_named(const char *name, void **function, int version, int *
             newest = entries[i].function;
             since = entries[i].since;
         }
+    }
+    if (!simulated) {
+        newest = unsupported_named(name);
     }
     memcpy(function, &newest, sizeof newest);
     *status = newest != NULL ? CU_GET_PROC_ADDRESS_FOUND
