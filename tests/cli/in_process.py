@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -20,6 +21,10 @@ CODES = {0, 1, 141, *(each.exit_code for each in all_errors())}
 """Every exit code that a page describes, but those of signals."""
 PEAK_BYTES = 300 * 2**20
 _SECONDS = 60.0
+PYTHON_WORDS = re.compile(
+    r"\b(Key|Type|Value|Attribute|Index|Overflow|UnicodeDecode|JSONDecode)Error\b|has no attribute|codec can't|<class '"
+)
+"""What no person is told: how Python names what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Outcome:
             return f"exit code {self.code}"
         if "Traceback" in self.stderr or "Exception ignored" in self.stderr:
             return "a traceback"
+        if found := PYTHON_WORDS.search(self.stderr):
+            return f"Python's own words: {found[0]}"
         if self.peak > PEAK_BYTES:
             return f"{self.peak // 2**20} MiB of memory"
         return ""

@@ -80,11 +80,14 @@ def test_what_is_used_now_and_was_not_there_then_blocks() -> None:
         (None, "this is not a v1 checkpoint"),
         ([], "this is not a v1 checkpoint"),
         ({"Version": "v2"}, "this is not a v1 checkpoint"),
-        ({"Version": "v1"}, "cannot be read"),
-        ({}, "cannot be read"),
+        ({"Version": "v1"}, "not a v1 checkpoint: the file has no 'MigState'"),
+        ({}, "not a v1 checkpoint: the file has no 'Version'"),
         ({"Version": "v1", "MigState": {"Devices": [{"UUID": "GPU-1", "MigMode": 2}]}}, "MIG mode 2"),
-        ({"Version": "v1", "MigState": {"Devices": [{"UUID": "GPU-1", "MigMode": 1}]}}, "cannot be read"),
-        ({"Version": "v1", "MigState": {"Devices": "x"}}, "cannot be read"),
+        (
+            {"Version": "v1", "MigState": {"Devices": [{"UUID": "GPU-1", "MigMode": 1}]}},
+            "device 0 has no 'GpuInstances'",
+        ),
+        ({"Version": "v1", "MigState": {"Devices": "x"}}, "'Devices' of MigState is not a list"),
     ],
 )
 def test_malformed_checkpoints(data: object, message: str) -> None:

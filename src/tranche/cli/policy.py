@@ -17,7 +17,7 @@ from tranche.core.state import NodeState
 from tranche.core.timeslice import Timeslice, parse_timeslice
 from tranche.documents.policy import policy_documents, source_of
 from tranche.node import records
-from tranche.node.files import read_document
+from tranche.node.files import read_document, told_of
 from tranche.node.policy_change import change_policy
 
 _GPU_OPTION = click.option(
@@ -75,7 +75,8 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     document = read_document(file, PolicyInvalid)
     with open_host(settings) as host:
         node = look_at(host).node
-        policy = parse_policy(document, node)
+        with told_of(file):
+            policy = parse_policy(document, node)
         change_policy(host.ledger, lambda before: policy, node, clock=time.time)
     say(
         f"the policy has {len(policy.gpus)} GPUs"

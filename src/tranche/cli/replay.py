@@ -78,20 +78,21 @@ def _text(outcome: Outcome) -> str:
 def _decisions(file: str) -> Iterator[RecordedDecision]:
     try:
         with nullcontext(sys.stdin.buffer) if file == STANDARD_STREAM else BufferedReader(Arriving(file)) as stream:
-            yield from _lines(stream)
+            yield from _lines(stream, file)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
 
 
-def _lines(stream: IO[bytes]) -> Iterator[RecordedDecision]:
+def _lines(stream: IO[bytes], file: str) -> Iterator[RecordedDecision]:
+    source = "stdin" if file == STANDARD_STREAM else file
     number = 0
     while line := stream.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
-            raise UsageError(f"line {number} is longer than any recorded decision")
+            raise UsageError(f"{source}, line {number} is longer than any recorded decision")
         try:
             yield decision_from_dict(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"line {number} is not a recorded decision") from error
+            raise UsageError(f"{source}, line {number} is not a recorded decision") from error
         except UsageError as error:
-            raise UsageError(f"line {number}: {error.message}", hint=error.hint) from error
+            raise UsageError(f"{source}, line {number}: {error.message}", hint=error.hint) from error

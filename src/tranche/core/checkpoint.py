@@ -7,7 +7,7 @@ that nvidia-smi prints; for compute instances the two agree in every listing see
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import CheckpointInvalid
@@ -16,6 +16,10 @@ from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, NodeState
 
 VERSION = "v1"
+
+_HINT = "write one with: tranche layout checkpoint -f FILE"
+_KINDS = {dict: "a mapping", str: "a text", int: "a number", list: "a list"}
+_T = TypeVar("_T")
 
 # Compute slices by NVML_COMPUTE_INSTANCE_PROFILE_*, from nvml.h: 7 is 1_SLICE_REV1.
 _COMPUTE_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
@@ -65,15 +69,12 @@ def checkpoint_to_data(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def parse_checkpoint(data: object) -> Checkpoint:
-    """The checkpoint that the data records; CheckpointInvalid otherwise."""
-    try:
-        if not isinstance(data, dict) or data["Version"] != VERSION:
-            raise CheckpointInvalid(
-                f"this is not a {VERSION} checkpoint", hint="write one with: tranche layout checkpoint -f FILE"
-            )
-        return Checkpoint(tuple(_parse_gpu(device) for device in data["MigState"]["Devices"] or ()))
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise CheckpointInvalid(f"the checkpoint cannot be read: {error!r}") from error
+    """The checkpoint that the data records; CheckpointInvalid otherwise, with what is wrong and where."""
+    version = _part(data, "Version", "the file", str)
+    if version != VERSION:
+        raise _invalid(f"its version is {version!r:.40}")
+    devices = _list(_part(data, "MigState", "the file", dict), "Devices", "MigState")
+    return Checkpoint(tuple(_parse_gpu(device, f"device {number}") for number, device in enumerate(devices)))
 
 
 def gpu_instance_profile(gpu: GpuState, enum: int) -> GpuInstanceProfile:
@@ -119,15 +120,40 @@ def _instance_to_data(instance: RecordedInstance) -> dict[str, Any]:
     }
 
 
-def _parse_gpu(data: dict[str, Any]) -> RecordedGpu:
-    mode = data["MigMode"]
+def _parse_gpu(data: object, where: str) -> RecordedGpu:
+    uuid, mode = _part(data, "UUID", where, str), _part(data, "MigMode", where, int)
     if mode not in (0, 1):
-        raise CheckpointInvalid(f"the checkpoint records MIG mode {mode!r} for {data['UUID']}; it is 0 or 1")
-    instances = tuple(_parse_instance(instance) for instance in data["GpuInstances"] or ())
-    return RecordedGpu(str(data["UUID"]), bool(mode), instances)
+        raise CheckpointInvalid(f"the checkpoint records MIG mode {mode!r:.40} for {uuid}; it is 0 or 1", hint=_HINT)
+    found = enumerate(_list(data, "GpuInstances", where))
+    return RecordedGpu(uuid, bool(mode), tuple(_parse_instance(each, f"instance {n} of {where}") for n, each in found))
 
 
-def _parse_instance(data: dict[str, Any]) -> RecordedInstance:
-    placement = Placement(int(data["Placement"]["Start"]), int(data["Placement"]["Size"]))
-    enums = tuple(int(inside["ProfileID"]) for inside in data["ComputeInstances"] or ())
-    return RecordedInstance(int(data["ProfileID"]), placement, enums)
+def _parse_instance(data: object, where: str) -> RecordedInstance:
+    spot = _part(data, "Placement", where, dict)
+    start, size = (_part(spot, key, f"the placement of {where}", int) for key in ("Start", "Size"))
+    inside = _list(data, "ComputeInstances", where)
+    enums = tuple(_part(each, "ProfileID", f"a compute instance of {where}", int) for each in inside)
+    return RecordedInstance(_part(data, "ProfileID", where, int), Placement(start, size), enums)
+
+
+def _part(data: object, key: str, where: str, kind: type[_T]) -> _T:
+    """What stands under the key; CheckpointInvalid when nothing does, or something of another kind."""
+    if not isinstance(data, dict):
+        raise _invalid(f"{where} is no mapping")
+    if key not in data:
+        raise _invalid(f"{where} has no '{key}'")
+    found = data[key]
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise _invalid(f"'{key}' of {where} is not {_KINDS[kind]}")
+    return found
+
+
+def _list(data: object, key: str, where: str) -> list[object]:
+    """The list under the key; mig-parted writes null for an empty one."""
+    if isinstance(data, dict) and key in data and data[key] is None:
+        return []
+    return _part(data, key, where, list)
+
+
+def _invalid(what: str) -> CheckpointInvalid:
+    return CheckpointInvalid(f"this is not a {VERSION} checkpoint: {what}", hint=_HINT)

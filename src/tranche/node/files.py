@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,17 @@ _Dumper.add_representer(list, _represent_list)
 def read_document(path: str, error: type[TrancheError]) -> object:
     """The decoded YAML or JSON document of the file; duplicate keys: the last one counts. `error` when it cannot be read."""
     return parse_document(read_text(path, error), _name(path), error)
+
+
+@contextmanager
+def told_of(path: str) -> Iterator[None]:
+    """Has what is wrong with a file's content begin with the file's name, for whoever reads it inside the block."""
+    try:
+        yield
+    except TrancheError as error:
+        if _name(path) in error.message:
+            raise
+        raise type(error)(f"{_name(path)}: {error.message}", hint=error.hint) from error
 
 
 def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
@@ -78,7 +91,7 @@ def read_text(path: str, error: type[TrancheError]) -> str:
     except OSError as reason:
         raise error(f"cannot read {_name(path)}: {reason.strerror}") from reason
     except UnicodeDecodeError as reason:
-        raise error(f"{_name(path)} is not text: {reason}") from reason
+        raise error(f"{_name(path)} is not UTF-8 text: see its byte {reason.start}") from reason
     except ValueError as reason:  # too long, or a name with a NUL in it
         raise error(f"cannot read {_name(path)}: {reason}") from reason
 

@@ -101,7 +101,7 @@ def decision_from_dict(data: object) -> RecordedDecision:
             raise ValueError(f"no request {question.waiter_id} waits")
         return RecordedDecision(float(data["time"]), question, _CODEC.decode(_OUTCOMES[name], outcome))
     except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
-        raise UsageError(f"a recorded decision cannot be read: {error}") from error
+        raise UsageError(f"a recorded decision cannot be read: {_fault(error)}") from error
 
 
 def view_to_dict(view: NodeView) -> dict[str, Any]:
@@ -115,8 +115,17 @@ def view_from_dict(data: object) -> NodeView:
     try:
         found: NodeView = _CODEC.decode(NodeView, data)
     except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
-        raise UsageError(f"a recorded view cannot be read: {error}") from error
+        raise UsageError(f"a recorded view cannot be read: {_fault(error)}") from error
     return found
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong, in words: Python's own name keys and attributes alone."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, TypeError | AttributeError):
+        return "a part of it is of another kind than Tranche writes"
+    return str(error)
 
 
 def _withheld_to_dict(withheld: Withheld) -> dict[str, Any]:

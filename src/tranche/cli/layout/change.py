@@ -13,7 +13,7 @@ from tranche.cli.layout.options import (
     hook_runner,
     mode_only_option,
     patience,
-    read_checkpoint_document,
+    read_checkpoint,
     read_layouts,
     read_plan,
     required_checkpoint_file,
@@ -26,7 +26,6 @@ from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.allocation import NodeView
-from tranche.core.checkpoint import parse_checkpoint
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout
 from tranche.documents.layout_change import decision_data, sum_up
@@ -171,7 +170,7 @@ def restore(
         "MIG_PARTED_HOOKS_FILE": hooks_file,
         "MIG_PARTED_MODE_CHANGE_ONLY": mode_only,
     }
-    checkpoint = parse_checkpoint(read_checkpoint_document(path))
+    checkpoint = read_checkpoint(path)
     runner = hook_runner(hooks_file, environment, debug=debug)
     wanted = patience(wait, timeout)
 

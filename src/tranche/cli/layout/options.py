@@ -8,11 +8,12 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.duration import Duration
+from tranche.core.checkpoint import Checkpoint, parse_checkpoint
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
 from tranche.core.hooks import HooksFile, parse_hooks
 from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
-from tranche.node.files import STANDARD_STREAM, read_document
+from tranche.node.files import STANDARD_STREAM, read_document, told_of
 from tranche.node.hook_runner import HookRunner
 from tranche.node.patience import Patience
 from tranche.planning.plan import Plan, plan_from_dict
@@ -99,20 +100,27 @@ def read_layouts(path: str) -> LayoutFile:
     """The layouts of the file."""
     name = "stdin" if path == STANDARD_STREAM else path
     document = read_document(path, LayoutInvalid)
-    try:
+    with told_of(path):
         return parse_layouts(document, source=name)
-    except LayoutInvalid as error:
-        raise LayoutInvalid(f"{name}: {error.message}", hint=error.hint) from error
 
 
 def read_plan(path: str) -> Plan:
     """The saved plan."""
-    return plan_from_dict(read_document(path, PlanInvalid))
+    document = read_document(path, PlanInvalid)
+    with told_of(path):
+        return plan_from_dict(document)
+
+
+def read_hooks(path: str) -> HooksFile:
+    """The hooks of the file."""
+    document = read_document(path, HooksInvalid)
+    with told_of(path):
+        return parse_hooks(document)
 
 
 def hook_runner(path: str | None, environment: dict[str, object], *, debug: bool) -> HookRunner:
     """The hooks of the file, with the command's options as mig-parted hands them to hooks; no hooks without a file."""
-    hooks = parse_hooks(read_document(path, HooksInvalid)) if path else HooksFile()
+    hooks = read_hooks(path) if path else HooksFile()
     return HookRunner(hooks, {name: _go_text(value) for name, value in environment.items()}, debug)
 
 
@@ -130,9 +138,11 @@ def required_checkpoint_file(path: str | None) -> str:
     return path
 
 
-def read_checkpoint_document(path: str) -> object:
-    """The decoded checkpoint."""
-    return read_document(path, CheckpointInvalid)
+def read_checkpoint(path: str) -> Checkpoint:
+    """The checkpoint of the file."""
+    document = read_document(path, CheckpointInvalid)
+    with told_of(path):
+        return parse_checkpoint(document)
 
 
 def _go_text(value: object) -> str:

@@ -130,10 +130,19 @@ def _from_files(paths: Sequence[Path], plugin: CredentialPlugin | None) -> ApiSe
     )
 
 
+def _text(path: Path, what: str) -> str:
+    try:
+        return read_bounded(path).decode()
+    except UnicodeDecodeError as error:
+        raise KubeconfigInvalid(f"cannot read the {what} {path}: it is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        raise KubeconfigInvalid(f"cannot read the {what} {path}: {error}") from error
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        config = load_yaml(read_bounded(path).decode())
-    except (OSError, ValueError) as error:
+        config = load_yaml(_text(path, "kubeconfig"))
+    except ValueError as error:
         raise KubeconfigInvalid(f"cannot read the kubeconfig {path}: {error}") from error
     if not isinstance(config, dict):
         raise KubeconfigInvalid(f"kubeconfig {path} is not a mapping")
@@ -165,10 +174,7 @@ def _token_file(path: Path) -> Callable[[], str]:
     """Reads it for each request: the kubelet replaces the tokens of pods about once an hour."""
 
     def read() -> str:
-        try:
-            return read_bounded(path).decode().strip()
-        except (OSError, ValueError) as error:
-            raise KubeconfigInvalid(f"cannot read the token {path}: {error}") from error
+        return _text(path, "token").strip()
 
     return read
 
