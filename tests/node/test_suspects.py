@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from tests.machines import needs_root
+from tests.machines import needs_root, readable_folder
+from tests.node.machines import node_of
 from tests.node.processes import Child, in_child
 from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
+from tranche.core.errors import GpuBusy
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
+from tranche.local import termination
+from tranche.local.termination import take_back
 from tranche.node import chronicle, register
 from tranche.node.checkup import check_leftovers
 from tranche.node.ledger import Ledger
 from tranche.node.leftovers import anything_left
 from tranche.node.processes import Process, process_at
 from tranche.node.recovery import Recovery
-from tranche.node.session import Places, pid_namespace
+from tranche.node.session import Places, pid_namespace, process_start_time
 
 NOBODY = 65534
 
@@ -115,3 +121,47 @@ def test_a_suspect_keeps_the_share_until_root_looks(places: Places, hidden: Proc
     assert f"pid {hidden.pid}" in finding.text
     assert "sudo" in finding.hint
     assert settle(places) == (), "it did not come of the command"
+
+
+@needs_root
+@pytest.mark.parametrize("given_back", [True, False])
+def test_who_ends_his_own_command_is_told_of_a_suspect_only_while_the_share_is_kept(
+    given_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tranche run` knows what came of its command: what it has given back is free, whoever else runs."""
+    monkeypatch.setattr(termination, "_OWNER_SECONDS", 0.5)
+    with readable_folder() as folder:
+        monkeypatch.setenv("TRANCHE_CACHE_DIR", str(folder / "cache"))
+        node = node_of(folder, machine_type="g4dn.xlarge")
+        node.state_dir.mkdir()
+        os.chown(node.state_dir, NOBODY, NOBODY)
+
+        def work() -> str:
+            with node.host() as host:
+                command = subprocess.Popen(["sleep", "600"])
+                suspect = Child(signal.pause)
+                keeper = ProcessKeeper(command.pid, process_start_time(command.pid), pid_namespace())
+                grants = (WholeGpu("GPU-0"),)
+                share = Allocation("abcd1234", Request(WholeGpus(1)), grants, Phase.ACTIVE, 1.0, "sleep", keeper)
+                with host.ledger.write() as db:
+                    register.add_allocation(db, share)
+
+                def give_back() -> None:
+                    command.wait()
+                    if given_back:
+                        with host.ledger.write() as db:
+                            register.remove_allocation(db, share.id)
+
+                owner = threading.Thread(target=give_back)
+                owner.start()
+                try:
+                    return signal.Signals(take_back(host, share.id, terminate=True, grace=10.0).signal).name
+                except GpuBusy as error:
+                    return error.message
+                finally:
+                    suspect.end()
+                    command.kill()
+                    owner.join()
+
+        said = as_nobody(work)
+        assert said == "SIGTERM" if given_back else "may be in use by pid" in said

@@ -130,13 +130,24 @@ def take_back(
         pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living_now(host, allocation_id)]))
         if not pids:
             break
-    if remains.life is not Life.GONE:
-        raise _busy(allocation, pids, remains)
+    # A process that is just ending may not be looked into. `tranche run` knows what came of its command, and gives the share
+    # back where nothing of that is left.
+    deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
+    while remains.life is not Life.GONE and _registered(host, allocation_id):
+        if time.monotonic() >= deadline:
+            raise _busy(allocation, pids, remains)
+        time.sleep(_POLL_SECONDS)
+        remains = remains_of(host.places, allocation_id, keeper)
     # `tranche run` may have given the share back itself, when it saw its workload end.
     with suppress(AllocationUnknown):
         why = "taken back with tranche release" if host.actor is None else "taken back"
         Queue(host).release(allocation_id, why=why)
     return Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
+
+
+def _registered(host: Host, allocation_id: str) -> bool:
+    with host.ledger.read() as db:
+        return any(each.id == allocation_id for each in register.allocations(db))
 
 
 def _living_now(host: Host, allocation_id: str) -> list[int]:
