@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
-from tests.node.test_mps_daemons import GIB, only, share, short, start, t4
+from tests.node.test_mps_daemons import GIB, nothing_left, only, share, short, start, t4
 from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import PodKeeper
@@ -17,6 +18,8 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.documents.describe import gpu_state
 from tranche.node.checkup import check_daemons
+from tranche.node.daemon_due import IDLE_SECONDS
+from tranche.planning.steps import StopMps
 
 __all__ = ["short", "t4"]  # fixtures
 
@@ -87,3 +90,32 @@ def test_the_way_back_of_a_prohibited_gpu_that_is_not_shared_is_default(t4: Node
         host.driver.set_compute_mode(only(host).uuid, ComputeMode.PROHIBITED)
         (said,) = check_daemons(host.observe(), (), host.daemons.records)
         assert said.hint.endswith("nvidia-smi -i 0 -c DEFAULT")
+
+
+@isolated
+def test_a_gpu_that_was_lost_while_its_daemon_ended_gets_its_compute_mode_back(t4: Node) -> None:
+    now = time.time()
+    with t4.host(clock=lambda: now) as host:
+        change(host, start(only(host)))
+        t4.machine.inject_lost(0)
+        for _ in range(2):
+            now += 10 * IDLE_SECONDS
+            host.view()
+        t4.machine.inject_lost(0, lost=False)
+        now += 10 * IDLE_SECONDS
+        host.view()
+        nothing_left(t4, host)
+
+
+@isolated
+def test_a_compute_mode_from_before_the_driver_was_reloaded_is_not_put_back(t4: Node) -> None:
+    with t4.host() as host:
+        host.driver.set_compute_mode(only(host).uuid, ComputeMode.EXCLUSIVE)
+        change(host, start(only(host)))
+        share(host, WholeGpu(only(host).uuid))
+        t4.machine.reboot()
+        assert host.driver.observe().gpus[0].compute_mode is ComputeMode.DEFAULT
+        assert host.view(thorough=True).node.gpus[0].compute_mode is ComputeMode.EXCLUSIVE
+        host.release("held", why="ended")
+        change(host, StopMps(only(host).uuid, None))
+        nothing_left(t4, host)

@@ -103,15 +103,16 @@ class DaemonCare:
         kept = self._keep_compute_modes(view, working, shared, session)
         due = due_now()
         gpus = {gpu.uuid: gpu for gpu in view.node}
+        lost = any(gpu.lost for gpu in view.node)  # it may be shown under no UUID that anybody knows
         for record in due:
             gpu = gpus.get(record.gpu_uuid)
-            if gpu is not None and gpu.lost:
-                self._tries.note(record, self._clock())  # it answers nobody, so nothing can be put back yet
-            elif gpu is not None:
+            if gpu is not None and not gpu.lost:
                 self._end(record, session())
+            elif lost:
+                self._tries.note(record, self._clock())  # it answers nobody, so nothing can be put back yet
             elif whole:
                 self._end_without_gpu(record)
-        if whole and not working and not any(gpu.lost for gpu in view.node):
+        if whole and not working and not lost:
             for name in found.unclaimed(view.node):
                 with suppress(MpsFailed):  # its record stays, and it is tried again
                     self._daemons.end_unclaimed(name)
@@ -270,11 +271,13 @@ class DaemonCare:
 
     def _end_without_gpu(self, record: DaemonRecord) -> None:
         try:
-            self._daemons.end_without_gpu(record)
+            gone = self._daemons.end_without_gpu(record)
         except MpsFailed:
-            self._tries.note(record, self._clock())
-        else:
+            gone = False
+        if gone:
             self._tries.clear(record)
+        else:
+            self._tries.note(record, self._clock())
 
 
 def _occupant(record: DaemonRecord) -> Occupant | None:

@@ -79,12 +79,15 @@ class MpsDaemons:
             self.stop(gpu, slot, driver, sleep)
             record = None
         serving = record is not None and record.state is DaemonState.READY
+        if record is not None and slot is None:
+            record = _as_set(record, gpu)
         if record is None and slot is None and gpu.compute_mode is None:
             raise MpsFailed(
                 f"{gpu.label}: the driver does not say which compute mode it has, so it could not be put back"
             )
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
+            record = record._replace(boot=boot_id())
         if not serving:
             record = record._replace(ready=False, fault="", told="", suspect=False, wedged=False, damaged=False)
             record = record._replace(limit=0, limits="", changed=False, raising=0)
@@ -127,15 +130,23 @@ class MpsDaemons:
             return
         self.process(record.device_uuid).stop(sleep=sleep)
         _refuse_living(record)
-        if (before := record.mode_before) is not None:
+        if (before := record.mode_before) is not None and record.boot in ("", boot_id()):
             _put_back(gpu, before, driver)
         self.records.remove(record)
 
-    def end_without_gpu(self, record: DaemonRecord, sleep: Callable[[float], None] = time.sleep) -> None:
-        """End the daemon of a device whose GPU is not in the machine any more; MpsFailed when it lives on."""
+    def end_without_gpu(self, record: DaemonRecord, sleep: Callable[[float], None] = time.sleep) -> bool:
+        """End the daemon of a device whose GPU is not in the machine any more; MpsFailed when it lives on.
+
+        Until the machine starts again, the GPU may come back with the compute mode that it had: the record stays so long, and
+        this gives False.
+        """
         self.process(record.device_uuid).stop(sleep=sleep)
         _refuse_living(record)
+        if record.mode and record.boot == boot_id():
+            self.records.write(record._replace(ready=False))
+            return False
         self.records.remove(record)
+        return True
 
     def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
         """End the daemon of a device that is not there any more, of which no more is known than the name of its record."""
@@ -146,6 +157,18 @@ class MpsDaemons:
 
     def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
         return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
+
+
+def _as_set(record: DaemonRecord, gpu: GpuState) -> DaemonRecord:
+    """The record with the compute mode that is to be put back, as the GPU shows it before it is set.
+
+    What is not EXCLUSIVE is not Tranche's: the driver has been started again since, or somebody has set it. After another start
+    of the machine EXCLUSIVE is not Tranche's either.
+    """
+    ours = record.boot in ("", boot_id()) and gpu.compute_mode is ComputeMode.EXCLUSIVE
+    if ours or gpu.compute_mode is None:
+        return record
+    return record._replace(mode=str(gpu.compute_mode), boot=boot_id())
 
 
 def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
