@@ -1,7 +1,7 @@
 """Pods that are deleted by force on a node that is full: the scheduler gives away what they have before their containers have
 ended, and their successors wait for that.
 
-TRANCHE_FORCED_DELETES says how many, beside as many that are deleted in order: about two seconds for each.
+TRANCHE_FORCED_DELETES says how many, beside as many that are deleted in order: about two seconds for each pair.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * 3600)]
 
 DELETES = int(os.environ.get("TRANCHE_FORCED_DELETES", "4"))
 GPUS = 8
-AT_ONCE = 4
+AT_ONCE = min(DELETES, GPUS)
 WAYS = {"by force": ("--force", "--grace-period=0"), "in order": ()}
 
 
