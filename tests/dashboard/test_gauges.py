@@ -19,7 +19,14 @@ TIMES = st.lists(st.floats(0, 2 * KEPT_SECONDS), max_size=40).map(sorted)
 
 
 def reading(memory: int | None = GIB, busy: float | None = 0.5) -> dict[str, Any]:
-    return {"gpuUUID": UUID, "memoryUsedBytes": memory, "busy": busy, "slices": [], "powerWatts": None}
+    return {
+        "gpuUUID": UUID,
+        "memoryUsedBytes": memory,
+        "busy": busy,
+        "slices": [],
+        "powerWatts": None,
+        "temperatureCelsius": 40,
+    }
 
 
 def sample(taken: float, memory: int | None = GIB, busy: float | None = None) -> GaugeSample:
@@ -69,6 +76,17 @@ def test_the_numbers_are_those_of_the_samples_and_times_that_nobody_saw_are_left
     assert corners[0] == [0, 60]
     assert corners[1:4] == [[0, 58.5], [10, 55.5], [20, 57]], "of 40 GiB and 500 seconds"
     assert second.startswith("995 60")
+
+
+def test_power_and_temperature_are_kept_and_drawn() -> None:
+    kept = with_sample((), 1000.0, [{**reading(None, None), "powerWatts": 100.0}])
+    kept = with_sample(kept, 1010.0, [{**reading(None, None), "powerWatts": 300.0, "temperatureCelsius": 60}])
+    page = shown(*kept)
+    assert tables(page)["Use since then"] == [
+        ["Power", "300 W", "100 W", "200 W", "300 W"],
+        ["Temperature", "60 °C", "40 °C", "50 °C", "60 °C"],
+    ]
+    assert [each.text for each in page.iter("figcaption")] == ["Power, up to 300 W", "Temperature, up to 60 °C"]
 
 
 @given(st.lists(st.tuples(st.floats(0, 3000), st.integers(0, GPU["memoryBytes"])), min_size=1, max_size=20))

@@ -14,11 +14,16 @@ from tests.dashboard.reading import figures, parsed, shape, tables, text_of
 from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import requests, sharing_views
-from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError
+from tranche.core.allocation import NodeView, WholeGpu, Withheld
+from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.events import Event
 from tranche.core.request import Request, parse_request
+from tranche.core.state import NodeState
+from tranche.dashboard.acting.deed import DeedPlan
+from tranche.dashboard.acting.pages import plan_page
+from tranche.dashboard.acting.release import ReleaseDeed
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
+from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
 from tranche.dashboard.pages import page_at
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.blocks import blocks_of
@@ -94,9 +99,12 @@ def test_a_gpus_page_has_every_slice_with_its_holders(view: NodeView) -> None:
 def test_the_queue_says_why_each_one_waits(view: NodeView, waiting: tuple[Request, ...]) -> None:
     seen = snapshot_of(view, waiting)
     rows = tables(tree_of(page_of("/queue", seen)))["Who waits, first come first"]
-    assert [(row[0], row[1], row[5]) for row in rows] == [
-        (str(each["position"]), each["id"], each["why"]) for each in seen.overview["waiters"]
-    ]
+    for row, each in zip(rows, seen.overview["waiters"], strict=True):
+        assert row[0] == str(each["position"])
+        assert row[1].endswith(each["id"])
+        assert row[4].startswith(printable(each["why"]))
+        assert all(f"GPU {one['gpuIndex']}" in row[4] and one["message"] in row[4] for one in each["obstacles"])
+        assert all(id in row[4] for one in each["obstacles"] for id in one["allocationIds"])
 
 
 @given(
@@ -187,6 +195,35 @@ def test_events_lead_to_what_caused_them() -> None:
     assert {"event-1", "event-2", "event-3"} <= {each.get("id") for each in page.iter()}
 
 
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ({}, ["3", "2", "1"]),
+        ({"kind": "Released"}, ["3"]),
+        ({"kind": "Nothing"}, []),
+        ({"q": "gpu 0"}, ["2"]),
+        ({"q": "99999999"}, ["3"]),
+        ({"order": "oldest"}, ["1", "2", "3"]),
+        ({"q": "APPLY", "kind": "ChangeBegun", "order": "oldest"}, ["1"]),
+    ],
+)
+def test_events_are_chosen_and_ordered(query: dict[str, str], numbers: list[str]) -> None:
+    page = tree_of(page_of("/events", snapshot_of(every_kind()), EVENTS, **query))
+    order = "oldest" if query.get("order") else "newest"
+    assert [row[0] for row in tables(page).get(f"Events, {order} first", [])] == numbers
+    chosen = [each.get("value") for each in page.iter("option") if each.get("selected") is not None]
+    assert chosen == [query.get("kind", ""), query.get("order", "")]
+    if {"q", "kind"} & query.keys():
+        assert f"{len(numbers)} of 3 events are such." in text_of(page)
+
+
+def test_a_slice_that_is_held_says_for_how_long() -> None:
+    seen = replace(snapshot_of(every_kind()), taken=1e9)
+    for gpu in seen.overview["gpus"]:
+        rows = tables(tree_of(page_of(f"/gpus/{gpu['uuid']}", seen))).get("Slices and holders", [])
+        assert [row[-1] != "–" for row in rows] == [bool(each["allocationIds"]) for each in gpu["slices"]]
+
+
 def test_a_share_has_a_page_while_it_lives_and_after() -> None:
     seen = snapshot_of(every_kind())
     alive = tree_of(page_of("/shares/11111111", seen, EVENTS))
@@ -265,3 +302,53 @@ def test_what_is_held_is_on_every_page_though_the_clock_was_put_back() -> None:
         assert drawn.count("tr-held") == len(rows)
     owners = tables(tree_of(page_of("/waste", seen)))["By user and namespace, who held most first"]
     assert sum(int(row[1]) for row in owners) == len(later)
+
+
+def test_the_first_view_says_what_needs_somebody_and_where_it_is_shown() -> None:
+    view, day = every_kind(), 86_400.0
+    lost = next(gpu for gpu in view.node if gpu.lost)
+    cordoned = next(gpu for gpu in view.node if not gpu.lost)
+    view = replace(view, withheld=(Withheld(WholeGpu(cordoned.uuid), "cordoned by ana: fans"),))
+    seen = replace(snapshot_of(view, _waiting()), taken=3 * day)
+    owner = view.allocations[0]
+    happened = (
+        Event(1, 1.0, "Cordoned", cordoned.uuid, "", "cordoned by ana", None),
+        Event(2, 2.0, "LimitExceeded", "", owner.id, "nothing limits it", None),
+        Event(3, 3.0, "ChangeBegun", "", "", "apply the layout", None),
+        Event(4, 4.0, "Undone", "", "", "the layout is undone: GPU busy", 3),
+        Event(5, 5.0, "LimitsLost", "", "99999999", "a share that has ended", None),
+    )
+    page = tree_of(page_of("/", seen, happened))
+    (line,) = [each for each in page.iter("section") if each.get("class") == "needs"]
+    ways = {str(each.get("href")): text_of(each) for each in line.iter("a")}
+    assert ways[f"/gpus/{lost.uuid}"].endswith("the driver has lost it")
+    assert ways[f"/gpus/{cordoned.uuid}"].endswith("cordoned by ana: fans")
+    assert "nothing limits it" in ways[f"/shares/{owner.id}"]
+    assert ways["/events#event-4"] == "a layout failed: the layout is undone: GPU busy"
+    assert ways["/queue"] == "a request has waited longer than 30m"
+    assert not any("99999999" in each for each in ways)
+    mended = (*happened, Event(6, 6.0, "ChangeBegun", "", "", "apply the layout", None))
+    assert "a layout failed" not in text_of(tree_of(page_of("/", seen, mended)))
+
+
+def test_what_needs_somebody_comes_with_time_alone_and_is_not_denied_where_nobody_knows() -> None:
+    calm = snapshot_of(NodeView(NodeState(())))
+    assert "Nothing needs you." in text_of(tree_of(page_of("/", calm)))
+    young = replace(snapshot_of(every_kind(), _waiting()), taken=101.0)
+    assert young.shows_the_same(replace(young, taken=102.0))
+    assert not young.shows_the_same(replace(young, taken=101.0 + LONG_WAIT_SECONDS))
+
+    def unread() -> list[Any]:
+        raise LedgerUnavailable("the ledger is gone")
+
+    page = page_at("/", {}, calm, unread)
+    assert page is not None
+    assert "What needs you is not known: the ledger is gone." in text_of(tree_of(page))
+
+
+def test_the_button_that_kills_says_what_and_looks_like_it() -> None:
+    plan = DeedPlan((("pid 7", "SIGTERM"),), (), "d", "tranche release 11111111", ends="pid 7: train.py")
+    for ends, said, look in (("pid 7: train.py", "Kill pid 7: train.py", "danger"), ("", "Take it back", None)):
+        page = tree_of(plan_page(ReleaseDeed("11111111"), replace(plan, ends=ends), "key", same=True, moved=False))
+        (button,) = page.iter("button")
+        assert (text_of(button), button.get("class")) == (said, look)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, gpu_link, memory, notes, share_link, table
+from tranche.dashboard.parts import figures, gpu_link, held_since, memory, notes, share_link, table
 from tranche.documents.bar import HEIGHT, bar, swatch
 from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Piece, blocks_of
 from tranche.documents.markup import Child, Element, element
@@ -15,18 +15,21 @@ BAR_PIXELS = 700
 """What the texts in a bar are cut for; on a narrower screen they are clipped."""
 
 
-def fleet_page(overview: Document, said: Sequence[str], looked_for: str = "") -> DashboardPage:
-    """The GPUs of the overview, or those that have the text looked for in what is said of them."""
+def fleet_page(
+    overview: Document, said: Sequence[str], now: float, looked_for: str = "", needs: Element | None = None
+) -> DashboardPage:
+    """The GPUs of the overview, or those that have the text looked for in what is said of them; `needs` come first."""
     every = blocks_of(overview["gpus"], overview["allocations"])
     found = [gpu for gpu in every if looked_for.casefold() in f"{gpu.uuid} {gpu.told}".casefold()]
     live = element(
         "div",
+        needs,
         notes(said),
         fleet_figures(overview),
         element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs have “{looked_for}”."),
         key(found),
         element("div", [gpu_row(gpu) for gpu in found], class_="gpus"),
-        _as_table(overview, found),
+        _as_table(overview, found, now),
     )
     return DashboardPage("Fleet", live, _filter(looked_for))
 
@@ -84,24 +87,28 @@ def _filter(looked_for: str) -> Element:
     )
 
 
-def _as_table(overview: Document, found: Sequence[GpuBlocks]) -> Element:
-    columns = ("GPU", "What", "State", "Held by", "Memory", "Made by")
+def _as_table(overview: Document, found: Sequence[GpuBlocks], now: float) -> Element:
+    columns = ("GPU", "What", "State", "Held by", "Memory", "Made by", "Held for")
     gpus = {gpu["uuid"]: gpu for gpu in overview["gpus"]}
-    rows = [row for gpu in found for row in _rows(gpus[gpu.uuid], gpu)]
+    known = {each["id"]: each for each in overview["allocations"]}
+    rows = [row for gpu in found for row in _rows(gpus[gpu.uuid], gpu, known, now)]
     shown = table("The same as a table", columns, rows, "No GPU.")
     return element("details", element("summary", "As a table"), shown, id="as-table")
 
 
-def _rows(gpu: Document, drawn: GpuBlocks) -> Iterator[Sequence[Child | None]]:
+def _rows(
+    gpu: Document, drawn: GpuBlocks, known: Mapping[str, Document], now: float
+) -> Iterator[Sequence[Child | None]]:
     for each in drawn.blocks:
         place, device = _device_of(gpu, each)
         made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
         amount = "" if each.piece is Piece.ROOM else memory(device["memoryBytes"])
         holders = device["allocationIds"] if each.piece is not Piece.ROOM else []
+        since = held_since(device, known, now) if holders else None
         shown: Child = each.who
         if len(holders) == 1:
             shown = element("span", each.who.removesuffix(holders[0]), share_link(holders[0]))
-        yield gpu_link_of(drawn), f"{each.name} {place}".strip(), str(each.look), shown, amount, made
+        yield gpu_link_of(drawn), f"{each.name} {place}".strip(), str(each.look), shown, amount, made, since
 
 
 def gpu_link_of(drawn: GpuBlocks) -> Child:

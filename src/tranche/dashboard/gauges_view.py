@@ -22,7 +22,9 @@ Measured = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
-    """What one gauge said; `most` is what it can say at the most, `said` writes a value with its unit, `every` is in seconds."""
+    """What one gauge said; `most` is what it can say at the most, 0 where nobody knows; `said` writes a value with its unit,
+    `every` is in seconds.
+    """
 
     name: str
     values: Measured
@@ -46,15 +48,14 @@ def gauges_view(
     gauges = (
         _Gauge("Memory used", _measured(uuid, "memoryUsedBytes", samples), memory, _bytes, every),
         _Gauge("Busy", _measured(uuid, "busy", samples), 1.0, _percent, every),
+        _Gauge("Power", _measured(uuid, "powerWatts", samples), 0.0, _watts, every),
+        _Gauge("Temperature", _measured(uuid, "temperatureCelsius", samples), 0.0, _degrees, every),
     )
     found = [each for each in gauges if each.values]
     if not found:
         return None
     since, until = samples[0].taken, samples[-1].taken
-    charts = [
-        element("figure", element("figcaption", f"{each.name}, of {each.said(each.most)}"), _chart(each, since, until))
-        for each in found
-    ]
+    charts = [element("figure", element("figcaption", _caption(each)), _chart(each, since, until)) for each in found]
     axis = element(
         "p", moment(describe.timestamp(since)), element("span", moment(describe.timestamp(until))), class_="axis muted"
     )
@@ -68,9 +69,14 @@ def gauges_view(
     )
 
 
+def _caption(gauge: _Gauge) -> str:
+    most = f"of {gauge.said(gauge.most)}" if gauge.most else f"up to {gauge.said(max(gauge.numbers))}"
+    return f"{gauge.name}, {most}"
+
+
 def _measured(uuid: str, gauge: str, samples: Sequence[GaugeSample]) -> Measured:
     """Where nothing could be measured there is no value."""
-    found = ((each.taken, each.gpus[uuid][gauge]) for each in samples if uuid in each.gpus)
+    found = ((each.taken, each.gpus[uuid].get(gauge)) for each in samples if uuid in each.gpus)
     return [(taken, float(value)) for taken, value in found if value is not None]
 
 
@@ -117,6 +123,14 @@ def _last(numbers: Sequence[float]) -> float:
 
 def _bytes(value: float) -> str:
     return format_memory(round(value))
+
+
+def _watts(value: float) -> str:
+    return f"{value:.0f} W"
+
+
+def _degrees(value: float) -> str:
+    return f"{value:.0f} °C"
 
 
 def _percent(value: float) -> str:

@@ -9,7 +9,7 @@ from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import history_view
-from tranche.dashboard.parts import code, figures, memory, notes, share_link, table
+from tranche.dashboard.parts import code, figures, held_since, memory, named_share, notes, share_link, table
 from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents.blocks import Document, blocks_of, holder_without_id
 from tranche.documents.history import events_by_gpu
@@ -50,7 +50,7 @@ def gpu_page(
         [_running(plan, uuid) for plan in plans if any(each["gpuUUID"] == uuid for each in plan["steps"])],
         table(
             "Slices and holders",
-            ("Place", "Profile", "State", "Held by", "Memory", "Used", "Busy", "Made by", "MIG device"),
+            ("Place", "Profile", "State", "Held by", "Memory", "Used", "Busy", "Made by", "MIG device", "Held for"),
             [
                 (
                     f"{each['placement']['start']}:{each['placement']['size']}",
@@ -62,6 +62,7 @@ def gpu_page(
                     _measured(inside.get(each["gpuInstanceId"], _UNKNOWN)["busy"], "%"),
                     None if each["owned"] is None else "Tranche" if each["owned"] else "others",
                     element("span", [code(device["uuid"]) for device in each["devices"]]) if each["devices"] else None,
+                    held_since(each, known, now),
                 )
                 for each in gpu["slices"]
             ],
@@ -140,9 +141,7 @@ def _holders(device: Document, known: dict[str, Document]) -> Child | None:
 def _names(ids: Sequence[str], known: dict[str, Document]) -> Iterator[Child]:
     for place, each in enumerate(ids):
         yield from (", ",) if place else ()
-        yield share_link(each)
-        if each in known:
-            yield f" {holder_without_id(known[each])}"
+        yield named_share(each, known)
 
 
 def _whole(gpu: Document, known: dict[str, Document]) -> Element | None:

@@ -8,17 +8,20 @@ from typing import Any
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.asking import answer
-from tranche.dashboard.events_page import MOST, events_page, share_page
+from tranche.dashboard.events_page import events_page, share_page
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
 from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.layouts_page import layouts_page
+from tranche.dashboard.machine_needs import machine_needs
+from tranche.dashboard.needs import needs_line
 from tranche.dashboard.previewing import layout_names, layout_preview
 from tranche.dashboard.queue_page import ASKED, ask_page, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.waste_page import waste_page
 from tranche.documents.blocks import Document
+from tranche.documents.markup import Element, element
 from tranche.documents.waste import use_over_time, waste_data
 from tranche.documents.waste_by_owner import waste_by_owner
 
@@ -38,7 +41,7 @@ def page_at(
     """The page of that path, of what was seen; None where there is none."""
     match path.strip("/").split("/"):
         case [""]:
-            return fleet_page(seen.overview, seen.notes, query.get("q", ""))
+            return fleet_page(seen.overview, seen.notes, seen.taken, query.get("q", ""), _needs(seen, events))
         case ["gpus", uuid]:
             hours = hours_asked(query.get("hours", ""))
             history = (seen.samples, seen.plans)
@@ -51,13 +54,21 @@ def page_at(
         case ["ask"]:
             return _asked(query, seen, as_said(seen.view))
         case ["events"]:
-            return events_page(events()[-MOST:], seen.overview["gpus"])
+            return events_page(events(), seen.overview["gpus"], query)
         case ["waste"]:
             return waste_page(waste_of(seen, events()), seen.overview, seen.notes, seen.taken)
         case ["layouts"]:
             return _previewed(query.get("layout", ""), seen)
         case _:
             return None
+
+
+def _needs(seen: MachineSnapshot, events: Events) -> Element:
+    """What needs somebody; where the register cannot be read, nobody knows that nothing does."""
+    try:
+        return needs_line(machine_needs(seen.view, seen.overview, events(), seen.taken), seen.taken)
+    except TrancheError as error:
+        return element("p", f"What needs you is not known: {error.message}.", class_="note")
 
 
 def waste_of(seen: MachineSnapshot, events: Sequence[Document]) -> Mapping[str, Any]:
@@ -82,9 +93,10 @@ def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:
 
 def _asked(fields: Mapping[str, str], seen: MachineSnapshot, view: NodeView) -> DashboardPage:
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in seen.overview["gpus"]}
+    known = {each["id"]: each for each in seen.overview["allocations"]}
     if not ASKED & fields.keys():
-        return ask_page({}, None, "", labels)
+        return ask_page({}, None, "", labels, known)
     try:
-        return ask_page(fields, answer(seen, view, fields), "", labels)
+        return ask_page(fields, answer(seen, view, fields), "", labels, known)
     except UsageError as error:
-        return ask_page(fields, None, f"{error.message}. {error.hint}".strip(), labels)
+        return ask_page(fields, None, f"{error.message}. {error.hint}".strip(), labels, known)

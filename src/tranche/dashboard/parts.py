@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 from tranche.core.quantity import format_memory
 from tranche.documents import describe
+from tranche.documents.blocks import Document, holder_without_id
+from tranche.documents.history import seconds_of
 from tranche.documents.markup import Child, Element, element
 
 
@@ -65,6 +67,19 @@ def gpu_link(uuid: str, said: str) -> Element:
 def share_link(allocation_id: str) -> Element:
     """To the page of a share's life."""
     return element("a", allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
+
+
+def held_since(device: Document, known: Mapping[str, Document], now: float) -> Element | None:
+    """For how long the share that was first has had something of the device; None where nobody has."""
+    began = [known[each]["created"] for each in device["allocationIds"] if each in known]
+    return span_since(min(began, key=seconds_of), now) if began else None
+
+
+def named_share(allocation_id: str, known: Mapping[str, Document]) -> Element:
+    """A share by what runs in it and whose it is, as a way to its page; of the `known` ones."""
+    name = holder_without_id(known[allocation_id]) if allocation_id in known else ""
+    way = element("a", name or allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
+    return element("span", way, [" ", element("span", allocation_id, class_="muted")] if name else None)
 
 
 def notes(texts: Iterable[str]) -> list[Element]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import code, memory, notes, share_link, span_since, table
+from tranche.dashboard.parts import code, memory, named_share, notes, span_since, table
 from tranche.documents.blocks import Document
 from tranche.documents.markup import Child, Element, element
 
@@ -21,32 +21,35 @@ ASKED = frozenset({"kind", "amount", "isolation", "gpu_model"})
 
 def queue_page(overview: Document, said: Sequence[str], now: float) -> DashboardPage:
     """The waiters of the overview, in the order in which they are served."""
+    known = {each["id"]: each for each in overview["allocations"]}
     rows = [
         (
             str(each["position"]),
-            code(each["id"]),
+            _who(each),
             told_request(each["request"]),
             span_since(each["created"], now),
-            code(each["command"]),
-            each["why"],
-            _in_the_way(each["obstacles"]),
+            element("div", element("p", each["why"]), _each_gpu(each, known)),
         )
         for each in overview["waiters"]
     ]
-    columns = ("Place", "Waits", "Asks for", "For", "Command", "Why", "Held by")
+    columns = ("Place", "Who", "Asks for", "For", "Why")
     live = element("div", notes(said), table("Who waits, first come first", columns, rows, "Nobody waits."))
     below = element("section", element("h2", "What would a request get now?"), ask_form({}))
     return DashboardPage("Queue", live, below=below)
 
 
 def ask_page(
-    fields: Mapping[str, str], answer: Document | None, trouble: str, labels: Mapping[str, str]
+    fields: Mapping[str, str],
+    answer: Document | None,
+    trouble: str,
+    labels: Mapping[str, str],
+    known: Mapping[str, Document],
 ) -> DashboardPage:
     """The form with what was asked, and the Explanation document that answers it, or why there is none."""
     if answer is None:
         live = nothing_asked(trouble)
     else:
-        live = element("div", _answered(answer, labels))
+        live = element("div", _answered(answer, labels, known))
     return DashboardPage("What would a request get now?", live, ask_form(fields))
 
 
@@ -104,7 +107,30 @@ def told_request(request: Document) -> str:
     return ", ".join([asked, *more, f"isolation {request['isolation']}"])
 
 
-def _answered(answer: Document, labels: Mapping[str, str]) -> Iterator[Child]:
+def _who(waiter: Document) -> Element:
+    """Command and user first; the id is for machines."""
+    owner = waiter.get("owner")
+    user = f" ({owner['name']})" if owner else ""
+    return element("div", code(waiter["command"]), user, element("p", waiter["id"], class_="muted"))
+
+
+def _each_gpu(waiter: Document, known: Mapping[str, Document]) -> Element | None:
+    """What each GPU lacks, and who has it."""
+    if not waiter["obstacles"]:
+        return None
+    rows = [
+        element("li", f"GPU {each['gpuIndex']}{_more(each)}: {each['message']}", _in_the_way([each], known))
+        for each in waiter["obstacles"]
+    ]
+    listed = element("ul", rows, class_="plain lacks")
+    return element("details", element("summary", "GPU by GPU"), listed, id=f"lacks-{waiter['id']}")
+
+
+def _more(obstacle: Document) -> str:
+    return f" and {obstacle['moreGpus']:,} more" if "moreGpus" in obstacle else ""
+
+
+def _answered(answer: Document, labels: Mapping[str, str], known: Mapping[str, Document]) -> Iterator[Child]:
     yield element("p", element("strong", answer["status"]), f": {answer['message']}")
     if answer["waitersAhead"]:
         yield element("p", f"Requests that wait already and come first: {answer['waitersAhead']}.")
@@ -117,10 +143,11 @@ def _answered(answer: Document, labels: Mapping[str, str]) -> Iterator[Child]:
         yield element("ol", steps)
     if answer["status"] != "Startable":
         rows = [
-            (labels.get(each["uuid"], each["uuid"]), "Fits" if each["fits"] else each["obstacle"]["reason"],
-             None if each["fits"] else each["obstacle"]["message"], None if each["fits"] else _in_the_way([each["obstacle"]]))
+            (labels.get(each["uuid"], each["uuid"]), "Fits", None, None)
+            if each["fits"]
+            else _lacking(labels.get(each["uuid"], each["uuid"]), each["obstacle"], known)
             for each in answer["gpus"]
-        ]  # fmt: skip
+        ]
         yield table("What each GPU lacks", ("GPU", "Reason", "In words", "Held by"), rows, "No GPU.")
     if answer["remedies"]:
         yield element("h2", "What would help, cheapest first")
@@ -129,12 +156,16 @@ def _answered(answer: Document, labels: Mapping[str, str]) -> Iterator[Child]:
         yield element("p", answer["hint"])
 
 
-def _in_the_way(obstacles: Sequence[Document]) -> Child | None:
+def _lacking(label: str, obstacle: Document, known: Mapping[str, Document]) -> Sequence[Child | None]:
+    return label, obstacle["reason"], obstacle["message"], _in_the_way([obstacle], known)
+
+
+def _in_the_way(obstacles: Sequence[Document], known: Mapping[str, Document]) -> Child | None:
     """Who holds what would serve."""
     ids = dict.fromkeys(each for obstacle in obstacles for each in obstacle["allocationIds"])
     running = dict.fromkeys(
         f"{each['name']} ({each['pid']})" for obstacle in obstacles for each in obstacle["processes"]
     )
-    found: list[Child] = [share_link(each) for each in ids]
+    found: list[Child] = [named_share(each, known) for each in ids]
     found += list(running)
     return element("ul", [element("li", each) for each in found], class_="plain") if found else None

@@ -10,11 +10,12 @@ from tranche.documents.blocks import Document
 EVERY_SECONDS = 5.0
 """At least so long apart are two samples."""
 KEPT_SECONDS = 3600.0
+KEPT_GAUGES = ("memoryUsedBytes", "busy", "powerWatts", "temperatureCelsius")
 
 
 @dataclass(frozen=True, slots=True)
 class GaugeSample:
-    """What was measured of each GPU at `taken`, in seconds since the epoch: `memoryUsedBytes` and `busy` by its UUID."""
+    """What was measured of each GPU at `taken`, in seconds since the epoch: the readings of KEPT_GAUGES by its UUID."""
 
     taken: float
     gpus: Mapping[str, Document]
@@ -24,6 +25,6 @@ def with_sample(kept: tuple[GaugeSample, ...], taken: float, readings: Iterable[
     """The samples with one more, without those that are too old; a clock that was set back begins anew."""
     if kept and 0 <= taken - kept[-1].taken < EVERY_SECONDS:
         return kept
-    found = {each["gpuUUID"]: {"memoryUsedBytes": each["memoryUsedBytes"], "busy": each["busy"]} for each in readings}
+    found = {each["gpuUUID"]: {name: each[name] for name in KEPT_GAUGES} for each in readings}
     young = [each for each in kept if taken - KEPT_SECONDS <= each.taken < taken]
     return (*young, GaugeSample(taken, found)) if found else tuple(young)

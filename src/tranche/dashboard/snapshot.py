@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
+from tranche.dashboard.machine_needs import waits_long
 from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents.blocks import Document
 from tranche.node.records import Waiter
@@ -33,5 +34,10 @@ class MachineSnapshot:
 
     def shows_the_same(self, other: MachineSnapshot) -> bool:
         """Whether a page of the other one would look the same."""
-        mine = (self.overview, self.newest_event, self.readings, self.notes, self.plans)
-        return mine == (other.overview, other.newest_event, other.readings, other.notes, other.plans)
+        mine = (self.overview, self.newest_event, self.readings, self.notes, self.plans, self.late)
+        return mine == (other.overview, other.newest_event, other.readings, other.notes, other.plans, other.late)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """The ids of those who wait for too long."""
+        return tuple(each["id"] for each in waits_long(self.overview["waiters"], self.taken))

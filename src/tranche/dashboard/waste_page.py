@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from tranche.core.quantity import GIB
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, memory, notes, share_link, span_since, table
-from tranche.documents.blocks import Document, holder_without_id
+from tranche.dashboard.parts import figures, memory, named_share, notes, span_since, table
+from tranche.documents.blocks import Document
 from tranche.documents.markup import Child, element
 
 
@@ -103,7 +103,7 @@ def _place(each: Document) -> str:
 def _held_by(each: Document, known: Mapping[str, Document]) -> tuple[Child, ...]:
     names: list[Child] = []
     for id in each["allocationIds"]:
-        names += [element("li", share_link(id), f" {holder_without_id(known[id])}" if id in known else "")]
+        names.append(element("li", named_share(id, known)))
     return _place(each), memory(each["memoryBytes"]), element("ul", names, class_="plain")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.dashboard.reading import figures, parsed, shape, text_of
 from tests.documents.test_markup import HOSTILE
+from tests.documents.test_picture import every_kind
 from tests.strategies import sharing_views
 from tranche.core.allocation import NodeView
 from tranche.dashboard.cluster.choice import NodeChoice
@@ -221,3 +223,28 @@ def test_what_others_wrote_is_text(text: str) -> None:
     message = rows_message(news, RowBook(), NodeChoice(), ALL)
     assert message.count("\n") == 3, "a line of the stream ends where the message ends"
     assert str(row.shown).startswith("<tr ")
+
+
+def test_the_first_view_leads_to_the_nodes_that_are_in_trouble() -> None:
+    calm = overview_data(every_kind(), (), ())
+    calm = {**calm, "gpus": [{**gpu, "lost": False, "slices": []} for gpu in calm["gpus"]], "allocations": []}
+    lost = {**calm, "gpus": [{**gpu, "lost": True} for gpu in calm["gpus"]]}
+    ready, away = NodeStanding(ready=True), "its agent does not answer"
+    nodes = [SeenNode("n0", ready, calm, 1.0)]
+    page = tree_of(ClusterSnapshot().after(nodes, 1.0))
+    assert "No node that you see is in trouble." in text_of(page)
+    nodes += [
+        SeenNode("n1", ready, lost, 1.0),
+        SeenNode("n2", ready, lost, 1.0),
+        SeenNode("n3", ready, calm, 1.0, away),
+    ]
+    nodes += [SeenNode("n4", NodeStanding(ready=False), calm, 1.0)]
+    seen = ClusterSnapshot().after(nodes, 1.0)
+    (line,) = [each for each in tree_of(seen).iter("section") if each.get("class") == "needs"]
+    ways = {text_of(each): str(each.get("href")) for each in line.iter("a")}
+    assert list(ways) == ["2 nodes: a GPU is lost", "1 node: not seen", "1 node: not ready"]
+    found = []
+    for way in ways.values():
+        choice = NodeChoice.asked(dict(parse_qsl(way.removeprefix("/?"))))
+        found.append([str(each.get("id")) for each in rows_of(tree_of(seen, choice))])
+    assert found == [["node-n1", "node-n2"], ["node-n3"], ["node-n4"]]

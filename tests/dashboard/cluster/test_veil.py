@@ -56,7 +56,7 @@ ALLOCATION_FIELDS = {
 def test_nothing_of_a_hidden_team_is_in_the_document_or_on_a_page(view: NodeView) -> None:
     overview = overview_data(view, (), ())
     shown = veiled_overview(overview, OUR_SIGHT)
-    pages: list[DashboardPage | None] = [fleet_page(shown, ()), fleet_page(shown, (), THEIRS)]
+    pages: list[DashboardPage | None] = [fleet_page(shown, (), 2e9), fleet_page(shown, (), 2e9, THEIRS)]
     pages += [gpu_page(gpu["uuid"], shown, (), (), (), 2e9, 1) for gpu in shown["gpus"]]
     written = [str(each.live) for each in pages if each is not None]
     assert THEIRS not in json.dumps(shown)

@@ -22,7 +22,7 @@ class DeedPlan:
     """What would be done now. `steps` say where and what, `facts` what else a person has to know.
 
     `refused` says why it cannot be done now. `digest` is another one when anything of the plan is another. `command` does the
-    same in a terminal.
+    same in a terminal. `ends` names the processes that it ends, "" where it ends none.
     """
 
     steps: tuple[tuple[str, str], ...]
@@ -30,6 +30,7 @@ class DeedPlan:
     digest: str
     command: str
     refused: str = ""
+    ends: str = ""
 
     @property
     def possible(self) -> bool:

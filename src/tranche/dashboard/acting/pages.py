@@ -81,6 +81,10 @@ def _planned(plan: DeedPlan) -> Element:
     )
 
 
+def _danger(plan: DeedPlan) -> str | None:
+    return "danger" if plan.ends else None
+
+
 def _form(deed: DashboardDeed, plan: DeedPlan, key: str) -> Element | None:
     if not plan.possible:
         return None
@@ -93,7 +97,7 @@ def _form(deed: DashboardDeed, plan: DeedPlan, key: str) -> Element | None:
         "form",
         [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
         element("p", element("label", deed.label.asks, " ", asked)) if deed.label.asks else None,
-        element("button", deed.label.verb, id="do"),
+        element("button", f"Kill {plan.ends}" if plan.ends else deed.label.verb, id="do", class_=_danger(plan)),
         action=f"/act/{deed.label.kind}",
         method="post",
         aria_label=deed.label.title,

@@ -17,6 +17,7 @@ from tranche.node.host import Host
 from tranche.node.session import Places, process_command
 
 _GRACE_SECONDS = 10.0
+_LONGEST_COMMAND = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,8 @@ class ReleaseDeed:
         waiter = next((each for each in seen.queue if each.id == self.id), None)
         if waiter is not None:
             step = f"cancel the request {waiter.request}, and send SIGTERM to its command: {waiter.command}"
-            return DeedPlan(
-                ((f"pid {waiter.pid}", step),), (), _of_waiter(self.id, waiter.pid), f"tranche release {self.id}"
-            )
+            digest, ends = _of_waiter(self.id, waiter.pid), _named(waiter.pid, waiter.command)
+            return DeedPlan(((f"pid {waiter.pid}", step),), (), digest, f"tranche release {self.id}", ends=ends)
         allocation = next((each for each in seen.view.allocations if each.id == self.id), None)
         if allocation is None:
             raise AllocationUnknown(f"there is no share and no waiting request {self.id}", hint="it may have ended")
@@ -54,6 +54,7 @@ class ReleaseDeed:
             (f"It was given to: {allocation.command}", "Slices stay on their GPU, idle, for the next request."),
             _of_share(found),
             f"{command} --terminate" if found.pids else command,
+            ends=_ended(found.pids),
         )
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
@@ -90,6 +91,16 @@ def _ending(found: TakingBack) -> tuple[tuple[str, str], ...]:
 
 def _given_back(allocation: Allocation, node: NodeState) -> tuple[tuple[str, str], ...]:
     return tuple(("share", f"give {describe.grant(each, node)} back") for each in allocation.grants)
+
+
+def _ended(pids: tuple[int, ...]) -> str:
+    return _named(pids[0], process_command(pids[0])) if len(pids) == 1 else f"pid {_listed(pids)}" if pids else ""
+
+
+def _named(pid: int, command: str) -> str:
+    """A process in few words."""
+    shown = command if len(command) <= _LONGEST_COMMAND else f"{command[: _LONGEST_COMMAND - 1]}…"
+    return f"pid {pid}: {shown}" if shown else f"pid {pid}"
 
 
 def _listed(pids: tuple[int, ...]) -> str:

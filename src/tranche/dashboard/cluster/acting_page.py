@@ -52,12 +52,20 @@ def share_act(node: str, allocation_id: str) -> Element:
     return element("p", element("a", f"Take it back from node {node}: show the plan", href=deed.address))
 
 
+def _verb(plan: ClusterPlan) -> str:
+    """What the button does: with the pods that it deletes, where they are few."""
+    if not plan.pods:
+        return plan.deed.title
+    named = f"pod {plan.pods[0].namespace}/{plan.pods[0].name}" if len(plan.pods) == 1 else f"{len(plan.pods)} pods"
+    return f"Delete {named}"
+
+
 def _form(plan: ClusterPlan, key: str) -> Element:
     hidden = {**plan.deed.fields, "plan": plan.digest, "key": key}
     return element(
         "form",
         [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
-        element("button", plan.deed.title),
+        element("button", _verb(plan), class_="danger" if plan.pods else None),
         action="/act",
         method="post",
     )

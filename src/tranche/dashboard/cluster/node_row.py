@@ -27,7 +27,15 @@ WITHHELD, CHANGING = "not given away", "being changed"
 UNKNOWN = "unknown"
 _ROOM = frozenset({Look.FREE, Look.IDLE})
 """What somebody could be given; of a node that is not heard nobody knows whether it still can."""
-_TROUBLING = frozenset({NOT_SEEN, NOT_READY, Look.FAULTY, Look.MISSING, Look.LOST})
+NEEDING: Mapping[str, str] = {
+    Look.LOST: "a GPU is lost",
+    Look.FAULTY: "a GPU is faulty",
+    NOT_SEEN: "not seen",
+    NOT_READY: "not ready",
+    Look.MISSING: "a slice is missing",
+}
+"""The states in which a node needs somebody, the worst first, in words."""
+_TROUBLING = frozenset(NEEDING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlencode
 
 from tranche.dashboard.cluster.choice import NodeChoice
-from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NodeRow, NodeTally, shown_looks
+from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeTally, shown_looks
 from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.needs import Need, needs_line
 from tranche.dashboard.parts import figures, notes
 from tranche.documents.bar import swatch
 from tranche.documents.blocks import Look
@@ -46,10 +49,24 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> E
     said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.query else None
     return element(
         "div",
+        needs_line(_needs(rows), 0.0, "No node that you see is in trouble."),
         figures((word, f"{count:,}") for word, count in counted.items()),
         element("p", said) if said else None,
         id="summary",
     )
+
+
+def _needs(rows: Sequence[NodeRow]) -> list[Need]:
+    """The states in which nodes are in trouble, each with the way to those nodes."""
+    counted = Counter(state for row in rows for state in row.states)
+    return [
+        Need(
+            f"{counted[state]:,} {'nodes' if counted[state] > 1 else 'node'}: {word}",
+            f"/?{urlencode({'state': state})}",
+        )
+        for state, word in NEEDING.items()
+        if counted[state]
+    ]
 
 
 def _key() -> Element:
