@@ -227,7 +227,11 @@ def test_what_others_wrote_is_text(text: str) -> None:
 
 def test_the_first_view_leads_to_the_nodes_that_are_in_trouble() -> None:
     calm = overview_data(every_kind(), (), ())
-    calm = {**calm, "gpus": [{**gpu, "lost": False, "slices": []} for gpu in calm["gpus"]], "allocations": []}
+    calm = {
+        **calm,
+        "gpus": [{**gpu, "lost": False, "slices": [], "vacant": []} for gpu in calm["gpus"]],
+        "allocations": [],
+    }
     lost = {**calm, "gpus": [{**gpu, "lost": True} for gpu in calm["gpus"]]}
     ready, away = NodeStanding(ready=True), "its agent does not answer"
     nodes = [SeenNode("n0", ready, calm, 1.0)]
