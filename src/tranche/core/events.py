@@ -155,7 +155,7 @@ class UndoIncomplete:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecovered:
-    """An interrupted plan of a dead process was undone."""
+    """An interrupted plan was undone, by its own process or, when that had died, by the next."""
 
     kind: ClassVar = EventKind.RECOVERED
     plan_id: str

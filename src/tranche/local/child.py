@@ -39,14 +39,17 @@ def run_child(
     environment: Mapping[str, str],
     started: Callable[[int], None] = lambda pid: None,
     within: AbstractContextManager[None] | None = None,
+    starting: Callable[[], None] = lambda: None,
 ) -> int:
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
     Signals that reach this process are passed on, unless the terminal sent them to the child as well. What stops the child at a
     terminal stops this process as well. `started` is told the child's pid; the child is killed when that raises. OSError when
-    the file at `path` cannot be executed. The child is started `within` that context. Call it from the main thread.
+    the file at `path` cannot be executed. The child is started `within` that context. `starting` is called when each further
+    signal will reach the child; no child is started when that raises. Call it from the main thread.
     """
     with _signals_collected() as (before, collected):
+        starting()
         with within or contextlib.nullcontext():
             pid = os.posix_spawn(
                 path, list(command), dict(environment), setsigmask=before, setsigdef=_IGNORED_BY_PYTHON

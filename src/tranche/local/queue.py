@@ -27,6 +27,7 @@ from tranche.node import records
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held, Ticket
 from tranche.node.host import Host
+from tranche.node.interrupts import interruptible, uninterruptible
 from tranche.node.keeping import Remains
 from tranche.node.ownership import process_owners
 from tranche.node.patience import Patience
@@ -141,7 +142,7 @@ class Queue:
 
         It is a courtesy to others: what goes wrong with it is not this command's failure, and they look for themselves later.
         """
-        with contextlib.suppress(TrancheError):
+        with contextlib.suppress(TrancheError), uninterruptible():
             self._ring_next()
 
     def _ring_next(self) -> None:
@@ -215,7 +216,9 @@ class Queue:
                 raise NoRoom(
                     f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"
                 )
-            waiting(outcome, self._ahead_of(ticket) or 0, reasons)
+            ahead = self._ahead_of(ticket) or 0
+            with interruptible():
+                waiting(outcome, ahead, reasons)
             if not self._sleep(ticket, bell, deadline):
                 raise WaitTimeout(
                     f"{request} got no share within {patience.seconds:g} s: {reasons}",
@@ -243,7 +246,9 @@ class Queue:
                 if now >= deadline:
                     return False
                 nap = min(nap, deadline - now)
-            if bell.wait(nap) or self._monotonic() > now + nap + _STOPPED_SECONDS:
+            with interruptible():
+                rang = bell.wait(nap)
+            if rang or self._monotonic() > now + nap + _STOPPED_SECONDS:
                 return True
             if self._host.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
                 # What nobody announced may be there for somebody further back as well.
@@ -258,7 +263,8 @@ class Queue:
         found = False
         while self._just_asked(ticket):
             found = True
-            bell.wait(_GLANCE_SECONDS)
+            with interruptible():
+                bell.wait(_GLANCE_SECONDS)
         return found
 
     def _just_asked(self, ticket: Ticket) -> bool:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from types import FrameType
 
 from tranche.core.allocation import Part
 from tranche.core.errors import TrancheError, UsageError
@@ -26,6 +25,7 @@ from tranche.node import chronicle, register
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held
 from tranche.node.host import Host
+from tranche.node.interrupts import Terminated, heed_signals, ignore_signals, interrupt_if_told
 from tranche.node.keeping import Remains
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.patience import Patience
@@ -33,18 +33,9 @@ from tranche.node.processes import MARK, Process
 from tranche.planning.allocate import Waiting
 
 _AFTERMATH_SECONDS = 0.25
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL = 128
 _LOST_SECONDS = 5.0
 """For so long a lost limit waits for others to end their decisions before it is written down by somebody later."""
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived before the child ran: the place in the queue, or the plan, must still be cleaned up."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number
 
 
 def run(
@@ -74,15 +65,14 @@ def run(
     takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
     daemon that keeps the share's limits dies or is told others, and why; `above` when its processes together have more bytes than
     a part of it. `hit` is called likewise when the daemon's server ends under the share's programs, and why they fail.
+
+    Of the signals that end a process, only the command gets those that come from its start to its end. One that comes before ends
+    the wait or the plan; none that comes later changes how this process ends.
     """
+    heed_signals()
     path = find_command(command[0], environment)
     _refuse_inside(host, environment.get(MARK, ""))
     queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy, record=record)
-    # What is ignored stays ignored, so that nohup works.
-    previous = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGINT)}
-    for number in _ENDING:
-        if previous[number] is not signal.SIG_IGN:
-            signal.signal(number, _terminate)
     try:
         held = queue.acquire(
             request,
@@ -122,8 +112,11 @@ def run(
                     held,
                     lambda pid: host.set_holder(held, pid),
                     None if held.group is None else held.group.folder,
+                    interrupt_if_told,
                 )
+                ignore_signals()
         except BaseException:
+            ignore_signals()
             _give_back(queue, held, orphans, left, why="the command could not be run")
             raise
         if code != 0 and any(
@@ -144,12 +137,9 @@ def run(
         cancelled(stop)
         return 128 + signal.SIGTERM
     except Terminated as stop:
-        # This process ends now, with that code: a signal that was sent twice must not change it.
-        previous.clear()
         return stop.exit_code
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        ignore_signals()
 
 
 def _refuse_inside(host: Host, allocation_id: str) -> None:
@@ -194,9 +184,6 @@ def limits_changed(host: Host, record: DaemonRecord) -> bool:
 def _give_back(
     queue: Queue, held: Held, orphans: Orphans, left: Callable[[Remains], None], *, why: str, killed: bool = True
 ) -> None:
-    # How this ends is decided by now: a signal must not leave the share to whoever looks next.
-    for number in (*_ENDING, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     # What the command started often ends a moment after it, and is not worth a word.
     deadline = time.monotonic() + _AFTERMATH_SECONDS
     while (living := orphans.living()) and time.monotonic() < deadline:
@@ -222,10 +209,3 @@ def _await_end(processes: Sequence[Process], deadline: float) -> None:
             stack.callback(os.close, descriptor)
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    # One signal ends the wait, or the plan; a second one must not tear the cleaning up.
-    for each in _ENDING:
-        signal.signal(each, signal.SIG_IGN)
-    raise Terminated(number)

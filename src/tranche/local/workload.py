@@ -70,12 +70,13 @@ def run_workload(
     held: Held,
     started: Callable[[int], None],
     group: Path | None = None,
+    starting: Callable[[], None] = lambda: None,
 ) -> int:
     """Run the command to its end and return its exit code, 128 + N when signal N ended it.
 
     Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
     child's pid. The child is in the control `group` from its first instruction on. CommandNotFound when the file at `path`
-    cannot be executed.
+    cannot be executed. `starting` is called right before the child is started; none is when that raises.
     """
     _prepare_inheritance(held.lock.descriptor)
     within = None
@@ -84,7 +85,7 @@ def run_workload(
 
         within = inside(group)
     try:
-        return run_child(path, command, environment, started, within)
+        return run_child(path, command, environment, started, within, starting)
     except OSError as error:
         raise CommandNotFound(
             f"'{command[0]}' cannot be executed: {error.strerror}", hint="a script needs a first line such as #!/bin/sh"

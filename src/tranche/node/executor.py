@@ -22,6 +22,7 @@ from tranche.node import chronicle, journal
 from tranche.node.acts import BUILT_IN
 from tranche.node.deciding import take_gpu
 from tranche.node.guards import Guards
+from tranche.node.interrupts import interruptible, uninterruptible
 from tranche.node.ledger import Ledger
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.records import disown_instances, own_instance, owned_instances
@@ -61,7 +62,7 @@ class Executor:
         self._clock = clock
         self._boundary = boundary
         self._guards = Guards(ledger, repertoire.kinds)
-        self._tools = Tools(driver, daemons, timeslices, sleep)
+        self._tools = Tools(driver, daemons, timeslices, interruptible()(sleep))
 
     def execute(
         self,
@@ -111,7 +112,8 @@ class Executor:
         with ExitStack() as stack:
             if not held:
                 stack.enter_context(self._holding(records, None))
-            errors = self._on_each_gpu(records, lambda gpu_uuid: self._undo_gpu(records, gpu_uuid, allocation_id))
+            with uninterruptible():
+                errors = self._on_each_gpu(records, lambda gpu_uuid: self._undo_gpu(records, gpu_uuid, allocation_id))
         if errors:
             with self._ledger.write() as db:
                 for error in errors:
@@ -144,7 +146,8 @@ class Executor:
 
         with ThreadPoolExecutor(max_workers=len(gpu_uuids), thread_name_prefix="gpu") as pool:
             try:
-                return [error for error in pool.map(work, gpu_uuids) if error is not None]
+                with interruptible():
+                    return [error for error in pool.map(work, gpu_uuids) if error is not None]
             except BaseException:
                 stop()
                 raise
@@ -189,7 +192,8 @@ class Executor:
             before = step.observe(gpu, owned_instances(db))
             journal.write_intent(db, plan_id, ordinal, before)
         self._boundary()
-        progress(gpu, step)
+        with interruptible():
+            progress(gpu, step)
         gpu = self.repertoire.carry_out(step, gpu, self._tools)
         with self._ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)

@@ -44,6 +44,7 @@ from tranche.node.guards import refuse_changing, refuse_held_by_any
 from tranche.node.held import Held, Ticket
 from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.inspection import Inspection
+from tranche.node.interrupts import Terminated
 from tranche.node.keeping import Remains
 from tranche.node.ledger import Ledger, open_to_read
 from tranche.node.limit_trials import LimitTrials
@@ -476,13 +477,17 @@ class Host:
             steps = journal.step_records(db, plan_id, self._repertoire.kinds)
         try:
             self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress, seconds=seconds)
-        except TrancheError as error:
-            # The executor has undone the plan. After any other exception, an interrupt say, the plan stays open: it is
-            # undone by the next command, as after a crash.
+        except (TrancheError, Terminated) as error:
+            # The executor has undone the plan. After any other exception the plan stays open: the next command undoes it, as
+            # after a crash.
             with self.ledger.write() as db:
+                purpose = next(each.purpose for each in journal.running_plans(db) if each.id == plan_id)
                 journal.close_plan(db, plan_id, records.PlanStatus.UNDONE, ended=self._clock())
                 register.remove_allocation(db, allocation_id)
-                chronicle.undone(db, self._clock(), plan_id, error, allocation_id=allocation_id)
+                if isinstance(error, TrancheError):
+                    chronicle.undone(db, self._clock(), plan_id, error, allocation_id=allocation_id)
+                else:
+                    chronicle.recovered(db, self._clock(), plan_id, purpose, allocation_id=allocation_id)
             raise
         with self.ledger.write() as db:
             journal.close_plan(db, plan_id, records.PlanStatus.DONE, ended=self._clock())

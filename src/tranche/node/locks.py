@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tranche.core.errors import LedgerUnavailable
+from tranche.node.interrupts import interruptible
 from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.stalled import continuing_who_holds
 from tranche.node.state_file import cannot_write, drop_state_file, no_permission, open_state_file
@@ -54,14 +55,20 @@ class FileLock:
         descriptor = self.descriptor
         with continuing_who_holds(lambda: lock_pids(descriptor)):
             if deadline is None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                try:
+                    with interruptible():
+                        fcntl.flock(descriptor, fcntl.LOCK_EX)
+                except BaseException:
+                    self.release()
+                    raise
                 return
             # Whoever asks now and then comes last where many wait, and a wait in the kernel has no end. So a thread waits, and
             # gives the lock back when nobody wants it any more.
             self._descriptor = None
             wait = _Wait(descriptor)
             try:
-                got = wait.until(deadline)
+                with interruptible():
+                    got = wait.until(deadline)
             except BaseException:
                 if wait.give_up():
                     os.close(descriptor)
