@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from tranche.core.errors import WaitTimeout
 from tranche.node.lock_table import LockHolder
 from tranche.node.locks import FileLock, StillHeld, lock_holder
 from tranche.node.session import Places
+from tranche.node.stalled import stops_held_back
 
 _SLOW_SECONDS = 10.0
 """A decision takes a moment. To undo what a dead process left may take longer, and to reset a GPU takes seconds."""
@@ -29,8 +32,21 @@ class SlowDecision:
         return _hint(self.holder)
 
 
-def take_turn(places: Places, seconds: float | None) -> FileLock:
-    """The decision lock; WaitTimeout when somebody else has it for `seconds` more, None waits for as long as it takes."""
+@contextmanager
+def taking_turn(places: Places, seconds: float | None) -> Iterator[None]:
+    """Have the decision lock; WaitTimeout when somebody else has it for `seconds` more, None waits for as long as it takes."""
+    with stops_held_back(), _turn(places, seconds):
+        yield
+
+
+@contextmanager
+def taking_gpu(path: Path, gpu_uuid: str, seconds: float | None) -> Iterator[FileLock]:
+    """Have the lock of a GPU, by its path; WaitTimeout when somebody else works on the GPU for `seconds` more."""
+    with stops_held_back(), _gpu(path, gpu_uuid, seconds) as lock:
+        yield lock
+
+
+def _turn(places: Places, seconds: float | None) -> FileLock:
     try:
         return FileLock(places.decision_lock, seconds=seconds)
     except StillHeld as error:
@@ -43,8 +59,7 @@ def take_turn(places: Places, seconds: float | None) -> FileLock:
         raise WaitTimeout(str(SlowDecision(holder)), hint=_hint(holder)) from error
 
 
-def take_gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
-    """The lock of a GPU, by its path; WaitTimeout when somebody else works on the GPU for `seconds` more."""
+def _gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
     try:
         return FileLock(path, seconds=seconds)
     except StillHeld as error:

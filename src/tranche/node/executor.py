@@ -20,7 +20,7 @@ from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal
 from tranche.node.acts import BUILT_IN
-from tranche.node.deciding import take_gpu
+from tranche.node.deciding import taking_gpu
 from tranche.node.guards import Guards
 from tranche.node.interrupts import interruptible, uninterruptible
 from tranche.node.ledger import Ledger
@@ -127,7 +127,7 @@ class Executor:
         """
         with ExitStack() as stack:
             for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
-                lock = stack.enter_context(take_gpu(self._locks / f"{gpu_uuid}.lock", gpu_uuid, seconds))
+                lock = stack.enter_context(taking_gpu(self._locks / f"{gpu_uuid}.lock", gpu_uuid, seconds))
                 os.set_inheritable(lock.descriptor, True)
             return stack.pop_all()
 

@@ -38,7 +38,7 @@ from tranche.node.acts import BUILT_IN
 from tranche.node.admission import refuse_fenced_parts
 from tranche.node.apart import carry_out_apart
 from tranche.node.daemon_care import DaemonCare
-from tranche.node.deciding import slow_decision, take_turn
+from tranche.node.deciding import slow_decision, taking_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
 from tranche.node.held import Held, Ticket
@@ -497,5 +497,5 @@ class Host:
     def _deciding(self, seconds: float | None) -> Iterator[None]:
         """Decide, and write what was decided; WaitTimeout when others take longer than `seconds` with either."""
         self.require_whole_gpus()
-        with take_turn(self.places, seconds), self.ledger.waiting(seconds):
+        with taking_turn(self.places, seconds), self.ledger.waiting(seconds):
             yield

@@ -27,7 +27,7 @@ from tranche.node.ledger_copy import copied
 from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
-from tranche.node.stalled import continuing_who_holds
+from tranche.node.stalled import continuing_who_holds, stops_held_back
 from tranche.node.state_file import no_files_left, no_permission, refuse_no_file
 
 _BUSY_SECONDS = 60.0
@@ -172,7 +172,7 @@ class Ledger:
         """A transaction that may write: all of it is kept, or nothing when the block raises."""
         if self.read_only:
             raise no_permission(f"the ledger {self.path}")
-        with self._lock, _explained(self.path):
+        with self._lock, _explained(self.path), stops_held_back():
             # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
                 self._begin_to_write()
