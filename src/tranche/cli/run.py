@@ -17,7 +17,7 @@ from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
 from tranche.core.errors import UsageError
 from tranche.core.quantity import format_memory
-from tranche.core.state import GpuState
+from tranche.core.state import GpuProcess, GpuState
 from tranche.local.run import run
 from tranche.node.held import Held
 from tranche.node.keeping import Remains
@@ -93,6 +93,7 @@ def command(
                 unlimited=warn,
                 above=voice.above,
                 hit=warn,
+                outside=voice.outside,
                 kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
             )
         )
@@ -112,6 +113,13 @@ class _Silence:
         warn(
             f"the processes of this share have {format_memory(used)} of {part.gpu_uuid}, and it was given "
             f"{format_memory(part.memory)}: it counts as unlimited"
+        )
+
+    def outside(self, process: GpuProcess, gpu: GpuState) -> None:
+        """Say which program of the share's command uses which other GPU, and why that may be."""
+        warn(
+            f"{process} was started in this share and uses a device of {gpu.full_name} that is not the share's: it lacks the "
+            "share's CUDA_VISIBLE_DEVICES, which sudo and su - drop unless they are told to keep it"
         )
 
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:

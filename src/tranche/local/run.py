@@ -15,12 +15,14 @@ from tranche.core.errors import TrancheError, UsageError
 from tranche.core.evidence import Life
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
+from tranche.core.state import GpuProcess, GpuState
 from tranche.local.limits_watch import watching_limits
 from tranche.local.orphans import Orphans
+from tranche.local.outside_watch import watching_outside
 from tranche.local.queue import Cancelled, Queue
 from tranche.local.turn import Record
 from tranche.local.use_watch import watching_use
-from tranche.local.workload import find_command, run_workload, share_environment
+from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
 from tranche.node import chronicle, register
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held
@@ -56,6 +58,7 @@ def run(
     unlimited: Callable[[str], None] = lambda why: None,
     above: Callable[[Part, int], None] = lambda part, used: None,
     hit: Callable[[str], None] = lambda why: None,
+    outside: Callable[[GpuProcess, GpuState], None] = lambda process, gpu: None,
 ) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
@@ -64,7 +67,8 @@ def run(
     is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
     takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
     daemon that keeps the share's limits dies or is told others, and why; `above` when its processes together have more bytes than
-    a part of it. `hit` is called likewise when the daemon's server ends under the share's programs, and why they fail.
+    a part of it. `hit` is called likewise when the daemon's server ends under the share's programs, and why they fail. `outside`
+    is called when a program of the command uses another GPU or slice than the share's, and which.
 
     Of the signals that end a process, only the command gets those that come from its start to its end. One that comes before ends
     the wait or the plan; none that comes later changes how this process ends.
@@ -104,6 +108,9 @@ def run(
                         host.observe_gpu,
                         lambda part, used: _limits_lost(host, lambda: above(part, used)),
                     )
+                )
+                stack.enter_context(
+                    watching_outside(held.allocation, f"{VISIBLE}={share[VISIBLE]}", host.driver.observe, outside)
                 )
                 code = run_workload(
                     path,

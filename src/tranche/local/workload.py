@@ -24,6 +24,9 @@ from tranche.node.mps_records import DaemonRecords
 from tranche.node.processes import KEY, MARK, REGISTER
 from tranche.node.session import Places
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that names the devices that CUDA offers to a program."""
+
 
 def share_environment(held: Held, observe: Callable[[str], GpuState], places: Places) -> dict[str, str]:
     """The variables that confine a CUDA program to the allocation's grants, and keep it within their limits.
@@ -45,7 +48,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState], places: Pl
         devices.append(uuid)
     joined = ",".join(devices)
     return {
-        "CUDA_VISIBLE_DEVICES": joined,
+        VISIBLE: joined,
         "NVIDIA_VISIBLE_DEVICES": joined,
         MARK: held.allocation.id,
         KEY: held.key,

@@ -478,8 +478,7 @@ class Host:
         try:
             self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress, seconds=seconds)
         except (TrancheError, Terminated) as error:
-            # The executor has undone the plan. After any other exception the plan stays open: the next command undoes it, as
-            # after a crash.
+            # The executor has undone the plan. After any other exception the next command undoes it, as after a crash.
             with self.ledger.write() as db:
                 purpose = next(each.purpose for each in journal.running_plans(db) if each.id == plan_id)
                 journal.close_plan(db, plan_id, records.PlanStatus.UNDONE, ended=self._clock())
