@@ -63,7 +63,9 @@ class Changes:
         self._answered.set()
         return ContainerResponse(environment={"DEVICES": ",".join(device_ids)})
 
-    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
+    async def prefer(
+        self, resource: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
         free = [each for each in available if each in self.offered]
         return self.rng.sample(free, min(size, len(free)))
 

@@ -41,7 +41,9 @@ class Answers:
             cdi_devices=("a.b/c=d",),
         )
 
-    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
+    async def prefer(
+        self, resource: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
         return sorted(available)[:size]
 
 

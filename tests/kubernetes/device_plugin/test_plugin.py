@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,11 +15,11 @@ import pytest
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tests.kubernetes.kubelet_stand_in import Kubelet as PodResourcesStandIn
-from tests.kubernetes.kubelet_stand_in import no_pods
 from tests.node.machines import Node, change, create, enable, node_of
 from tests.node.processes import in_child
 from tranche.core.devices import device_uuid
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, TrancheError
+from tranche.core.evidence import SETTLED_SECONDS
 from tranche.core.request import parse_request
 from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream
@@ -34,7 +34,9 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
-from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin, Machine
+from tranche.kubernetes.device_plugin.insisted import INSISTED_SECONDS
+from tranche.kubernetes.device_plugin.machine import Machine
+from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.health import QUIET_SECONDS
@@ -113,7 +115,8 @@ class Rig:
         flags = settings.pop("flags", {"--mig-strategy": strategy, "--kubelet-socket": str(self.kubelet.socket)})
         start = StartSettings(flags={**said, **flags}, **settings)  # type: ignore[arg-type, dict-item]
         self.holdings = PodResourcesStandIn()
-        self.pods = PodRegister(host, self.holdings, no_pods, clock=self.clock)
+        self.running: list[KubePod] = []
+        self.pods = PodRegister(host, self.holdings, self._running, clock=self.clock)
         self.inventory = Inventory(self.pods.look, clock=self.clock, period=3600.0)
         self.cdi_obstacle = ""
         self.config = ConfigSource(
@@ -141,6 +144,10 @@ class Rig:
             to_claims=to_claims,
             laid_out=lambda: self.laid_out,
         )
+
+    async def _running(self) -> Sequence[KubePod]:
+        """What the API server says of the node's pods."""
+        return self.running
 
     def clock(self) -> float:
         return time.monotonic() + self._skipped
@@ -727,6 +734,69 @@ def test_a_device_that_a_pod_has_is_offered_under_no_other_resource_when_the_str
 
     socket = str(tmp_path / "plugins" / "kubelet.sock")
     run(tmp_path, scenario, "A100-40GB", flags={"--kubelet-socket": socket}, config_map="plugin")
+
+
+def test_what_a_kubelet_forgot_with_its_checkpoint_is_not_preferred_and_is_given_away_once_at_most(
+    tmp_path: Path,
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1), ("1g.5gb", 2))
+        await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
+        first, second, third = rig.kubelet.devices[SLICE]
+        old = PodRef("ns", "old")
+        rig.running = [KubePod(old, "uid", phase="Running", resources=frozenset({SLICE}))]
+        for device in (first, second):
+            await rig.kubelet.allocate(SLICE, device)
+            rig.holdings.holders[device], rig.holdings.resources[device] = old, SLICE
+        await rig.inventory.refresh()
+        rig.holdings.restart()  # it has lost its checkpoint: it lists the pod with nothing
+        await rig.inventory.refresh()
+        await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
+        assert await rig.kubelet.prefer(SLICE, [first, second, third], 1) == [third]
+        assert await rig.kubelet.prefer(SLICE, [first, second], 1) == []
+        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+            await rig.kubelet.allocate(SLICE, first)
+        await until(lambda: rig.healthy(SLICE) == [second, third], "it is not given to the next pod")
+        rig.skip(INSISTED_SECONDS)
+        await until(lambda: len(rig.healthy(SLICE)) == 3, "the scheduler counts the pod against the healthy ones")
+        rig.running = []
+        rig.skip(SETTLED_SECONDS)
+        await until(lambda: set(rig.healthy(SLICE)) == {first, second, third}, "the pod has ended")
+        assert await rig.kubelet.prefer(SLICE, [first, second], 1) == [first]
+
+    run(tmp_path, scenario, "A100-40GB")
+
+
+def test_a_kubelet_that_starts_hears_of_no_device_of_a_pod_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
+        await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
+        first, second = rig.kubelet.devices[SLICE]
+        old = PodRef("ns", "old")
+        rig.running = [KubePod(old, "uid", resources=frozenset({SLICE}))]
+        await rig.kubelet.allocate(SLICE, first)
+        rig.holdings.holders[first], rig.holdings.resources[first] = old, SLICE
+        await rig.inventory.refresh()
+        await rig.kubelet.stop()
+        rig.kubelet.socket.unlink(missing_ok=True)
+        rig.holdings.restart()
+        rig.running = []
+        await rig.kubelet.start()
+        await until(lambda: SLICE in rig.kubelet.devices, "the first list")
+        assert rig.healthy(SLICE) == [second]
+
+    run(tmp_path, scenario)
+
+
+def test_what_a_kubelet_took_back_is_preferred_before_the_register_says_so(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cut(0, ("1g.5gb", 0))
+        await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
+        (only,) = rig.kubelet.devices[SLICE]
+        await rig.kubelet.allocate(SLICE, only)
+        assert await rig.kubelet.prefer(SLICE, [only], 1) == [only], "its admission failed"
+
+    run(tmp_path, scenario)
 
 
 def test_a_device_that_a_command_has_is_not_offered_until_it_is_given_back(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.device_plugin.announcements import Announcer
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
-from tranche.kubernetes.device_plugin.plugin import DevicePlugin, Machine
+from tranche.kubernetes.device_plugin.machine import Machine
+from tranche.kubernetes.device_plugin.plugin import DevicePlugin
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.dra.sick_bay import SickBay

@@ -40,6 +40,41 @@ def held_otherwise(grant: Grant, resource: str, allocations: Iterable[Allocation
     return None
 
 
+def free(devices: Iterable[PluginDevice], allocations: Collection[Allocation], run: str = "") -> list[PluginDevice]:
+    """Those that nobody has by the register; with the present `run` of the kubelet also those whose holder it knew.
+
+    A kubelet that offers what it gave away itself has taken it back, which the register may not say yet. One that lost its
+    checkpoint offers what it does not know to be given away, and must not.
+    """
+    standing = [each for each in allocations if not (run and knew(each, run))]
+    return [device for device in devices if not holders(device, standing)]
+
+
+def holders(device: PluginDevice, allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Those who have the device, or something that excludes it."""
+    return [each for each in allocations if any(_excludes(grant, device, each) for grant in each.grants)]
+
+
+def forgotten(devices: Iterable[PluginDevice], allocations: Collection[Allocation], run: str) -> frozenset[str]:
+    """The ids of those that somebody has of whom that run of the kubelet knows nothing."""
+    return frozenset(
+        device.id for device in devices if any(not knew(each, run) for each in holders(device, allocations))
+    )
+
+
+def knew(allocation: Allocation, run: str) -> bool:
+    """Whether that run of the kubelet counts, or counted, the pod's devices as given away."""
+    keeper = allocation.keeper
+    return isinstance(keeper, PodKeeper) and keeper.kubelet == run and not keeper.lingers
+
+
+def _excludes(held: Grant, device: PluginDevice, allocation: Allocation) -> bool:
+    mine = device.grant
+    if isinstance(held, Part) and isinstance(mine, Part) and (held.device, held.sharing) == (mine.device, mine.sharing):
+        return isinstance(allocation.keeper, PodKeeper) and device.id in allocation.keeper.replicas
+    return overlap(held, mine)
+
+
 def given_as(device: PluginDevice, resource: str, allocations: Iterable[Allocation]) -> bool:
     """Whether a pod has the device that was given it as that resource."""
     return any(

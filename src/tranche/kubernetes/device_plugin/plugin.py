@@ -8,7 +8,6 @@ import operator
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,10 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.counted import Counted, Listable, listed
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
+from tranche.kubernetes.device_plugin.insisted import Insisted
+from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, why_prohibited, with_mps
-from tranche.kubernetes.device_plugin.offers import given_as, offered
+from tranche.kubernetes.device_plugin.offers import free, given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.live import Live
@@ -48,27 +49,13 @@ from tranche.planning.daemons import unlimited_on
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5
 _NEWS_SECONDS = 1.0
-_FIRST_MARKS_SECONDS = 10.0
+_PURSUIT_SECONDS = 1.0
+_FIRST_SECONDS = 10.0
 BLIND_SECONDS = 30.0
 UNKNOWN_SECONDS = 40.0
 """A kubelet removes the ResourceSlices of a driver that has been gone for 30."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the plugin asks of the machine beside the inventory. `links` and `needs_recovery` block.
-
-    `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID; `mps_tied` says why daemons end with the agent, ""
-    when they outlive it.
-    """
-
-    files: Callable[[PluginConfig], DeviceFiles]
-    links: Callable[[], Links]
-    needs_recovery: Callable[[str], bool]
-    mps_pipes: Callable[[str], Path]
-    mps_tied: Callable[[], str]
 
 
 class DevicePlugin:
@@ -122,11 +109,14 @@ class DevicePlugin:
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
         self._blind_since: float | None = None
         self._blind = ""
-        self._basis: tuple[Snapshot, PluginConfig, Ward, str, bool] | None = None
+        self._basis: tuple[object, ...] | None = None
         self._listable: Mapping[str, Sequence[Listable]] = {}
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
         self._news: Mapping[str, Announcement] = {}
         self._abandoned = Abandoned()
+        self._insisted = Insisted()
+        self._pursued_at = 0.0
+        self._run = ""
         self._emptied: frozenset[str] = frozenset()
         self._endpoints: Endpoints | None = None
         self._failure = "the devices were not offered yet"
@@ -147,10 +137,7 @@ class DevicePlugin:
         config = await self._config.latest.first()
         await self._inventory.latest.first()
         # What a layout is about to take must not be offered by an agent that has just started and has forgotten it.
-        await self._inventory.marks_known(_FIRST_MARKS_SECONDS)
-        # What the plugin before gave away a moment ago must be in the first list.
-        with suppress(TrancheError):
-            await self._inventory.refresh()
+        await self._inventory.marks_known(_FIRST_SECONDS)
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
         self._endpoints = Endpoints(config.plugin_folder, socket, self, self._clock)
         try:
@@ -183,8 +170,11 @@ class DevicePlugin:
         while True:
             self._wake.clear()
             await self._discharge()
+            if (run := self._pods.kubelet_run) not in ("", self._run):
+                await self._look_with(run)
             snapshot, config = self._inventory.latest.value, self._config.latest.value
-            basis = (snapshot, config, self._ward, self._blindness(endpoints), self._heeds_cuts)
+            self._insisted = self._insisted.left(self._offered, snapshot.view.allocations, run, self._clock())
+            basis = (snapshot, config, self._ward, self._blindness(endpoints), self._heeds_cuts, self._insisted)
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
                 self._listable = await self._decide(snapshot, config)
                 self._basis = basis
@@ -194,10 +184,31 @@ class DevicePlugin:
             self._say(found, endpoints)
             await endpoints.settle({**dict.fromkeys(self._to_be_emptied(endpoints), ()), **self._wanted})
             self._say(found, endpoints)
+            self._pursue()
             self._failure = ""
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._wake.wait()
+
+    def _pursue(self) -> None:
+        """Look again soon while somebody has what the kubelet takes for free: it is to be offered as soon as that is true."""
+        allocations, now = self._inventory.latest.value.view.allocations, self._clock()
+        lingering = any(isinstance(each.keeper, PodKeeper) and each.keeper.lingers for each in allocations)
+        if (lingering or self._insisted.refused) and now - self._pursued_at >= _PURSUIT_SECONDS:
+            self._pursued_at = now
+            self._inventory.poke()
+
+    async def _look_with(self, run: str) -> None:
+        """Look with another kubelet before it is told of any device: it may take for free what pods have that are over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_SECONDS):
+                while self._run != run:
+                    try:
+                        await self._inventory.refresh()
+                        self._run = run
+                    except TrancheError:
+                        await asyncio.sleep(_TICK_SECONDS)
+        self._run = run
 
     def _say(self, found: Mapping[str, Sequence[Listable]], endpoints: Endpoints) -> None:
         """Tell the other way what may be counted as listed."""
@@ -278,7 +289,7 @@ class DevicePlugin:
                 condemned = device.uuid in snapshot.condemned
                 # A pod may have been given it just before it was condemned.
                 if given or not condemned:
-                    fit = not (condemned or self._why_unfit(device, lost))
+                    fit = not (condemned or device.id in self._insisted.refused or self._why_unfit(device, lost))
                     told = ListedDevice(device.id, fit, numa_nodes[device.gpu.uuid])
                     yield Listable(told, device.grant, given)
 
@@ -428,6 +439,7 @@ class DevicePlugin:
             allocation_id = await self._pods.hand_over(resource, held_with(devices))
         except GpuBusy:
             # Else the kubelet gives the device to the next pod of a backlog, and that one is turned away as well.
+            self._insisted = self._insisted.refuse(device_ids, self._clock())
             with suppress(TrancheError):
                 await self._inventory.refresh()
             raise
@@ -463,11 +475,29 @@ class DevicePlugin:
                     hint="delete the pod; its successor will be placed anew",
                 )
 
-    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
-        """Which of the available devices a container should be given; those that are not offered any more are left out."""
+    async def prefer(
+        self, resource: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """Which of the available devices a container should be given; those that are not offered any more are left out.
+
+        So are those that somebody has, of which the kubelet may know nothing.
+        """
+        found = self._free(resource, available, required)
+        if len(found) < size:
+            with suppress(TrancheError):
+                await self._inventory.refresh()
+            found = self._free(resource, available, required)
+        if len(found) < size:
+            found = self._free(resource, available, required, self._pods.kubelet_run)
+        return preferred(found, required, size, self._links[1], self._config.latest.value.shared_policy)
+
+    def _free(
+        self, resource: str, available: Sequence[str], required: Sequence[str], run: str = ""
+    ) -> list[PluginDevice]:
         offered = self._offered.get(resource, {})
         devices = [offered[device_id] for device_id in available if device_id in offered]
-        return preferred(devices, required, size, self._links[1], self._config.latest.value.shared_policy)
+        found = {device.id for device in free(devices, self._inventory.latest.value.view.allocations, run)}
+        return [device for device in devices if device.id in found.union(required)]
 
     def _device(self, resource: str, device_id: str) -> PluginDevice:
         device = self._offered.get(resource, {}).get(device_id)

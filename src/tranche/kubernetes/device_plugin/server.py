@@ -28,7 +28,9 @@ class Allocator(Protocol):
         """What a container that is given those devices gets; a TrancheError refuses them."""
         ...
 
-    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
+    async def prefer(
+        self, resource: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
         """Which of the available devices it should be given."""
         ...
 
@@ -191,7 +193,7 @@ class Endpoint:
     async def _prefer(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
         for each in request.container_requests:
-            chosen = self._allocator.prefer(
+            chosen = await self._allocator.prefer(
                 self.resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
             )
             answer.container_responses.add(deviceIDs=chosen)

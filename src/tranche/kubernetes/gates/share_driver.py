@@ -139,7 +139,9 @@ class ShareDriver:
             }
             return ContainerResponse(annotations=annotations, cdi_devices=names)
 
-    def prefer(self, resource: str, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
+    async def prefer(
+        self, resource: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
         """Any: units mean nothing before a container starts."""
         return (*required, *(each for each in available if each not in required))[:size]
 

@@ -78,6 +78,11 @@ class PodRegister:
         self._asked = -_ASK_SECONDS
         self._unlimited: frozenset[str] = frozenset()
 
+    @property
+    def kubelet_run(self) -> str:
+        """The present run of the kubelet; "" when there is none."""
+        return self._kubelet.run()
+
     async def look(self) -> NodeView:
         """The node with all who hold something of it, settled by what is said now, once no hand-over is under way.
 

@@ -1,0 +1,114 @@
+"""A kubelet that lost its checkpoint of devices does not know what running pods have; a backlog waits for what pods give back.
+
+In both cases the kubelet takes for free what somebody has. Pods that are sent to the node then start, and are not turned away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.agents import agent_on
+from cluster.cluster import Cluster
+from cluster.node import Node
+from cluster.node_layouts import label, wait_for_slices
+from cluster.waiting import wait_for
+from cluster.workloads import FOREVER, deployment, first_lines, phases, pods_in
+
+pytestmark = pytest.mark.cluster
+
+LOSSES = int(os.environ.get("TRANCHE_LOST_CHECKPOINTS", "1"))
+"""How often the checkpoint is lost; TRANCHE_LOST_CHECKPOINTS asks for more."""
+
+TRANCHE = str(Path(sys.executable).with_name("tranche"))
+SLICES, RUNNING = 16, 6
+LIMITS = {"nvidia.com/mig-3g.20gb": 1}
+
+
+def test_pods_start_beside_those_that_the_kubelet_has_forgotten(
+    cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
+) -> None:
+    try:
+        with agent_on(cluster, p4d, "--mig-strategy=mixed") as agent:
+            label(cluster, p4d, "all-3g.20gb")
+            wait_for_slices(cluster, p4d, mig_3g_20gb=SLICES)
+            start(cluster, namespace, "old", RUNNING)
+            wait_for_pods(cluster, namespace, RUNNING)
+            before = first_lines(cluster, namespace)
+            for loss in range(LOSSES):
+                p4d.unit("kubelet").stop()
+                (p4d.paths.device_plugins / "kubelet_internal_checkpoint").unlink()
+                p4d.start_component("kubelet")
+                agent.wait_until_ready()
+                start(cluster, namespace, f"new-{loss}", SLICES - RUNNING)
+                wait_for_pods(cluster, namespace, SLICES)
+                turned_away = rejected(cluster, namespace)
+                print(f"loss {loss}: {SLICES - RUNNING} started, {turned_away} turned away")
+                seen = first_lines(cluster, namespace)
+                assert before.items() <= seen.items(), "what ran runs on with its slice"
+                assert len(set(seen.values())) == SLICES
+                assert turned_away == 0
+                cluster.kubectl("delete", "deployment", f"new-{loss}", "--namespace", namespace)
+                wait_for_pods(cluster, namespace, RUNNING)
+                # A kubelet that starts is asked for 15 s what became of pods that were deleted while it was away.
+                wait_for("the register knows that they are gone", lambda: "/new-" not in p4d.run(TRANCHE, "ps"))
+            record_property("lost_checkpoints", LOSSES)
+    finally:
+        label(cluster, p4d, None)
+        p4d.renew_machine()
+
+
+def test_a_backlog_starts_on_what_many_pods_give_back_at_once(cluster: Cluster, p4d: Node, namespace: str) -> None:
+    try:
+        with agent_on(cluster, p4d, "--mig-strategy=mixed"):
+            label(cluster, p4d, "all-3g.20gb")
+            wait_for_slices(cluster, p4d, mig_3g_20gb=SLICES)
+            start(cluster, namespace, "first", SLICES)
+            wait_for_pods(cluster, namespace, SLICES)
+            start(cluster, namespace, "backlog", SLICES)
+            wait_for("the backlog waits", lambda: phases(cluster, namespace)["Pending"] == SLICES)
+            cluster.kubectl("delete", "deployment", "first", "--namespace", namespace)
+            wait_for_pods(cluster, namespace, SLICES, of="backlog")
+            assert rejected(cluster, namespace) == 0
+            assert len(set(first_lines(cluster, namespace).values())) == SLICES
+    finally:
+        label(cluster, p4d, None)
+        p4d.renew_machine()
+
+
+def start(cluster: Cluster, namespace: str, name: str, count: int) -> None:
+    script = f"echo $NVIDIA_VISIBLE_DEVICES; {FOREVER}"
+    cluster.apply(deployment(name, namespace, count, script=script, limits=LIMITS))
+
+
+def wait_for_pods(cluster: Cluster, namespace: str, count: int, of: str = "") -> None:
+    """Wait until just so many pods run, each with its line, and none is about to end; pods that were turned away do not count."""
+
+    def so_many() -> bool:
+        pods = [each for each in pods_in(cluster, namespace) if each["metadata"]["name"].startswith(of)]
+        there = [each for each in pods if each["status"]["phase"] != "Failed"]
+        running = [each for each in there if each["status"]["phase"] == "Running"]
+        ending = [each for each in there if "deletionTimestamp" in each["metadata"]]
+        return len(running) == len(there) == count and not ending
+
+    wait_for(
+        f"{count} pods run",
+        so_many,
+        timeout=300,
+        explain=lambda: f"{phases(cluster, namespace)} {reasons(cluster, namespace)}",
+    )
+    wait_for("each has said what it has", lambda: all(first_lines(cluster, namespace).values()))
+
+
+def reasons(cluster: Cluster, namespace: str) -> Counter[str]:
+    return Counter(
+        each["status"].get("reason", "") for each in pods_in(cluster, namespace) if each["status"]["phase"] == "Failed"
+    )
+
+
+def rejected(cluster: Cluster, namespace: str) -> int:
+    return reasons(cluster, namespace).total()
