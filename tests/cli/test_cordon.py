@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import MakeMachine
-from tests.machines import TestMachine, wait_until
+from tests.machines import TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tranche.cli.runtime import user_name
+from tranche.core.errors import PermissionDenied
 
 CORDONED = f"cordoned by {user_name()}"
 
@@ -79,3 +80,40 @@ def test_the_newer_word_counts(two_a100: TestMachine) -> None:
     two_a100.tranche("cordon", "0", "--reason", "one")
     two_a100.tranche("cordon", "0", "--reason", "other")
     assert two_a100.json("gpus")["gpus"][0]["withheld"] == f"{CORDONED}: other"
+
+
+REASON = "because " * 700
+
+
+def test_a_long_reason_is_shortened_for_people_and_whole_for_programs(two_a100: TestMachine) -> None:
+    two_a100.tranche("cordon", "0", "1", "--reason", REASON)
+    for command in (("events",), ("gpus",), ("explain", "--gpus", "1")):
+        lines = two_a100.tranche(*command, code=None).stdout.splitlines()
+        assert max(map(len, lines)) < 1200, command
+        assert any("more characters; all of it with -o json" in line for line in lines), command
+    assert two_a100.json("events")["events"][-1]["data"]["reason"] == REASON.strip()
+
+
+CHANGES = (
+    ("cordon", "0"),
+    ("uncordon", "0"),
+    ("run", "--gpus", "1", "--", "true"),
+    ("release", "abcd1234"),
+    ("policy", "set", "sharing=off"),
+    ("policy", "unset"),
+    ("layout", "apply", "-c", "all-disabled"),
+)
+
+
+@needs_root
+def test_an_ordinary_user_is_told_whose_the_register_is() -> None:
+    with readable_folder() as folder, machine_in(folder, "A100-40GB") as machine:
+        machine.cache = folder / "cache"
+        machine.tranche("run", "--gpus", "1", "-q", "--", "true")
+        for mode in (0o755, 0o700):
+            machine.state_dir.chmod(mode)
+            for command in CHANGES:
+                done = machine.tranche(*command, as_nobody=True, code=PermissionDenied.exit_code)
+                assert "only root may change this machine's register" in done.stderr, command
+                assert str(machine.state_dir) in done.stderr, command
+                assert "sudo" in done.stderr, command

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from tranche.cli.output import print_json, show
+from tranche.cli.output import print_json, shortened, show
 from tranche.cli.runtime import register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.cli.streams import pause
@@ -63,4 +63,4 @@ def _print(found: tuple[Event, ...], output: str) -> None:
 
 def _line(event: Event) -> str:
     about = event.allocation_id or event.gpu_uuid or "-"
-    return f"{describe.local_time(event.time)}  {event.name:<15}  {about:<8}  {event.message}"
+    return f"{describe.local_time(event.time)}  {event.name:<15}  {about:<8}  {shortened(event.message)}"

@@ -11,6 +11,9 @@ import click
 from tranche.core.printable import one_line
 from tranche.documents.envelope import document
 
+_LONGEST_LINE, _LONGEST_ERROR = 1000, 4000
+"""Longer than what Tranche says itself; an error may name everything that is in its way."""
+
 
 def print_json(kind: str, **data: Any) -> None:
     """One JSON document with apiVersion and kind, on stdout."""
@@ -30,11 +33,17 @@ def show(line: str = "", *, mark: str = "", err: bool = False, color: bool | Non
 
     All text for people leaves by here: names, requests and messages of other people are in it, and a terminal would act on them.
     """
-    click.echo(f"{mark}{one_line(line)}", err=err, color=color)
+    click.echo(f"{mark}{shortened(one_line(line), _LONGEST_ERROR if err else _LONGEST_LINE)}", err=err, color=color)
+
+
+def shortened(text: str, longest: int = 400) -> str:
+    """The text, or its beginning and how much was left out: other people's reasons and commands can be of any length."""
+    left = len(text) - longest
+    return text if left <= 0 else f"{text[:longest]}... ({left:,} more characters; all of it with -o json)"
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else one_line(str(value))
+    return "-" if value is None or value == "" else shortened(one_line(str(value)))
 
 
 def say(message: str) -> None:

@@ -28,7 +28,7 @@ from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.locks import FileLock
 from tranche.node.session import Places
 from tranche.node.stalled import continuing_who_holds, stops_held_back
-from tranche.node.state_file import no_files_left, no_permission, refuse_no_file
+from tranche.node.state_file import no_files_left, no_permission, refuse_no_file, register_of_another
 
 _BUSY_SECONDS = 60.0
 _MAKING_SECONDS = 5.0
@@ -171,7 +171,7 @@ class Ledger:
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction that may write: all of it is kept, or nothing when the block raises."""
         if self.read_only:
-            raise no_permission(f"the ledger {self.path}")
+            raise register_of_another(self.path.parent) or no_permission(f"the ledger {self.path}")
         with self._lock, _explained(self.path), stops_held_back():
             # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
             try:
@@ -353,6 +353,8 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         text = str(error)
         if "readonly" in text or "unable to open" in text:
+            if (refused := register_of_another(path.parent)) is not None:
+                raise refused from error
             if not os.access(path.parent, os.X_OK):
                 raise no_permission(f"the ledger {path}") from error
             if path.is_dir():

@@ -18,7 +18,7 @@ from tranche.core.errors import LedgerUnavailable
 from tranche.node.interrupts import interruptible
 from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.stalled import continuing_who_holds
-from tranche.node.state_file import cannot_write, drop_state_file, no_permission, open_state_file
+from tranche.node.state_file import cannot_write, drop_state_file, no_permission, open_state_file, register_of_another
 
 
 class StillHeld(TimeoutError):
@@ -202,6 +202,7 @@ def open_lock_file(path: Path) -> int:
             os.fchmod(descriptor, 0o600)
         return descriptor
     except PermissionError as error:
-        raise no_permission(str(path)) from error
+        locks = next((each for each in path.parents if each.name == "locks"), path)
+        raise register_of_another(locks.parent) or no_permission(str(path)) from error
     except OSError as error:
         raise cannot_write(str(path), error) from error

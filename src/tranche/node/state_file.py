@@ -92,3 +92,26 @@ def no_permission(what: str) -> PermissionDenied:
     """The error for what this user may not write; root may write everything but what is immutable."""
     hint = "look whether it is immutable: lsattr" if os.geteuid() == 0 else "run the command with sudo"
     return PermissionDenied(f"no permission to write {what}", hint=hint)
+
+
+def register_of_another(folder: Path) -> PermissionDenied | None:
+    """The error for a state folder that another user owns and this one may not write; None when that is not the reason."""
+    if os.geteuid() == 0:
+        return None
+    try:
+        owner = os.stat(folder).st_uid
+        files = [path for path in (folder, folder / "ledger.db") if os.path.exists(path)]
+    except OSError:
+        return None
+    if owner == os.geteuid() or all(os.access(path, os.W_OK, effective_ids=True) for path in files):
+        return None
+    import pwd  # seldom asked
+
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"uid {owner}"
+    return PermissionDenied(
+        f"only {name} may change this machine's register, {folder}, and share its GPUs",
+        hint="run the command with sudo" if owner == 0 else f"run the command as {name}, or with sudo",
+    )
