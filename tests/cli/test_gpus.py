@@ -75,6 +75,32 @@ def test_a_lost_gpu_is_shown_and_stops_nothing(two_a100: TestMachine) -> None:
     assert "the driver has lost GPU 1" in two_a100.tranche("profiles", "--gpu", "1", code=21).stderr
 
 
+def test_a_lost_gpu_keeps_its_name_where_the_register_has_seen_it(two_a100: TestMachine) -> None:
+    before = two_a100.json("gpus")["gpus"][1]
+    two_a100.tranche("run", "--gpus", "1", "-q", "--", "true")
+    two_a100.machine.inject_lost(1)
+    lost = two_a100.json("gpus")["gpus"][1]
+    assert lost["lost"] is True
+    assert [lost[key] for key in ("uuid", "name", "pciBusId")] == [before[key] for key in ("uuid", "name", "pciBusId")]
+    said = [line for line in two_a100.tranche("metrics").stdout.splitlines() if line.startswith("tranche_gpu_lost{")]
+    assert [line.split()[-1] for line in said if before["uuid"] in line] == ["1.0"]
+
+
+def test_every_request_is_told_of_a_lost_gpu_that_it_is_lost(two_a100: TestMachine) -> None:
+    two_a100.tranche("cordon", "0")
+    two_a100.machine.inject_lost(1)
+    two_a100.wait_in_queue("--gpus", "2")
+    for request in (
+        ("--gpus", "1"),
+        ("--gpu-memory", "30G"),
+        ("--gpu", "0.5"),
+        ("--mig-profile", "1g.5gb"),
+        ("--gpus", "1", "--gpu-model", "A100"),
+    ):
+        said = json.loads(two_a100.tranche("explain", *request, "-o", "json", code=None).stdout)["gpus"]
+        assert [each["obstacle"]["reason"] for each in said] == ["Withheld", "GpuLost"], request
+
+
 def test_a_pending_mode_change_is_shown(two_a100: TestMachine) -> None:
     two_a100.smi("-i", "1", "-mig", "1")
     assert "disabled (enabled after a reset)" in two_a100.tranche("gpus").stdout

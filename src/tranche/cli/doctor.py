@@ -41,6 +41,7 @@ from tranche.node.container_toolkit import check_container_toolkit
 from tranche.node.daemon_due import shared_by_mps
 from tranche.node.daemon_words import node_as_said
 from tranche.node.host import Host
+from tranche.node.known_gpus import with_lost_named
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
@@ -99,6 +100,7 @@ def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:
     with open_driver(settings) as driver:
         node = driver.observe()
         if places is not None:
+            node = with_lost_named(node, places, whole=driver.scope is Scope.ALL, remember=False)
             node = LimitTrials(places).on_node(node, may_try=driver.scope is Scope.ALL, remember=False)
         found = [*check_node(node)]
         if places is not None:

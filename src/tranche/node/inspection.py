@@ -16,6 +16,7 @@ from tranche.node import journal, records, register
 from tranche.node.adoption import shares_of_processes
 from tranche.node.daemon_care import DaemonCare
 from tranche.node.holders import Holders
+from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import Ledger
 from tranche.node.limit_trials import LimitTrials
 from tranche.node.memory_groups import MemoryGroups
@@ -68,8 +69,14 @@ class Inspection:
 
     def node(self) -> NodeState:
         """Every GPU as it is now, with its daemons; the driver's memory limits are tried by the first who may."""
+        found = with_lost_named(
+            self._driver.observe(),
+            self._places,
+            whole=self._driver.scope is Scope.ALL,
+            remember=not self._ledger.read_only,
+        )
         found = self._trials.on_node(
-            self._driver.observe(), may_try=self._driver.scope is not Scope.PARTS, remember=not self._ledger.read_only
+            found, may_try=self._driver.scope is not Scope.PARTS, remember=not self._ledger.read_only
         )
         return self._timeslices.on_node(self._daemons.on_node(found))
 

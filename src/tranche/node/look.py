@@ -13,8 +13,10 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
+from tranche.hardware.visible_devices import Scope
 from tranche.node import records, register
 from tranche.node.daemon_due import care_needed
+from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import open_to_read
 from tranche.node.leftovers import anything_left
 from tranche.node.mps_records import DaemonRecords
@@ -49,7 +51,9 @@ def look(
         left = False
     if left:
         return _view_of_host(driver, places, unsettled, environment())
-    node = node_with_daemons(driver.observe(), DaemonRecords(places.mps))
+    may_write, whole = not ledger.read_only, driver.scope is Scope.ALL
+    node = with_lost_named(driver.observe(), places, whole=whole, remember=may_write)
+    node = node_with_daemons(node, DaemonRecords(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)
     return NodeView(node, held, owned, changing, policy.on(node), withheld)
 

@@ -92,6 +92,11 @@ class Places(NamedTuple):
         """The folder of what is wanted and what was set of the lengths of time slices."""
         return self.state_dir / "timeslices"
 
+    @property
+    def known_gpus(self) -> Path:
+        """Which GPU was seen at which index."""
+        return self.state_dir / "gpus.json"
+
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""
         return self.state_dir / "locks" / "sessions" / name

@@ -22,6 +22,7 @@ from tranche.planning.situation import GpuKind, Situation
 from tranche.planning.tables import geometry_of
 from tranche.planning.tenancy import Tenancy
 from tranche.planning.thrift import toll
+from tranche.planning.withholding import closed
 
 # Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
 NAMED_AT_MOST = 16
@@ -192,10 +193,14 @@ def _answer_at(index: IndexedView, place: int, request: Request, terms: Terms, r
     here, changing = index.at(place)
     gpu = here.gpu
     answer = candidate(request, gpu, index.rules_at(place))
+    if changing and gpu.lost:  # the driver may lose sight of a GPU that is being reset
+        return GpuAnswer(gpu, _changing(gpu))
     if isinstance(answer, Obstacle):
         return GpuAnswer(gpu, answer)
     if changing:
         return GpuAnswer(gpu, _changing(gpu))
+    if (shut := closed(here)) is not None:
+        return GpuAnswer(gpu, shut)
     waiter = reserved.get(index.kind_at(place))
     if waiter is not None:
         return GpuAnswer(gpu, _kept_for(gpu, waiter))
@@ -222,7 +227,10 @@ def _answer_in(situation: Situation, *, candidate: Candidate, terms: Terms, told
 
 
 def _reserved(situation: Situation) -> Answer:
-    return Likeness(Reason.LAYOUT_CHANGING if situation.changing else Reason.QUEUED_BEHIND)
+    if situation.changing:
+        return Likeness(Reason.LAYOUT_CHANGING)
+    shut = closed(situation.example)
+    return Likeness(Reason.QUEUED_BEHIND) if shut is None else shut.likeness
 
 
 def _changing(gpu: GpuState) -> Obstacle:

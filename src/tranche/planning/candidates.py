@@ -49,7 +49,19 @@ _A_WHOLE_GPU = "ask for a whole GPU with --gpus 1"
 
 
 def candidate(request: Request, gpu: GpuState, rules: GpuRules = NO_RULES) -> Candidate | Obstacle:
-    """What of this GPU, were it empty, is the smallest that serves the request; or why nothing does."""
+    """What of this GPU, were it empty, is the smallest that serves the request; or why nothing does.
+
+    Of a GPU that the driver has lost nothing truer can be said than that.
+    """
+    return lost_obstacle(gpu) if gpu.lost else _fitting(request, gpu, rules)
+
+
+def lost_obstacle(gpu: GpuState) -> Obstacle:
+    """That the driver cannot reach the GPU."""
+    return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
+
+
+def _fitting(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obstacle:
     if not matches_model(request, gpu):
         return obstacle(gpu, Reason.GPU_MODEL_MISMATCH, f"is {gpu.name}, not {request.gpu_model}")
     match request.demand:
@@ -137,20 +149,25 @@ def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, in
     matching = [each for each in numbers if matches_model(request, each[0])]
     if not matching:
         raise _no_gpu(request, [gpu for gpu, _, _ in numbers])
+    # What a lost GPU could serve, were it there, is not known: the others decide. Without others, nobody can.
+    lost = sum(number for gpu, _, number in matching if gpu.lost)
+    matching = [each for each in matching if not each[0].lost]
+    if not matching:
+        return
     answers = [(candidate(request, gpu, rules), number) for gpu, rules, number in matching]
     obstacles = [answer for answer, _ in answers if isinstance(answer, Obstacle)]
     if len(obstacles) == len(matching):
         raise _impossible(request, [(gpu, rules) for gpu, rules, _ in matching], obstacles)
     count = sum(number for answer, number in answers if isinstance(answer, Candidate))
     refused = [(answer, number) for answer, number in answers if isinstance(answer, Obstacle) and _is_refusal(answer)]
-    if count < gpus_needed(request) <= count + sum(number for _, number in refused):
+    if count + lost < gpus_needed(request) <= count + lost + sum(number for _, number in refused):
         texts = dict.fromkeys(answer.text for answer, _ in refused)
         raise SharingUnavailable(
             f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count} that could serve one of its shares; "
             f"any other {'; '.join(texts)}",
             hint="ask for fewer GPUs",
         )
-    if gpus_needed(request) > count:
+    if gpus_needed(request) > count + lost:
         which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
         which += " that could serve one of its shares" if obstacles else ""
         raise DoesNotFit(

@@ -7,11 +7,13 @@ from tranche.planning.obstacle import Obstacle
 from tranche.planning.options import Freedom, Option, slice_obstacle, ways_alone
 from tranche.planning.part_options import part_options
 from tranche.planning.tenancy import Tenancy
-from tranche.planning.withholding import permitted, withheld_from, withholding
+from tranche.planning.withholding import closed, permitted, withheld_from, withholding
 
 
 def options(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
-    """The ways to serve the candidate on that GPU now, or what is in the way."""
+    """The ways to serve the candidate on that GPU now, or what is in the way: what lasts longest is named first."""
+    if (shut := closed(tenancy)) is not None:
+        return shut
     found = ways(tenancy, candidate, freedom)
     if found and not isinstance(found, Obstacle):
         return found

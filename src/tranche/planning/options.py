@@ -11,7 +11,7 @@ from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import Occupant, Placement, fits, placements, profiles_exclude
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode
-from tranche.planning.candidates import Candidate
+from tranche.planning.candidates import Candidate, lost_obstacle
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 from tranche.planning.tables import Shape, arrangeable
@@ -141,7 +141,7 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
     """What keeps the GPU from serving any request at all, if anything does."""
     gpu = tenancy.gpu
     if gpu.lost:
-        return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
+        return lost_obstacle(gpu)
     if tenancy.whole:
         ids = tuple(each.id for each in tenancy.whole)
         how = "shared" if None in tenancy.shared else "held whole"

@@ -17,6 +17,7 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning import effect
+from tranche.planning.candidates import lost_obstacle
 from tranche.planning.daemons import with_daemons
 from tranche.planning.gpu_rules import GpuRules
 from tranche.planning.gpu_users import holder_text
@@ -72,7 +73,7 @@ def realise_again(view: NodeView, allocation: Allocation, purpose: str) -> Plan 
     """
     lost = [each for each in allocation.grants if view.node.gpu(each.gpu_uuid).lost]
     if lost:
-        return _lost(view.node.gpu(lost[0].gpu_uuid))
+        return lost_obstacle(view.node.gpu(lost[0].gpu_uuid))
     stands = tuple(grant for grant in allocation.grants if _stands(grant, view.node.gpu(grant.gpu_uuid)))
     others = tuple(each for each in view.allocations if each.id != allocation.id)
     rest = given(replace(view, allocations=others), allocation.id, stands)
@@ -112,7 +113,7 @@ def _steps(view: NodeView, grant: Wanted) -> tuple[Step, ...] | Obstacle:
     if gpu.uuid in view.changing:
         return obstacle(gpu, Reason.LAYOUT_CHANGING, "a change of its layout is at work")
     if gpu.lost:
-        return _lost(gpu)
+        return lost_obstacle(gpu)
     if why := _unknown(grant, gpu):
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, why)
     holders = [each for each in view.allocations if any(contradicts(grant, other) for other in each.grants)]
@@ -242,10 +243,6 @@ def _device_stands(device: WholeGpu | Slice, gpu: GpuState) -> bool:
         return not gpu.mig_enabled and not gpu.mode_pending
     instance = gpu.instance_in(Occupant(device.profile, device.placement))
     return instance is not None and instance.whole_slice is not None
-
-
-def _lost(gpu: GpuState) -> Obstacle:
-    return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
 
 
 def _named(grant: Wanted) -> str:

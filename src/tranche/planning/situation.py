@@ -31,6 +31,7 @@ class GpuKind:
     profiles: tuple[GpuInstanceProfile, ...]
     compute_capability: tuple[int, int] | None
     use: GpuUse
+    lost: bool
 
     def describes(self, gpu: GpuState, use: GpuUse) -> bool:
         """Whether the GPU is of this kind, as far as can be told at once; False may be wrong."""
@@ -44,6 +45,7 @@ class GpuKind:
             and self.mode_change_needs_reset == gpu.mode_change_needs_reset
             and self.compute_capability == gpu.compute_capability
             and self.use is use
+            and self.lost is gpu.lost
         )
 
 
@@ -64,6 +66,7 @@ def kind_of(gpu: GpuState, use: GpuUse = GpuUse.AUTO, guess: GpuKind | None = No
         gpu.profiles,
         gpu.compute_capability,
         use,
+        gpu.lost,
     )
 
 

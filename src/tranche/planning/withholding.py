@@ -29,8 +29,15 @@ def permitted(tenancy: Tenancy, found: tuple[Option, ...] | Obstacle) -> tuple[O
 
 
 def withholding(tenancy: Tenancy) -> Obstacle:
-    """That the GPU could serve the request were nothing withheld."""
-    return obstacle(tenancy.gpu, Reason.WITHHELD, "; ".join(dict.fromkeys(each.why for each in tenancy.withheld)))
+    """What is withheld of the GPU, and why: errors first."""
+    first = sorted(tenancy.withheld, key=lambda each: not each.faulty)
+    return obstacle(tenancy.gpu, Reason.WITHHELD, "; ".join(dict.fromkeys(each.why for each in first)))
+
+
+def closed(tenancy: Tenancy) -> Obstacle | None:
+    """That the whole GPU is withheld from everybody, which stays true when whoever holds it has ended; None when it is not."""
+    whole = tuple(each for each in tenancy.withheld if each.place.slot is None and not each.for_large)
+    return withholding(tenancy._replace(withheld=whole)) if whole and not tenancy.gpu.lost else None
 
 
 def size_rank(profile: ProfileName | None) -> tuple[int, int]:

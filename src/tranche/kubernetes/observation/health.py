@@ -97,14 +97,13 @@ class Ward:
 def recall_lost(node: NodeState, remembered: Mapping[str, GpuState]) -> tuple[NodeState, frozenset[str]]:
     """The node with lost GPUs as they were last seen, and the UUIDs of those GPUs.
 
-    Their devices so stay listed, sick, until they come back. A GPU that the driver cannot even name any more is known by its
-    index; one that was never seen stays lost.
+    Their devices so stay listed, sick, until they come back. One that was never seen stays lost. The node's register names those
+    that the driver cannot name any more.
     """
-    by_index = {gpu.index: gpu for gpu in remembered.values()}
     found = []
     lost = set()
     for gpu in node:
-        known = remembered.get(gpu.uuid) or by_index.get(gpu.index)
+        known = remembered.get(gpu.uuid)
         if gpu.lost and known is not None:
             lost.add(known.uuid)
             gpu = known
