@@ -24,6 +24,7 @@ from tranche.planning.queue import WaitingRequest
 from tranche.planning.tables import geometry_of
 from tranche.planning.tenancy import Tenancy, tenancy
 from tranche.planning.thrift import toll
+from tranche.planning.withholding import closed
 
 
 def decide_by_scan(
@@ -52,7 +53,7 @@ def decide_by_scan(
             best.append(_cheapest(tenancy(view, gpu), found, answer.part, policy, thrifty=thrifty))
     needed = gpus_needed(request)
     if len(best) < needed:
-        return Waiting(tuple(obstacles))
+        return Waiting(tuple(obstacles), ready=len(best))
     best.sort(key=lambda pair: pair[0])
     return granted(request, [option for _, option in best[:needed]])
 
@@ -78,11 +79,13 @@ def _rules(view: NodeView, gpu: GpuState) -> GpuRules:
 def _ways(
     view: NodeView, gpu: GpuState, answer: Candidate | Obstacle, freedom: Freedom, reserved: Mapping[str, str]
 ) -> tuple[Option, ...] | Obstacle:
-    if isinstance(answer, Obstacle):
+    changing = gpu.uuid in view.changing
+    if isinstance(answer, Obstacle) and not (changing and gpu.lost):
         return answer
-    if gpu.uuid in view.changing:
+    if changing:
         return obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it")
-    if gpu.uuid in reserved:
+    assert isinstance(answer, Candidate)
+    if gpu.uuid in reserved and closed(tenancy(view, gpu)) is None:
         return obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {reserved[gpu.uuid]}, which asked earlier")
     return options(tenancy(view, gpu), answer, freedom)
 

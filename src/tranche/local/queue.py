@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from tranche.core.allocation import Allocation, NodeView
+from tranche.core.allocation import Allocation
 from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
 from tranche.core.evidence import Life
 from tranche.core.request import Request
@@ -23,7 +23,6 @@ from tranche.local.attendance import attending
 from tranche.local.doorbell import Doorbell, ring
 from tranche.local.failed_gpus import FailedGpus
 from tranche.local.turn import Record, Turn, as_asked
-from tranche.node import records
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held, Ticket
 from tranche.node.host import Host
@@ -32,7 +31,7 @@ from tranche.node.keeping import Remains
 from tranche.node.ownership import process_owners
 from tranche.node.patience import Patience
 from tranche.node.processes import Process
-from tranche.planning.allocate import Decision, Waiting
+from tranche.planning.allocate import Waiting
 from tranche.planning.queue import startable
 from tranche.planning.steps import Step
 
@@ -176,11 +175,6 @@ class Queue:
             record=self._record,
         )
         changed = False
-        seen: list[Allocation] = []
-
-        def decide(view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
-            seen[:] = view.allocations
-            return turn.decide(view, queue)
 
         def noting(gpu: GpuState, step: Step) -> None:
             nonlocal changed
@@ -190,7 +184,7 @@ class Queue:
         while True:
             others = patience.with_others(self._monotonic() - begun)
             try:
-                outcome = self._host.start(ticket, decide, progress=noting, decided=self.ring_next, seconds=others)
+                outcome = self._host.start(ticket, turn.decide, progress=noting, decided=self.ring_next, seconds=others)
             except WaitTimeout as error:
                 within = others if patience.seconds is None else patience.seconds
                 raise WaitTimeout(
@@ -207,11 +201,11 @@ class Queue:
                 return outcome
             if not patience.wait and self._let_decide(ticket, bell):
                 continue
-            also = tuple(filter(None, (self._told(outcome, seen),)))
+            also = tuple(filter(None, (self._told(outcome, turn.allocations),)))
             if not patience.wait and (failure := failed.error(request, also)):
                 raise failure
             outcome = failed.explain(outcome)
-            reasons = self._told(outcome, seen)
+            reasons = self._told(outcome, turn.allocations)
             if not patience.wait:
                 raise NoRoom(
                     f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import (
     AllocationUnknown,
     DoesNotFit,
@@ -28,9 +28,12 @@ Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | Tra
 """Told a view, the waiters in order, the id of the one decided about, whether foreign idle instances may go, and the outcome."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Turn:
-    """A request of this process that waits. `clock` is in seconds; `record` is told each decision."""
+    """A request of this process that waits. `clock` is in seconds; `record` is told each decision.
+
+    `allocations` are those that the latest decision saw.
+    """
 
     waiter_id: str
     request: Request
@@ -39,9 +42,11 @@ class Turn:
     clock: Callable[[], float]
     adopt_foreign_destroy: bool
     record: Record | None
+    allocations: tuple[Allocation, ...] = ()
 
     def decide(self, view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
         """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
+        self.allocations = view.allocations
         left = self.failed.left_out_of(view)
         there = as_asked(attending(self.places, queue, self.clock(), but=self.waiter_id))
         outcome: Decision | TrancheError
