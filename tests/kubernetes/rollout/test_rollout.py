@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from tests.kubernetes import idle_clock
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.api.connection import ApiConnection
@@ -24,11 +25,11 @@ from tranche.kubernetes.rollout.turn import Stage, Wish
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases"
 WANTED = Wish(Stage.WANTED, "all-1g", "d1")
 DONE = Wish(Stage.DONE)
-SPEED = 200.0  # how much faster these clocks go
+SPEED = 200.0  # how much faster these clocks go than the loop's, which goes on only while nothing is to be done
 
 
 class Fleet:
-    """Rollouts of several nodes, each with its own connection, and a clock that goes faster than the day's."""
+    """Rollouts of several nodes, each with its own connection, and a clock that goes faster than the loop's."""
 
     def __init__(self, server: FakeApiServer, budget: str, nodes: int) -> None:
         self.server = server
@@ -107,7 +108,7 @@ def rolled_out(nodes: int, budget: str, test: Callable[[Fleet], Coroutine[Any, A
         async with fleet_of(nodes, budget) as fleet, asyncio.timeout(120):
             await test(fleet)
 
-    asyncio.run(run())
+    idle_clock.run(run())
 
 
 async def until_allowed(fleet: Fleet, node: str) -> None:
