@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from tests.cli.conftest import MakeMachine
-from tests.machines import TRANCHE, TestMachine
+from tests.machines import TRANCHE, TestMachine, wait_until
 
 
 @pytest.fixture
@@ -97,7 +97,8 @@ def test_a_command_that_is_no_utf_8_runs_and_is_shown(machine: TestMachine) -> N
     done = subprocess.run(command, env=machine.environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"caf\xe9", b"")
 
-    machine.hold("--gpus", "1", script="exec sleep 600 # \udce9")
+    work = machine.start("run", "--gpus", "1", "-q", "--", "sh", "-c", "sleep 600", "caf\udce9")
+    wait_until(lambda: bool(machine.json("ps")["allocations"]), work)
     with sqlite3.connect(machine.ledger) as db:
         assert "\ufffd" in db.execute("SELECT command FROM allocations").fetchone()[0]
     db.close()

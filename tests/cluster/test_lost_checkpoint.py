@@ -81,7 +81,7 @@ def test_a_backlog_starts_on_what_many_pods_give_back_at_once(cluster: Cluster, 
 
 
 def start(cluster: Cluster, namespace: str, name: str, count: int) -> None:
-    script = f"echo $NVIDIA_VISIBLE_DEVICES; {FOREVER}"
+    script = f"nvidia-smi -L | grep -o 'UUID: MIG[^)]*'; {FOREVER}"
     cluster.apply(deployment(name, namespace, count, script=script, limits=LIMITS))
 
 

@@ -37,7 +37,7 @@ def load_yaml(text: str) -> Any:
         raise NotYaml(" ".join(str(error).split())) from error
     except (LookupError, AttributeError, TypeError, OverflowError) as error:
         # What the safe loader raises for a value that its explicit tag does not allow, such as `!!int ""`.
-        raise NotYaml(f"a value is not of the type that it is tagged with ({type(error).__name__})") from error
+        raise NotYaml("a value is not of the type that it is tagged with") from error
 
 
 class _Loader(yaml.SafeLoader):
