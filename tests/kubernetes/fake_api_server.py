@@ -250,7 +250,7 @@ def _matches(seen: Seen, path: str, content: Json) -> bool:
         and parent.startswith(seen.path.removesuffix(kind))
         and selector.get("metadata.name", name) == name
         and all(spec.get(key) == value for key, value in selector.items() if key in ("spec.driver",))
-        and all(event.get(key) == value for key, value in selector.items() if event)
+        and all(event.get(key) == value for key, value in selector.items() if event and key != "source")
         and ("labelSelector" not in seen.query or _labelled(content, seen.query["labelSelector"]))
     )
 
