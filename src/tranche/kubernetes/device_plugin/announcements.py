@@ -6,8 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tranche.core.allocation import NodeView, Part
 from tranche.core.errors import KubernetesForbidden, TrancheError
-from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod, Severity
+from tranche.core.keeper import PodKeeper
+from tranche.core.state import DaemonState
+from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod, PodRef, Severity
 from tranche.kubernetes.live import Live
 
 _RETRY_SECONDS = 5.0
@@ -64,3 +67,26 @@ class Announcer:
             await self._api.create_node_event(node, severity, reason, message)
         else:
             await self._api.create_pod_event(announcement.pod, node.name, severity, reason, message)
+
+
+def shared_devices_announced(view: NodeView) -> Mapping[str, Announcement]:
+    """What goes wrong, or will, with the shared devices of that view, each under a key of its own."""
+    found: dict[str, Announcement] = {}
+    for gpu in view.node:
+        if any(daemon.state is DaemonState.READY and not daemon.every_user for daemon in gpu.daemons):
+            message = (
+                f"the MPS of this driver serves one user at a time on {gpu.label}: the first CUDA call of a container "
+                "that runs as another user than root (runAsUser) waits without end"
+            )
+            found[f"one user {gpu.uuid}"] = Announcement(Severity.WARNING, "MpsServesOneUser", message)
+    for allocation in view.allocations:
+        if any(isinstance(grant, Part) and grant.unlimited for grant in allocation.grants):
+            message = (
+                f"nothing limits the GPU memory of {allocation.keeper} ({allocation.id}) any more: see tranche events"
+            )
+            found[f"unlimited {allocation.id}"] = Announcement(Severity.WARNING, "ShareUnlimited", message)
+            if (keeper := allocation.keeper) and isinstance(keeper, PodKeeper) and keeper.admitted and keeper.uid:
+                pod = KubePod(PodRef(keeper.namespace, keeper.name), keeper.uid)
+                message = "nothing limits the GPU memory of this pod any more, and nobody more is let in beside it"
+                found[f"unlimited pod {keeper.uid}"] = Announcement(Severity.WARNING, "ShareUnlimited", message, pod)
+    return found

@@ -15,16 +15,16 @@ from tranche.core.allocation import Part
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
-from tranche.core.state import DaemonState, GpuState, NodeState
+from tranche.core.state import GpuState, NodeState
 from tranche.documents.slices import why_withheld
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef, Severity
+from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
-from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer
+from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer, shared_devices_announced
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.counted import Counted, Listable, listed
@@ -391,23 +391,7 @@ class DevicePlugin:
         if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
             message = f"programs on shared GPUs fail when the agent ends, since its MPS daemons end with it: {why}"
             found["tied"] = Announcement(Severity.WARNING, "MpsDaemonsEndWithAgent", message)
-        for gpu in self._inventory.latest.value.view.node:
-            if any(daemon.state is DaemonState.READY and not daemon.every_user for daemon in gpu.daemons):
-                message = (
-                    f"the MPS of this driver serves one user at a time on {gpu.label}: the first CUDA call of a container "
-                    "that runs as another user than root (runAsUser) waits without end"
-                )
-                found[f"one user {gpu.uuid}"] = Announcement(Severity.WARNING, "MpsServesOneUser", message)
-        for allocation in self._inventory.latest.value.view.allocations:
-            if any(isinstance(grant, Part) and grant.unlimited for grant in allocation.grants):
-                message = f"nothing limits the GPU memory of {allocation.keeper} ({allocation.id}) any more: see tranche events"
-                found[f"unlimited {allocation.id}"] = Announcement(Severity.WARNING, "ShareUnlimited", message)
-                if (keeper := allocation.keeper) and isinstance(keeper, PodKeeper) and keeper.admitted and keeper.uid:
-                    pod = KubePod(PodRef(keeper.namespace, keeper.name), keeper.uid)
-                    message = "nothing limits the GPU memory of this pod any more, and nobody more is let in beside it"
-                    found[f"unlimited pod {keeper.uid}"] = Announcement(
-                        Severity.WARNING, "ShareUnlimited", message, pod
-                    )
+        found |= shared_devices_announced(self._inventory.latest.value.view)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
