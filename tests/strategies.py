@@ -323,7 +323,7 @@ def demands() -> st.SearchStrategy[Demand]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """Any request, now and then for a model, for several shares, or with a ceiling or a limit."""
+    """Any request, now and then for a model, for several shares, or with a ceiling."""
     demand = draw(demands())
     model = draw(st.sampled_from(["", "", "", "a100", "NVIDIA", "A30", "T4"]))
     isolation = draw(st.sampled_from([*Isolation, Isolation.SOFT, Isolation.SOFT]))
@@ -333,12 +333,8 @@ def requests(draw: st.DrawFn) -> Request:
     request = replace(request, count=draw(st.sampled_from([1, 1, 1, 2, 3])))
     if isinstance(demand, MigSlice) or isolation is Isolation.HARD:
         return request
-    condition = draw(st.integers(0, 9))
-    if condition == 0:
-        return replace(request, compute=draw(st.integers(1, 100)))
-    if condition == 1 and isinstance(demand, GpuMemory):
-        return replace(request, limit=demand.amount + draw(st.integers(1, 190_000)) * MIB)
-    return request
+    ceiling = draw(st.integers(0, 9)) == 0
+    return replace(request, compute=draw(st.integers(1, 100))) if ceiling else request
 
 
 @st.composite

@@ -49,8 +49,6 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpu", "0.5", "--compute", "101", *COMMAND), 2, "'101' is not a ceiling of compute"),
         (("run", "--gpu", "0.5", "--count", "3", *COMMAND), 31, "asks for 3 GPUs and this machine has 2"),
         (("run", "--gpu", "0.5", "--isolation", "firm", *COMMAND), 2, "--isolation is 'hard', 'soft', 'none' or 'any'"),
-        (("run", "--gpu-memory", "4G", "--gpu-memory-limit", "1G", *COMMAND), 2, "is less than --gpu-memory 4G"),
-        (("run", "--gpu-memory", "4G", "--gpu-memory-limit", "8G", *COMMAND), 33, "--gpu-memory-limit"),
         (("run", "--gpus", "0", *COMMAND), 2, "'0' is not a number of whole GPUs"),
         (("run", "--gpus", "3", *COMMAND), 31, "this machine has 2"),
         (("run", "--gpu-memory", "500G", *COMMAND), 31, "more than any GPU of this machine has"),
@@ -87,8 +85,6 @@ def test_a_part_of_a_gpu_without_mig_is_refused_by_name(make_machine: MakeMachin
     machine = make_machine("T4")
     hard = machine.tranche("run", "--gpu-memory", "2G", "--isolation", "hard", *COMMAND, code=33)
     says(hard, "has no MIG, and nothing else fences a part of a GPU hard")
-    growing = machine.tranche("run", "--gpu-memory", "2G", "--gpu-memory-limit", "4G", *COMMAND, code=33)
-    says(growing, "lends no memory beyond what is asked for")
 
 
 def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:

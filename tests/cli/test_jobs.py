@@ -88,7 +88,6 @@ def test_a_share_is_asked_for_on_the_gpus_that_the_cluster_has(api: ServedApi) -
         (["--gpu-memory", "4Gi", "--env", "NONE"], 2, "no such variable"),
         (["--gpu-memory", "4Gi", "--volume", "x"], 2, "not a volume"),
         (["--gpu-memory", "4Gi", "--completions", "0"], 2, "--completions"),
-        (["--gpu-memory", "4Gi", "--gpu-memory-limit", "8Gi"], 33, "lent memory"),
         (["--gpus", "33"], 31, "32 at most"),
         (["--mig-profile", "3g.20gb"], 30, "no device class for 3g.20gb"),
         (["--mig-profile", "3g.20g"], 2, "not a MIG profile"),

@@ -231,7 +231,6 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
     ("run", "--gpus", "?", "--", "true"), ("run", "--gpu", "?", "--", "true"),
     ("run", "--gpu-memory", "?", "--", "true"), ("run", "--gpu", "0.5", "--compute", "?", "--", "true"),
     ("run", "--gpu", "0.5", "--count", "?", "--", "true"),
-    ("run", "--gpu-memory", "1G", "--gpu-memory-limit", "?", "--", "true"),
     ("run", "--mig-profile", "?", "--", "true"), ("run", "--gpus", "1", "--timeout", "?", "--", "true"),
     ("run", "--gpus", "1", "--isolation", "?", "--", "true"), ("run", "--gpus", "1", "--gpu-model", "q?", "--", "true"),
     ("explain", "--gpu-memory", "?"), ("release", "q?"), ("release", "--grace", "?", "00000000"),

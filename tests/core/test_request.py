@@ -90,15 +90,10 @@ def test_other_words_for_isolation_are_refused(text: str) -> None:
         parse_request(gpus="1", isolation=text)
 
 
-def test_a_share_may_have_a_ceiling_a_limit_and_several_of_its_kind() -> None:
+def test_a_share_may_have_a_ceiling_and_several_of_its_kind() -> None:
     assert parse_request(gpu="0.5", count="2") == Request(GpuShare(Fraction(1, 2)), count=2)
     assert parse_request(gpu="20%", compute="30%") == Request(GpuShare(Fraction(1, 5)), compute=30)
-    assert parse_request(gpu_memory="4G", gpu_memory_limit="8G").limit == 8 * 10**9
     assert parse_request(mig_profile="1g.5gb", count="3").count == 3
-
-
-def test_a_limit_that_is_the_amount_itself_is_none() -> None:
-    assert parse_request(gpu_memory="4G", gpu_memory_limit="4000M") == parse_request(gpu_memory="4G")
 
 
 @pytest.mark.parametrize("text", ["0", "101", "-1", "1.5", "half", "", "%", "9" * 5000])
@@ -120,10 +115,6 @@ def test_a_number_of_shares_is_positive(text: str) -> None:
         ({"gpus": "2", "count": "2"}, "--count goes with a share"),
         ({"gpus": "1", "compute": "30"}, "does not go with --gpus 1"),
         ({"mig_profile": "1g.5gb", "compute": "30"}, "does not go with --mig-profile 1g.5gb"),
-        ({"gpu": "0.5", "gpu_memory_limit": "8G"}, "--gpu-memory-limit goes with --gpu-memory"),
-        ({"gpu_memory": "8G", "gpu_memory_limit": "4G"}, "4G is less than --gpu-memory 8G"),
-        ({"gpu_memory": "4G", "gpu_memory_limit": "8G", "compute": "30"}, "do not go together"),
-        ({"gpu_memory": "4G", "gpu_memory_limit": "8G", "isolation": "hard"}, "--gpu-memory-limit does not go with"),
         ({"gpu": "0.5", "compute": "30", "isolation": "hard"}, "--compute does not go with --isolation hard"),
     ],
 )

@@ -133,7 +133,7 @@ def test_nothing_is_given_twice_and_nothing_below_what_is_asked_for(
 def test_a_machine_that_shares_by_nothing_gives_what_it_gave_before_there_were_parts(
     view: NodeView, request: Request
 ) -> None:
-    assume(request.compute is None and request.limit is None)
+    assume(request.compute is None)
     view = replace(view, node=replace(view.node, sharing=SharingMeans()), uses={})
 
     def outcome(isolation: Isolation) -> object:
@@ -315,12 +315,6 @@ def test_mps_serves_no_more_programs_than_it_can() -> None:
     assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs on it"
 
 
-def test_no_memory_is_lent_that_nothing_could_take_back() -> None:
-    for request in (parse_request(gpu_memory="3G", gpu_memory_limit="6G", isolation=each) for each in ("soft", "any")):
-        with pytest.raises(SharingUnavailable, match="lends no memory beyond what is asked for"):
-            decide(machine(uncuttable_gpu(), by=ALL), request)
-
-
 def test_an_old_gpu_is_not_shared_by_mps() -> None:
     old = replace(uncuttable_gpu(), architecture="Pascal", compute_capability=(6, 1))
     with pytest.raises(SharingUnavailable, match=r"MPS \(Pascal is older than Volta\)"):
@@ -489,9 +483,7 @@ def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(sh
     assert isinstance(decide(view, parse_request(gpu="0.03")), Granted)
 
 
-@pytest.mark.parametrize(
-    "asked", [{"gpu": "0.001"}, {"gpu_memory": "1G", "compute": "25"}, {"gpu_memory": "1G", "gpu_memory_limit": "2G"}]
-)
+@pytest.mark.parametrize("asked", [{"gpu": "0.001"}, {"gpu_memory": "1G", "compute": "25"}])
 def test_who_may_have_a_gpu_whole_or_not_at_all_is_told_to_ask_for_it(asked: dict[str, str]) -> None:
     with pytest.raises(SharingUnavailable) as caught:
         decide(machine(uncuttable_gpu(), by=ALL, uses={0: GpuUse.OFF}), parse_request(**asked))

@@ -60,7 +60,7 @@ def has_room_to_spare(view: NodeView) -> bool:
 
 @given(sharing_views(), requests())
 def test_whoever_could_have_something_alone_has_it_or_is_told_why_not(view: NodeView, request: Request) -> None:
-    assume(request.compute is None and request.limit is None and request.count == 1)
+    assume(request.compute is None and request.count == 1)
     soft = decided(view, replace(request, isolation=Isolation.SOFT))
     hard = decided(view, replace(request, isolation=Isolation.HARD))
     if not isinstance(hard, Granted):

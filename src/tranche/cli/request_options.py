@@ -25,11 +25,6 @@ _OPTIONS = (
         "--compute", metavar="PERCENT", help="A ceiling of compute for a share of a GPU, 1 to 100; by MPS only."
     ),
     click.option(
-        "--gpu-memory-limit",
-        metavar="AMOUNT",
-        help="How far the memory may grow. Refused today: nothing takes lent memory back.",
-    ),
-    click.option(
         "--isolation",
         metavar="hard|soft|none|any",
         default="soft",
@@ -62,7 +57,6 @@ def request_from(
     mig_profile: str | None,
     count: str | None,
     compute: str | None,
-    gpu_memory_limit: str | None,
     isolation: str,
     gpu_model: str,
 ) -> Request:
@@ -74,7 +68,6 @@ def request_from(
         mig_profile=mig_profile,
         count=count,
         compute=compute,
-        gpu_memory_limit=gpu_memory_limit,
         isolation=isolation,
         gpu_model=gpu_model,
     )

@@ -52,7 +52,7 @@ PLACEMENT = fields("start", "size")
 SLOT = fields("gpuUUID", "profile", placement=PLACEMENT)
 PROCESS = fields("pid", "memoryBytes", name=program)
 REQUEST = fields(
-    "gpus", "gpu", "gpuMemoryBytes", "migProfile", "count", "computePercent", "gpuMemoryLimitBytes", "isolation",
+    "gpus", "gpu", "gpuMemoryBytes", "migProfile", "count", "computePercent", "isolation",
     "gpuModel",
 )  # fmt: skip
 GRANT = fields(

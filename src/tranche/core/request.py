@@ -1,7 +1,7 @@
 """What a workload asks for: one grammar for the whole product.
 
 Exactly one of `--gpus N`, `--gpu SHARE`, `--gpu-memory AMOUNT` and `--mig-profile NAME`, with `--count`, `--compute`,
-`--gpu-memory-limit`, `--isolation` and `--gpu-model` beside it. The canonical text of a request is the options that make it.
+`--isolation` and `--gpu-model` beside it. The canonical text of a request is the options that make it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ Demand = WholeGpus | GpuShare | GpuMemory | MigSlice
 class Request:
     """One workload's demand with its conditions. `gpu_model` is matched as a case-insensitive part of the product name.
 
-    `count` shares of that kind are asked for, each on another GPU. `compute` is a ceiling in percent. `limit`, in bytes, is how
-    far a share of memory may grow while nobody else needs it.
+    `count` shares of that kind are asked for, each on another GPU. `compute` is a ceiling in percent.
     """
 
     demand: Demand
@@ -88,7 +87,6 @@ class Request:
     gpu_model: str = ""
     count: int = 1
     compute: int | None = None
-    limit: int | None = None
 
     def __str__(self) -> str:
         text = str(self.demand)
@@ -96,8 +94,6 @@ class Request:
             text += f" --count {self.count}"
         if self.compute is not None:
             text += f" --compute {self.compute}"
-        if self.limit is not None:
-            text += f" --gpu-memory-limit {memory_option(self.limit)}"
         if self.isolation is not Isolation.SOFT:
             text += f" --isolation {self.isolation}"
         if self.gpu_model:
@@ -113,7 +109,6 @@ def parse_request(
     mig_profile: str | None = None,
     count: str | None = None,
     compute: str | None = None,
-    gpu_memory_limit: str | None = None,
     isolation: str = "soft",
     gpu_model: str = "",
 ) -> Request:
@@ -150,7 +145,6 @@ def parse_request(
         gpu_model.strip(),
         1 if count is None else _parse_shares(count, demand),
         None if compute is None else _parse_percent(compute),
-        None if gpu_memory_limit is None else _parse_limit(gpu_memory_limit, demand),
     )
     _refuse_contradiction(request)
     return request
@@ -179,35 +173,18 @@ def _parse_percent(text: str) -> int:
     return int(digits)
 
 
-def _parse_limit(text: str, demand: Demand) -> int | None:
-    """Bytes; None where the share may not grow beyond what is asked for."""
-    if not isinstance(demand, GpuMemory):
-        raise UsageError("--gpu-memory-limit goes with --gpu-memory", hint="it says how far that amount may grow")
-    limit = parse_memory(text)
-    if limit < demand.amount:
-        raise UsageError(
-            f"--gpu-memory-limit {text.strip()} is less than {demand}", hint="it says how far that amount may grow"
-        )
-    return limit if limit > demand.amount else None
-
-
 def _refuse_contradiction(request: Request) -> None:
     """UsageError for conditions that no share has together."""
-    ceiling, growing = request.compute is not None, request.limit is not None
-    if ceiling and isinstance(request.demand, WholeGpus | MigSlice):
+    if request.compute is None:
+        return
+    if isinstance(request.demand, WholeGpus | MigSlice):
         raise UsageError(
             f"--compute does not go with {request.demand}, whose compute is its own",
             hint="a ceiling goes with --gpu or --gpu-memory",
         )
-    if ceiling and growing:
+    if request.isolation is Isolation.HARD:
         raise UsageError(
-            "--compute and --gpu-memory-limit do not go together",
-            hint="MPS keeps a ceiling of compute, and the driver's memory limits take memory back; neither does both",
-        )
-    if request.isolation is Isolation.HARD and (ceiling or growing):
-        option = "--compute" if ceiling else "--gpu-memory-limit"
-        raise UsageError(
-            f"{option} does not go with --isolation hard", hint="only a part of a shared device has such a limit"
+            "--compute does not go with --isolation hard", hint="only a part of a shared device has such a limit"
         )
 
 

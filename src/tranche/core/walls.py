@@ -10,14 +10,12 @@ from tranche.core.request import Isolation
 
 class MemoryWall(StrEnum):
     """OWN: nobody else can have any of it. DRIVER: the driver refuses more than was given. PROCESS: it refuses that to each
-    process singly, so several of them can have more together. COOPERATIVE: the program limits itself, if it wants to. NONE:
-    whoever comes first takes what it likes.
+    process singly, so several of them can have more together. NONE: whoever comes first takes what it likes.
     """
 
     OWN = "own"
     DRIVER = "driver"
     PROCESS = "process"
-    COOPERATIVE = "cooperative"
     NONE = "none"
 
 
@@ -47,7 +45,6 @@ _MEMORY = {
     MemoryWall.OWN: "own memory",
     MemoryWall.DRIVER: "memory limited by the driver",
     MemoryWall.PROCESS: "memory of each process limited by the driver",
-    MemoryWall.COOPERATIVE: "memory limited if the program cooperates",
     MemoryWall.NONE: "memory not limited",
 }
 _ENFORCED = (MemoryWall.OWN, MemoryWall.DRIVER, MemoryWall.PROCESS)

@@ -22,7 +22,7 @@ _FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
 def request_to_dict(request: Request) -> dict[str, Any]:
     """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel.
 
-    Conditions that were not asked for are left out: count, computePercent and gpuMemoryLimitBytes.
+    Conditions that were not asked for are left out: count and computePercent.
     """
     demand: dict[str, Any]
     match request.demand:
@@ -37,7 +37,6 @@ def request_to_dict(request: Request) -> dict[str, Any]:
     conditions = {
         "count": request.count if request.count != 1 else None,
         "computePercent": request.compute,
-        "gpuMemoryLimitBytes": request.limit,
     }
     asked = {name: value for name, value in conditions.items() if value is not None}
     return {**demand, **asked, "isolation": str(request.isolation), "gpuModel": request.gpu_model}
@@ -64,7 +63,6 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
         data["gpuModel"],
         data.get("count", 1),
         data.get("computePercent"),
-        data.get("gpuMemoryLimitBytes"),
     )
 
 

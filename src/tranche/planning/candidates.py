@@ -88,16 +88,16 @@ def _alone(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obst
     match request.demand:
         case GpuMemory(amount):
             most = max([gpu.usable_memory, *(profile.memory or 0 for profile in profiles)])
-            if max(amount, request.limit or 0) > most:
-                return _too_small(gpu, max(amount, request.limit or 0), most)
-            if _shared_only(request):
+            if amount > most:
+                return _too_small(gpu, amount, most)
+            if request.compute is not None:
                 return _no_part(request, gpu, rules)
             for profile in profiles:
                 if profile.memory is not None and profile.memory >= amount:
                     return Candidate(profile, profile.size == gpu.memory_slices and amount <= gpu.usable_memory)
             more_than_half = amount * 2 > gpu.usable_memory
         case GpuShare(share):
-            if _shared_only(request):
+            if request.compute is not None:
                 return _no_part(request, gpu, rules)
             for profile in profiles:
                 if profile.size >= share * gpu.memory_slices:
@@ -107,11 +107,6 @@ def _alone(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obst
             return _WHOLE
     # A GPU of which no slice serves the request: whole, unless another share of the same size would fit beside it.
     return _WHOLE if more_than_half or cuttable else _no_part(request, gpu, rules)
-
-
-def _shared_only(request: Request) -> bool:
-    """Whether the request has a condition that only a part of a shared device meets."""
-    return request.compute is not None or request.limit is not None
 
 
 def _no_part(request: Request, gpu: GpuState, rules: GpuRules) -> Obstacle:
@@ -239,6 +234,4 @@ def _way_out(request: Request, known: list[tuple[GpuState, GpuRules]]) -> str:
         return f"ask for --gpu {float(enough):g} or more"
     if request.compute is not None:
         return "ask for the same without --compute"
-    if request.limit is not None:
-        return "ask for the same without --gpu-memory-limit"
     return _A_WHOLE_GPU

@@ -84,11 +84,9 @@ def _amount(request: Request, gpu: GpuState) -> int:
 def accepted(request: Request) -> tuple[Sharing, ...]:
     """The mechanisms that the request accepts, strongest first, whatever this machine offers.
 
-    None lets memory grow beyond what was asked for. The driver takes back what was lent only from clients of MPS, all that such a
-    client has, and Tranche limits groups without MPS. A lower limit takes nothing back: programs keep what they have. A program
-    that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own.
+    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own.
     """
-    if request.isolation is Isolation.HARD or request.limit is not None:
+    if request.isolation is Isolation.HARD:
         return ()
     ways = {*Sharing} if request.count == 1 else {*Sharing} - {Sharing.MPS}
     if request.compute is not None:
@@ -126,8 +124,6 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
         return "has no MIG, and nothing else fences a part of a GPU hard"
     if rules.use is GpuUse.MIG:
         return "is shared in slices alone: its policy is sharing=mig"
-    if request.limit is not None:
-        return "lends no memory beyond what is asked for: nothing here takes it back for whoever it was promised to"
     refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
     if request.count > 1:
         refused.append((Sharing.MPS, "one program can use it on one GPU only"))

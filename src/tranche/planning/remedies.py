@@ -145,7 +145,7 @@ def stronger(index: IndexedView, request: Request, terms: Terms, reserved: Reser
 
     It is there where the machine is careful with its room; otherwise somebody has to end first.
     """
-    if request.compute is not None or request.limit is not None:
+    if request.compute is not None:
         return NO_ADVICE
     question = _question(index, replace(request, isolation=Isolation.HARD), terms, reserved)
     free = question.granted()

@@ -55,7 +55,6 @@ def test_more_than_half_of_a_gpu_may_be_a_whole_one() -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
-        (Request(GpuMemory(GIB), limit=2 * GIB), SharingUnavailable, "lent memory"),
         (Request(GpuMemory(GIB), count=2, compute=50), SharingUnavailable, "on one GPU only"),
         (parse_request(gpus="33"), DoesNotFit, "a claim has 32 at most"),
         (parse_request(gpu="0.1", count="33"), DoesNotFit, "a claim has 32 at most"),

@@ -22,7 +22,7 @@ CONTAINER = f"{DOMAIN}container"
 """The container that gets the share."""
 
 _DEMANDS = ("gpus", "gpu", "gpu-memory", "mig-profile")
-_CONDITIONS = ("count", "compute", "gpu-memory-limit", "isolation", "gpu-model")
+_CONDITIONS = ("count", "compute", "isolation", "gpu-model")
 _OPTIONS: Mapping[str, str] = {
     **{f"{DOMAIN}{name}": name for name in (*_DEMANDS, *_CONDITIONS)},
     "gpu-memory": "gpu-memory",

@@ -46,6 +46,4 @@ def read_share_request(parameters: Mapping[str, Any]) -> Request:
     return parse_request(**options)
 
 
-_OPTIONS = frozenset(
-    ("gpus", "gpu", "gpu_memory", "mig_profile", "count", "compute", "gpu_memory_limit", "isolation", "gpu_model")
-)
+_OPTIONS = frozenset(("gpus", "gpu", "gpu_memory", "mig_profile", "count", "compute", "isolation", "gpu_model"))

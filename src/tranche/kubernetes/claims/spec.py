@@ -189,11 +189,6 @@ def _quantity(amount: int) -> str:
 
 
 def _refuse_impossible(request: Request) -> None:
-    if request.limit is not None:
-        raise SharingUnavailable(
-            f"no cluster serves {request}: nothing takes lent memory back for whoever it was promised to",
-            hint="ask for the same without --gpu-memory-limit",
-        )
     if request.compute is not None and request.count > 1:
         raise SharingUnavailable(
             f"no cluster serves {request}: a ceiling of compute is kept by MPS, and a program can use MPS on one GPU only",
