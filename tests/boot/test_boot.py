@@ -22,6 +22,8 @@ pytestmark = pytest.mark.systemd
 
 ARTICLE = "MIG_PARTITION=19,19,19,19,19,19,19\n"
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+WHEN_WAITED_FOR = "until journalctl -b -u tranche-boot | grep -q waiting; do sleep 0.1; done; mv /sim/away /sim/state"
+"""The driver comes only once the boot has said that it waits: until then a slow machine may take as long as it likes."""
 
 
 class MakeBootable(Protocol):
@@ -134,7 +136,7 @@ def test_one_lost_gpu_is_named_and_the_others_are_cut(bootable: MakeBootable) ->
 def test_a_driver_that_is_late_is_waited_for(bootable: MakeBootable) -> None:
     made = bootable("A100-40GB", "A100-40GB")
     made.machine.machine.state.rename(made.machine.machine.directory / "away")
-    made.stand_in("late-driver", command="sleep 1; mv /sim/away /sim/state")
+    made.stand_in("late-driver", command=WHEN_WAITED_FOR)
     booted = made.boot()
     assert booted.slices_for_kubelet == 14
     assert "waiting for the NVIDIA driver" in booted.journal

@@ -131,7 +131,7 @@ def test_a_pipe_that_stays_silent_is_given_up(tmp_path: Path, monkeypatch: pytes
 def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "file"
     file.write_bytes(data)
-    with pytest.raises(LayoutInvalid, match="is not text"):
+    with pytest.raises(LayoutInvalid, match="is not UTF-8 text"):
         read_document(str(file), LayoutInvalid)
 
 

@@ -18,7 +18,7 @@ from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.kubelet_stand_in import Kubelet, no_pods
 from tests.kubernetes.waiting import patiently, until
-from tests.machines import TRANCHE, machine_in
+from tests.machines import TRANCHE, machine_in, short_folder
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import nothing_left, only, share, short, start, t4
@@ -273,15 +273,16 @@ def test_the_cdi_specification_goes_with_the_agent_and_no_other_file(tmp_path: P
 
 
 def test_the_folder_of_the_drivers_sockets_goes_with_the_last_agent(tmp_path: Path) -> None:
-    own, other = PluginSockets(tmp_path, "a"), PluginSockets(tmp_path, "b")
-    own.make_room()
-    other.plugin.touch()
-    take_files_along(tmp_path, tmp_path)
-    assert other.plugin.exists()
-    other.remove()
-    take_files_along(tmp_path, tmp_path)
-    assert not own.plugin.parent.exists()
-    assert own.plugin.parent.parent.exists(), "the kubelet's"
+    with short_folder() as folder:
+        own, other = PluginSockets(folder, "a"), PluginSockets(folder, "b")
+        own.make_room()
+        other.plugin.touch()
+        take_files_along(tmp_path, folder)
+        assert other.plugin.exists()
+        other.remove()
+        take_files_along(tmp_path, folder)
+        assert not own.plugin.parent.exists()
+        assert own.plugin.parent.parent.exists(), "the kubelet's"
 
 
 @isolated
