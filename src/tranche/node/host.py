@@ -480,7 +480,7 @@ class Host:
         except (TrancheError, Terminated) as error:
             # The executor has undone the plan. After any other exception the next command undoes it, as after a crash.
             with self.ledger.write() as db:
-                purpose = next(each.purpose for each in journal.open_plans(db) if each.id == plan_id)
+                purpose = next(each.purpose for each in records.open_plans(db) if each.id == plan_id)
                 journal.close_plan(db, plan_id, records.PlanStatus.UNDONE, ended=self._clock())
                 register.remove_allocation(db, allocation_id)
                 if isinstance(error, TrancheError):
