@@ -85,7 +85,7 @@ def machine_findings(settings: Settings, answers: DriverAnswers | None = None) -
         state = [check_state_folder(places), check_ledger(places)]
     except TrancheError as error:
         state = [failed("state-folder", error)]
-    whole = places if state[-1].status is Status.PASS else None
+    whole = places if state[-1].status is not Status.FAIL else None
     try:
         found += (answers or DriverAnswers()).to(lambda: _of_driver(settings, whole))
     except TrancheError as error:

@@ -23,6 +23,7 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.node import chronicle, records
+from tranche.node.contradictions import contradictory_tables
 from tranche.node.daemon_due import shared_by_mps
 from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
@@ -127,10 +128,16 @@ def check_ledger(places: Places) -> Finding:
         try:
             ledger.check()
             _rehearse(ledger)
+            with ledger.read() as db:
+                broken = contradictory_tables(db, places)
         finally:
             ledger.close()
     except TrancheError as error:
         return failed("ledger", error)
+    if broken:
+        text = f"the ledger {places.ledger} has lost or contradictory rows in: {', '.join(broken)}"
+        hint = "the next command that looks at the machine writes them anew from who runs: tranche ps"
+        return Finding("ledger", Status.WARN, text, hint)
     return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is whole")
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView, Phase, nearest_request
 from tranche.core.cordon import cordoned
 from tranche.core.devices import devices, shared_memory
+from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import Scope
 from tranche.node import journal, records, register
 from tranche.node.adoption import shares_of_processes
+from tranche.node.contradictions import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.daemon_care import DaemonCare
 from tranche.node.holders import Holders
 from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import Ledger
 from tranche.node.limit_trials import LimitTrials
+from tranche.node.locks import is_held
 from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.mps_strays import find_again, note_missing, record_missing, take_over
@@ -120,10 +125,12 @@ class Inspection:
 
     def _adoption_due(self) -> bool:
         with self._ledger.read() as db:
-            return register.chore_due(db, ADOPT_SHARES)
+            # Only a view of the whole machine shows what the register has to hold.
+            broken = self._driver.scope is Scope.ALL and contradictory_tables(db, self._places)
+            return bool(broken) or register.chore_due(db, ADOPT_SHARES)
 
     def _adopt_shares(self, view: NodeView) -> None:
-        """Write down what commands and pods that run have and this ledger, which is new, does not know.
+        """Write down what commands and pods that run have and this ledger, which is new or lost rows, does not know.
 
         Also the daemons and control groups that they need, or that others left.
         """
@@ -135,11 +142,31 @@ class Inspection:
         found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
         note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
         with self._ledger.write() as db:
-            known = {each.id for each in register.allocations(db)}
+            known = register.allocations(db)
             memory = shared_memory((grant for each in found for grant in each.grants), view.node)
-            self._holders.adopt(db, [each for each in found if each.id not in known], memory)
+            if whole and contradictory_tables(db, self._places):
+                known = self._still_held(db, known, found)
+                memory = memory_of_devices(db, (*known, *found), memory)
+                clear(db, self._places)
+                self._holders.adopt(db, known, memory)
+            ids = {each.id for each in known}
+            self._holders.adopt(db, [each for each in found if each.id not in ids], memory)
             if whole:
                 register.chore_done(db, ADOPT_SHARES)
+
+    def _still_held(
+        self, db: sqlite3.Connection, known: Sequence[Allocation], found: Sequence[Allocation]
+    ) -> tuple[Allocation, ...]:
+        """Who holds something by a register that lost rows, as far as its rows and the processes `found` tell."""
+        running = {each.id: each.grants for each in found}
+        # Of a share that lost some of its grants, the processes know more than the register.
+        whole = (replace(each, grants=max(each.grants, running.get(each.id, ()), key=len)) for each in known)
+        held = [each for each in whole if each.grants]
+        for name, grants in grants_without_allocation(db).items():
+            if name not in running and is_held(self._places.allocation(name)):
+                request = nearest_request(grants)
+                held.append(Allocation(name, request, grants, Phase.ACTIVE, self._clock(), keeper=NOT_KNOWN_YET))
+        return tuple(held)
 
     def _gather(self) -> tuple[NodeView, frozenset[str]]:
         """The view, and the GPUs that some plan was working on.

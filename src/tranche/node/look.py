@@ -15,6 +15,7 @@ from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import Scope
 from tranche.node import records, register
+from tranche.node.contradictions import contradictory_tables
 from tranche.node.daemon_due import care_needed
 from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import open_to_read
@@ -39,7 +40,8 @@ def look(
     ledger = open_to_read(places)
     try:
         with ledger.read() as db:
-            left = anything_left(db, places) or _care_needed(db, places, unsettled)
+            left = anything_left(db, places) or bool(contradictory_tables(db, places))
+            left = left or _care_needed(db, places, unsettled)
             left = left and (not ledger.read_only or ledger.unwritable is not None)
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)

@@ -59,7 +59,7 @@ def _take(db: sqlite3.Connection, allocation_id: str, grant: Grant, memory: Mapp
         case WholeGpu() | Slice():
             db.executemany(
                 "INSERT INTO units VALUES (?, ?, ?, NULL)",
-                [(grant.gpu_uuid, unit, allocation_id) for unit in _units(grant)],
+                [(grant.gpu_uuid, unit, allocation_id) for unit in units_of(grant)],
             )
         case ComputeSlice(inside, _, start, size):
             device = _device(db, inside, "divided", 0, _ALL_COMPUTE)
@@ -86,7 +86,7 @@ def _device(
             (device_id, of.gpu_uuid, use, memory, compute, sharing),
         )
         db.executemany(
-            "INSERT INTO units VALUES (?, ?, NULL, ?)", [(of.gpu_uuid, unit, device_id) for unit in _units(of)]
+            "INSERT INTO units VALUES (?, ?, NULL, ?)", [(of.gpu_uuid, unit, device_id) for unit in units_of(of)]
         )
     return device_id
 
@@ -96,7 +96,8 @@ def device_name(of: WholeGpu | Slice) -> str:
     return of.gpu_uuid if isinstance(of, WholeGpu) else str(of.slot)
 
 
-def _units(of: WholeGpu | Slice) -> range:
+def units_of(of: WholeGpu | Slice) -> range:
+    """The units of a device's GPU that whoever has the device holds."""
     if isinstance(of, WholeGpu):
         return WHOLE_GPU_UNITS
     return range(of.placement.start, of.placement.start + of.placement.size)
