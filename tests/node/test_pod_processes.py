@@ -10,7 +10,7 @@ from tranche.core.allocation import Grant, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import parse_profile
-from tranche.node.pod_processes import devices_of_pods, pods_with_processes
+from tranche.node.pod_processes import devices_of_pods, devices_told, pods_with_processes
 
 UID, OTHER = "958d53a2-4189-4279-8fe3-8bd25234530a", "958d53a2-4189-4279-8fe3-8bd25234530b"
 THIRD = "0d2c1f3e-4189-4279-8fe3-8bd25234530c"
@@ -69,3 +69,24 @@ def test_a_new_register_learns_from_their_processes_what_pods_have(tmp_path: Pat
     had = {(each.keeper, each.grants) for each in found}
     first, third = PodKeeper("", uid=UID), PodKeeper("", uid=THIRD)
     assert had == {(first, (one,)), (first, (devices["GPU-1"],)), (third, (devices["GPU-1"],))}
+
+
+def test_what_the_processes_of_a_pod_name_is_known_only_when_all_can_be_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = {7: UID, 8: UID, 9: OTHER, 10: OTHER, 11: THIRD}
+    told = {7: b"TRANCHE_DEVICE_MIG_0=MIG-0\0A=b\0", 8: b"NVIDIA_VISIBLE_DEVICES=MIG-1,GPU-1\0"}
+    for pid, uid in pods.items():
+        process(tmp_path, pid, f"0::/kubepods/pod{uid}/a\n", environment=told.get(pid, b"A=b\0"))
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.parent.name == "10":
+            raise PermissionError
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    found = devices_told([UID, OTHER], tmp_path)
+    assert found.keys() == {UID, OTHER}
+    assert {"MIG-0", "MIG-1", "GPU-1"}.issubset(found[UID] or ())
+    assert found[OTHER] is None

@@ -28,7 +28,8 @@ class PodEvidence:
     `kubelet` is the present run of the kubelet, "" when it does not answer; `kubelet_age` for how many seconds that run is known
     to answer; `listed` whether it lists the container with any of these devices. `pod_exists` is the API server's word for that
     uid: False also for a pod that has finished, None when the server does not answer. `waited` is for how many seconds the
-    allocation is there. `processes` says that a process of the pod was seen on the machine.
+    allocation is there. `processes` says that a process of the pod was seen on the machine, `replaced` that its container runs
+    with other devices.
     """
 
     kubelet: str
@@ -37,6 +38,7 @@ class PodEvidence:
     pod_exists: bool | None
     waited: float
     processes: bool = False
+    replaced: bool = False
 
 
 ADMISSION_SECONDS = 30.0
@@ -47,9 +49,12 @@ SETTLED_SECONDS = 15.0
 def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Life:
     """Whether a pod's container still holds its devices.
 
-    While a process of the pod lives, it does. The run of the kubelet that listed it and lists it no more is believed otherwise.
-    One that started since knows its pods only after a while: there the API server must say that the pod is over as well.
+    A container that runs with others does not. While a process of the pod lives, it does otherwise. The run of the kubelet that
+    listed it and lists it no more is believed then. One that started since knows its pods only after a while: there the API
+    server must say that the pod is over as well.
     """
+    if evidence.replaced:
+        return Life.GONE
     if evidence.listed or evidence.processes:
         return Life.ALIVE
     if not evidence.kubelet:

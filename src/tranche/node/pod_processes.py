@@ -17,12 +17,34 @@ from tranche.node.processes import PROC
 from tranche.node.session import sees_every_process
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
+_MARK = "TRANCHE_DEVICE_"
 _POD = re.compile(r"[/-]pod([0-9a-zA-Z_-]+?)(?:\.slice)?(?:/|$)", re.MULTILINE)
 
 
 def pods_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[str]:
     """Those of the uids of which a process lives, a zombie aside: the kernel has taken its files and its driver from it."""
     return frozenset(uid for _, uid in _processes(proc) if uid in uids)
+
+
+def devices_told(uids: Collection[str], proc: Path = PROC) -> Mapping[str, frozenset[str] | None]:
+    """Those of the uids of which a process lives, each with every UUID that the environment of its processes names as a device.
+
+    None for a pod with a process that cannot be looked into.
+    """
+    found: dict[str, frozenset[str] | None] = {}
+    for pid, uid in _processes(proc):
+        if uid not in uids:
+            continue
+        so_far = found.setdefault(uid, frozenset())
+        try:
+            content = (proc / str(pid) / "environ").read_bytes()
+        except PermissionError:
+            found[uid] = None
+        except OSError:
+            continue  # it ended meanwhile
+        else:
+            found[uid] = None if so_far is None else so_far | _named(content)
+    return found
 
 
 def running_pods(proc: Path = PROC) -> frozenset[str]:
@@ -56,9 +78,8 @@ def devices_of_pods(
             content = (proc / str(pid) / "environ").read_bytes()
         except OSError:
             continue
-        values = dict(os.fsdecode(pair).partition("=")[::2] for pair in content.split(b"\0"))
-        listed = values.get(DEVICES, "").split(",")
-        grants = [grant for uuid, grant in devices.items() if uuid in listed or device_mark(uuid) in values]
+        named = _named(content)
+        grants = [grant for uuid, grant in devices.items() if uuid in named]
         if not grants or not of_this_machine(pid):
             continue
         for grant in grants:
@@ -72,7 +93,7 @@ def devices_of_pods(
 
 def device_mark(uuid: str) -> str:
     """The variable that names a device in the environment of a container that was given it, in whatever way."""
-    return f"TRANCHE_DEVICE_{uuid.replace('-', '_')}"
+    return f"{_MARK}{uuid.replace('-', '_')}"
 
 
 def claim_mark(uid: str) -> str:
@@ -100,6 +121,12 @@ def pod_of(cgroups: str) -> str:
     """The uid of the pod whose process is in these control groups, as the kernel lists them; "" for no pod's."""
     named = _POD.search(cgroups)
     return named[1].replace("_", "-") if named else ""
+
+
+def _named(environment: bytes) -> frozenset[str]:
+    """The devices that an environment names, by UUID; for NVIDIA_VISIBLE_DEVICES whatever else stands there too."""
+    values = dict(os.fsdecode(pair).partition("=")[::2] for pair in environment.split(b"\0"))
+    return frozenset((*values.get(DEVICES, "").split(","), *(values[key] for key in values if key.startswith(_MARK))))
 
 
 def _processes(proc: Path) -> Iterator[tuple[int, str]]:

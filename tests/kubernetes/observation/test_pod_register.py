@@ -44,11 +44,11 @@ class Scene:
     kubelet: Kubelet = field(default_factory=Kubelet)
     pods: list[KubePod] | None = field(default_factory=list)
     now: float = 0.0
-    living: set[str] = field(default_factory=set)
+    living: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.register = PodRegister(
-            self.host, self.kubelet, self._ask, clock=lambda: self.now, living=self.living.intersection
+            self.host, self.kubelet, self._ask, clock=lambda: self.now, living=lambda uids: dict(self.living)
         )
 
     async def _ask(self) -> Sequence[KubePod]:
@@ -177,7 +177,7 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
     async def scenario(scene: Scene) -> None:
         scene.run_pod("a", 0)
         before = await scene.held()
-        scene.living.add("uid-a")
+        scene.living["uid-a"] = {scene.uuid(0)}
         scene.kubelet.holders.clear()  # it forgets the pod at once, and ends its containers a while later
         scene.pods = []
         with pytest.raises(GpuBusy):
@@ -239,6 +239,23 @@ def test_a_restarted_kubelet_that_lists_nothing_frees_nothing(tmp_path: Path) ->
         assert await scene.held() == before, "deleted while the kubelet was away: its containers may still run"
         scene.now += SETTLED_SECONDS
         assert await scene.held() == {}
+
+    play(tmp_path, scenario)
+
+
+def test_a_container_that_starts_after_a_lost_checkpoint_has_its_new_device_alone(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.run_pod("a", 0)
+        await scene.held()
+        scene.kubelet.restart()  # without its checkpoint; the container starts after that
+        await scene.register.hand_over(ONE, Holding((scene.slot(1),)))
+        scene.kubelet.resources[scene.uuid(1)] = ONE
+        scene.kubelet.holders[scene.uuid(1)] = POD
+        both = {scene.slot(0): "pod ns/a", scene.slot(1): "pod ns/a"}
+        assert await scene.held() == both, "it may run with the first"
+        scene.living["uid-a"] = {scene.uuid(1)}
+        assert await scene.held() == {scene.slot(1): "pod ns/a"}
+        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
 
     play(tmp_path, scenario)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -19,7 +19,7 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
-from tranche.kubernetes.observation.pod_settlement import PodSettlement, PodWords, forgotten, settle_pods
+from tranche.kubernetes.observation.pod_settlement import Living, PodSettlement, PodWords, forgotten, settle_pods
 
 ONE, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/gpu"
 SLICES = {f"MIG-{start}": Slice("GPU-0", parse_profile("1g.5gb"), Placement(start, 1)) for start in range(7)}
@@ -51,12 +51,13 @@ def settle(
     run: str = "run-1",
     age: float = LONG,
     waited: float = LONG,
-    living: Collection[str] = (),
+    living: Collection[str] | Living = (),
     complete: bool = False,
 ) -> PodSettlement:
     rows = tuple(rows)
     known = None if pods is None else {each.ref: each for each in pods}
-    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, complete, living)
+    named = living if isinstance(living, Mapping) else dict.fromkeys(living)
+    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, complete, named)
     numbers = count()
     return settle_pods(rows, DEVICES, words, now=5.0, new_id=lambda: f"new-{next(numbers)}", memory=lambda _: MEMORY)
 
@@ -156,6 +157,27 @@ def test_a_kubelet_that_lists_it_again_is_noted_as_the_one_to_believe() -> None:
     assert found.keepers == {"x": of_pod("a", run="run-2")}
     assert not found.removed
     assert not found.added
+
+
+def test_a_container_that_was_given_devices_anew_gives_up_the_others_once_its_processes_name_the_new_ones_alone() -> (
+    None
+):
+    rows = [row("x", of_pod("a"), "MIG-0"), row("y", of_pod("a", run="run-2"), "MIG-1")]
+    again = listed("a", "MIG-1")
+
+    def left(*entries: Listed, named: Collection[str] | None, pods: Iterable[KubePod] | None = (pod("a"),)) -> set[str]:
+        found = settle(rows, *entries, run="run-2", pods=pods, living={"uid-a": named})
+        return {"x", "y"} - set(found.removed)
+
+    assert left(again, named={"MIG-1"}) == {"y"}
+    assert left(again, named={"MIG-1"}, pods=None) == {"y"}
+    for unproven in (None, (), {"MIG-0"}, {"MIG-0", "MIG-1"}):
+        assert left(again, named=unproven) == {"x", "y"}, "the container may run with the first"
+    assert "x" in left(listed("a", "MIG-1", container="other"), named={"MIG-1"}), "another container has its own"
+    assert "x" in left(listed("b", "MIG-1"), named={"MIG-1"})
+    assert "x" in left(named={"MIG-1"})
+    two = settle(rows, listed("a", "MIG-1", "MIG-2"), run="run-2", pods=[pod("a")], living={"uid-a": {"MIG-1"}})
+    assert two.removed == (), "not all of the others are the container's yet"
 
 
 def test_a_hand_over_becomes_its_pods_or_is_forgotten_after_a_while() -> None:
@@ -294,3 +316,13 @@ def test_a_gpu_of_which_processes_alone_were_seen_is_shared_when_the_kubelet_say
     found = settle(rows, *entries, pods=[pod(name, resource=GPU) for name in "ab"], living={"uid-a"})
     assert found.removed == ("x",)
     assert [str(each.keeper) for each in found.added] == ["pod ns/a", "pod ns/b"]
+
+
+def test_a_container_that_was_given_another_replica_of_its_gpu_gives_up_the_first() -> None:
+    rows = [
+        replica_row("x", of_pod("a", resource=GPU), 0),
+        replica_row("y", of_pod("a", run="run-2", resource=GPU), 1),
+    ]
+    again, pods = listed("a", "GPU-1::1", resource=GPU), [pod("a", resource=GPU)]
+    assert settle(rows, again, run="run-2", pods=pods, living={"uid-a": {"GPU-1"}}).removed == ("x",)
+    assert settle(rows, again, run="run-2", pods=pods, living={"uid-a": None}).removed == ()

@@ -22,6 +22,7 @@ from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
 from tranche.kubernetes.observation.admissions import Admissions
 from tranche.kubernetes.observation.listings import Holding, device_of, holding
 from tranche.kubernetes.observation.pod_settlement import (
+    Living,
     PodSettlement,
     PodWords,
     forgotten,
@@ -29,7 +30,7 @@ from tranche.kubernetes.observation.pod_settlement import (
     unaccounted,
 )
 from tranche.node.host import Host
-from tranche.node.pod_processes import pods_with_processes
+from tranche.node.pod_processes import devices_told
 
 _API_SECONDS = 5.0
 _ASK_SECONDS = 30.0
@@ -53,7 +54,7 @@ class Kubelet(Protocol):
 class PodRegister:
     """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
 
-    `living` says which of these pods, by uid, have processes on the machine; it blocks.
+    `living` says which of these pods, by uid, have processes on the machine, and which devices these name; it blocks.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class PodRegister:
         pods: Callable[[], Awaitable[Sequence[KubePod]]],
         *,
         clock: Callable[[], float],
-        living: Callable[[Collection[str]], Collection[str]] = pods_with_processes,
+        living: Callable[[Collection[str]], Living] = devices_told,
     ) -> None:
         self._host = host
         self._kubelet = kubelet
@@ -96,7 +97,7 @@ class PodRegister:
         word = await self._kubelet.read()
         view = await asyncio.to_thread(self._view)
         unlisted = forgotten(view.allocations, devices(view.node), word)
-        living = await asyncio.to_thread(self._living, unlisted) if unlisted else ()
+        living = await asyncio.to_thread(self._living, unlisted) if unlisted else {}
         found = self._settle(view, word, None, living)
         if found.undecided or word.run != self._complete_run:
             found = self._settle(view, word, await self._ask_api_server(), living)
@@ -176,7 +177,7 @@ class PodRegister:
         await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
 
     def _settle(
-        self, view: NodeView, word: KubeletWord, pods: Mapping[PodRef, KubePod] | None, living: Collection[str]
+        self, view: NodeView, word: KubeletWord, pods: Mapping[PodRef, KubePod] | None, living: Living
     ) -> PodSettlement:
         now = self._clock()
         self._runs = {word.run: self._runs.get(word.run, now)}

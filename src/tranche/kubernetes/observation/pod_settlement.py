@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request, overlap
 from tranche.core.evidence import Life, PodEvidence, judge_pod
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
-from tranche.kubernetes.observation.listings import Unit, adopted, holding, units_listed
+from tranche.kubernetes.observation.listings import Unit, adopted, device_of, holding, units_listed
 from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
 _NOT_KNOWN_WHICH = ""
 """The container of a holder of which only the pod is known: it may have any of the devices that are nobody else's."""
+
+
+Living = Mapping[str, Collection[str] | None]
+"""Pods by uid that have processes on the machine, each with the devices that these name; None where nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class PodWords:
     `pods` are the API server's pods of this node; None when it was not asked or does not answer. `kubelet_age` is for how many
     seconds this run of the kubelet is known to answer; `complete` says that this run once listed every pod that ran, so that what
     it lists no more has ended, even if the API server has not heard of it. `waited` is for how many seconds each allocation, by
-    id, has been known. `living` are the uids, among those of `forgotten`, of pods that have processes on the machine.
+    id, has been known. `living` are those of `forgotten`, by uid, that have processes on the machine.
     """
 
     kubelet: KubeletWord
@@ -38,7 +42,7 @@ class PodWords:
     pods: Mapping[PodRef, KubePod] | None
     waited: Mapping[str, float]
     complete: bool = False
-    living: Collection[str] = ()
+    living: Living = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ def settle_pods(
         if _supposed(row):
             continue
         entry = _entry_of(row, listed)
-        life, keeper = _judged(row, entry, words)
+        replaced = entry is None and _replaced(row, listed, devices, words.living)
+        life, keeper = _judged(row, entry, words, replaced)
         found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
         undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
         # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
@@ -195,7 +200,29 @@ def _entry_of(row: Allocation, listed: Mapping[Listed, Mapping[Unit, Grant]]) ->
     return None
 
 
-def _judged(row: Allocation, entry: Listed | None, words: PodWords) -> tuple[Life, PodKeeper]:
+def _replaced(
+    row: Allocation, listed: Mapping[Listed, Mapping[Unit, Grant]], devices: Mapping[str, Grant], living: Living
+) -> bool:
+    """Whether the container runs with others: the kubelet lists those, and the pod's processes name those and none of these.
+
+    A kubelet that lost its checkpoint gives devices anew to a container that starts. It may also list others than those with
+    which a container runs that an earlier kubelet was about to start.
+    """
+    keeper = _pod_keeper(row)
+    told = living.get(keeper.uid)
+    if told is None or not keeper.admitted:
+        return False
+    held = [grant.device if isinstance(grant, Part) else grant for grant in row.grants]
+    mine = {uuid for uuid, device in devices.items() if device in held}
+    container = (keeper.namespace, keeper.name, keeper.container, keeper.resource)
+    for entry in listed:
+        if (entry.namespace, entry.name, entry.container, entry.resource) == container:
+            others = {device_of(each) for each in entry.device_ids}
+            return others.issubset(told) and not (mine - others).intersection(told)
+    return False
+
+
+def _judged(row: Allocation, entry: Listed | None, words: PodWords, replaced: bool) -> tuple[Life, PodKeeper]:
     keeper = _pod_keeper(row)
     if entry is not None:
         keeper = _bound(keeper, entry, words)
@@ -205,7 +232,13 @@ def _judged(row: Allocation, entry: Listed | None, words: PodWords) -> tuple[Lif
         exists = pod is not None and not pod.finished and keeper.uid in ("", pod.uid)
     processes = keeper.uid != "" and keeper.uid in words.living and not _disowned(keeper, words)
     evidence = PodEvidence(
-        words.kubelet.run, words.kubelet_age, entry is not None, exists, words.waited.get(row.id, 0.0), processes
+        words.kubelet.run,
+        words.kubelet_age,
+        entry is not None,
+        exists,
+        words.waited.get(row.id, 0.0),
+        processes,
+        replaced,
     )
     # A pod that is over and is not freed yet: no kubelet counts its devices as given away.
     over = keeper.admitted and exists is False
