@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.rollout.budget import EVERY_NODE, Budget, parse_budget
-from tranche.kubernetes.rollout.grants import LOST_SECONDS, UNTAKEN_SECONDS, Grants, grants, held_up_text
+from tranche.kubernetes.rollout.grants import LOST_SECONDS, UNTAKEN_SECONDS, Grants, busy_text, grants, held_up_text
 from tranche.kubernetes.rollout.ticket import (
     GO_ON_ANNOTATION,
     RolloutTicket,
@@ -71,8 +71,13 @@ def test_the_first_come_go_first_and_no_more_than_the_budget() -> None:
     found = grants(tickets, 3, {})
     assert [each.node for each in found.granted] == ["b", "a"]
     assert found.waiting == 1
-    assert grants(tickets, 1, {}).granted == ()
+    assert busy_text(found.busy) == "nodes a, b, z"
+    full = grants(tickets, 1, {})
+    assert full.granted == ()
+    assert busy_text(full.busy) == "node z"
     assert grants(tickets, 0, {}).granted == ()
+    assert busy_text([ticket(name, CHANGING) for name in "abcde"]) == "nodes a, b, c, and 2 nodes more"
+    assert busy_text(()) == ""
 
 
 def test_a_failed_node_holds_up_all_others_until_somebody_says_go_on() -> None:
@@ -110,7 +115,7 @@ def test_a_node_that_is_heard_of_no_more_while_it_changes_holds_up_all_others() 
 def test_a_turn_that_nobody_takes_is_taken_back_and_its_node_passed_over_until_it_is_heard_of() -> None:
     gone = ticket("gone", GRANTED, at=1)
     tickets = [gone, ticket("a", WAITING, at=2)]
-    assert grants(tickets, 1, {"gone": UNTAKEN_SECONDS - 1}) == Grants(waiting=1)
+    assert grants(tickets, 1, {"gone": UNTAKEN_SECONDS - 1}) == Grants(waiting=1, busy=(gone,))
     found = grants(tickets, 1, {"gone": UNTAKEN_SECONDS})
     assert (found.granted, found.taken_back, found.waiting) == ((), (gone,), 2)
     lease = replace(gone.lease, renewed="r1")

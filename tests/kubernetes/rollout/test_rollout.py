@@ -240,7 +240,7 @@ def test_where_all_may_change_at_once_nobody_waits_for_others_nor_says_so() -> N
         await until(lambda: all(rollout.turn.value.allows("d1") for rollout, _ in fleet.members.values()))
         for task in listening:
             task.cancel()
-        assert not [each for node in said.values() for each in node if "others" in each]
+        assert not [each for node in said.values() for each in node if "at most" in each]
 
     rolled_out(4, "100%", test)
 
@@ -255,14 +255,15 @@ def test_nodes_that_joined_since_the_daemon_set_was_counted_count_for_the_budget
     rolled_out(4, "50%", test)
 
 
-def test_who_waits_says_that_others_come_first_once_a_leader_has_said_so() -> None:
+def test_who_waits_names_the_node_that_changes_once_a_leader_has_said_so() -> None:
     async def test(fleet: Fleet) -> None:
         first, second = fleet.members["n0"][0], fleet.members["n1"][0]
         first.wish(WANTED)
         await until_allowed(fleet, "n0")
-        assert "others" not in second.turn.value.why_not
+        assert "at most" not in second.turn.value.why_not
         second.wish(WANTED)
-        await until(lambda: "at most 1 of the nodes may change at once, and others" in second.turn.value.why_not)
+        said = "at most 1 of the nodes may change at once, and node n0 may now"
+        await until(lambda: second.turn.value.why_not == said)
 
     rolled_out(2, "1", test)
 

@@ -19,13 +19,14 @@ _LONGEST_REASON = 160
 class Grants:
     """`granted` may begin now; of `taken_back` the turn ends that they did not take. `held_up_by` are why nobody may begin.
 
-    `waiting` is how many wait after this.
+    `waiting` is how many wait after this, and `busy` have the places of the budget.
     """
 
     granted: tuple[RolloutTicket, ...] = ()
     taken_back: tuple[RolloutTicket, ...] = ()
     held_up_by: tuple[RolloutTicket, ...] = ()
     waiting: int = 0
+    busy: tuple[RolloutTicket, ...] = ()
 
 
 def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, float]) -> Grants:
@@ -47,9 +48,17 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
     left = len(waiting) + len(taken_back)
     if held_up_by:
         return Grants(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
-    busy = len(tickets) - len(waiting) - len(in_trouble)  # those in trouble are passed by now
-    granted = tuple([each for each in waiting if not each.passed_over][: max(limit - busy, 0)])
-    return Grants(granted, taken_back, waiting=left - len(granted))
+    # Those in trouble are passed by now.
+    at_work = (*by_state[TicketState.GRANTED], *by_state[TicketState.CHANGING])
+    busy = tuple(each for each in at_work if each not in lost)
+    granted = tuple([each for each in waiting if not each.passed_over][: max(limit - len(busy), 0)])
+    return Grants(granted, taken_back, waiting=left - len(granted), busy=(*busy, *granted))
+
+
+def busy_text(tickets: Sequence[RolloutTicket]) -> str:
+    """Who has the places of the budget, for people: `nodes a, b, c, and 2 nodes more`; "" when nobody does."""
+    named = ", ".join(sorted(each.node for each in tickets)[:3])
+    return f"node{'s' if len(tickets) > 1 else ''} {named}{_more(len(tickets) - 3)}" if tickets else ""
 
 
 def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
@@ -60,5 +69,8 @@ def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
         else f"node {each.node} began to change and is heard of no more"
         for each in sorted(tickets, key=lambda each: each.order)[:3]
     ]
-    more = f", and {len(tickets) - 3} nodes more" if len(tickets) > 3 else ""
-    return "; ".join(named) + more
+    return "; ".join(named) + _more(len(tickets) - 3)
+
+
+def _more(nodes: int) -> str:
+    return f", and {nodes} nodes more" if nodes > 0 else ""

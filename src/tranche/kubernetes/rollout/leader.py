@@ -12,7 +12,7 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.rollout.budget import Budget
-from tranche.kubernetes.rollout.grants import grants, held_up_text
+from tranche.kubernetes.rollout.grants import busy_text, grants, held_up_text
 from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, Leadership, News
 from tranche.kubernetes.rollout.ticket import (
     TICKET,
@@ -107,7 +107,7 @@ class Leader:
                 written = await self._leases.replace(write_ticket(ticket, node_uid=""), renew=False)
                 if written is not None:
                     granted[written.name] = written
-            self.news.publish(News(found.waiting, held_up_text(found.held_up_by)))
+            self.news.publish(News(found.waiting, held_up_text(found.held_up_by), busy_text(found.busy)))
             if not found.waiting and not found.granted:
                 return
             with suppress(TimeoutError):

@@ -17,14 +17,16 @@ SURE_SECONDS = 10.0
 
 WAITING_ANNOTATION = "tranche.dev/waiting"
 HELD_UP_ANNOTATION = "tranche.dev/held-up-by"
+BUSY_ANNOTATION = "tranche.dev/changing"
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What the leader says in its lease: how many wait, and who holds them up."""
+    """What the leader says in its lease: how many wait, who holds them up, and who has the places of the budget."""
 
     waiting: int = 0
     held_up_by: str = ""
+    busy: str = ""
 
 
 class Leadership:
@@ -76,7 +78,11 @@ class Leadership:
             return False
         began = self._clock()
         self.news = news
-        annotations = {WAITING_ANNOTATION: str(news.waiting), HELD_UP_ANNOTATION: news.held_up_by}
+        annotations = {
+            WAITING_ANNOTATION: str(news.waiting),
+            HELD_UP_ANNOTATION: news.held_up_by,
+            BUSY_ANNOTATION: news.busy,
+        }
         said = {key: value for key, value in annotations.items() if value}
         return self._took(await self._leases.replace(replace(self._held, annotations=said)), began)
 
@@ -117,4 +123,5 @@ class Leadership:
 
 def _read_news(annotations: Mapping[str, str]) -> News:
     waiting = annotations.get(WAITING_ANNOTATION, "")
-    return News(int(waiting) if waiting.isdecimal() else 0, annotations.get(HELD_UP_ANNOTATION, ""))
+    number = int(waiting) if waiting.isdecimal() else 0
+    return News(number, annotations.get(HELD_UP_ANNOTATION, ""), annotations.get(BUSY_ANNOTATION, ""))

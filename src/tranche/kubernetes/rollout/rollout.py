@@ -61,14 +61,16 @@ class Rollout:
                 self.turn.publish(RolloutTurn(self._own.ticket, self._why_not()))
 
     def _why_not(self) -> str:
-        if held_up := self._leader.news.value.held_up_by:
-            return f"the rollout is held up: {held_up}"
+        news = self._leader.news.value
+        if news.held_up_by:
+            return f"the rollout is held up: {news.held_up_by}"
         if self._budget.amount == 0:
             return "the rollout is paused, nobody may begin a change"
         # A leader says how many wait; none says so of those whom it has not seen yet, or whom it is about to let begin.
-        if not (self._own.waits and self._leader.news.value.waiting) or self._budget.nodes(None) == EVERY_NODE:
+        if not (self._own.waits and news.waiting) or self._budget.nodes(None) == EVERY_NODE:
             return "its turn has not been given out yet"
-        return f"at most {self._budget} of the nodes may change at once, and others come first"
+        first = f"{news.busy} may now" if news.busy else "others come first"
+        return f"at most {self._budget} of the nodes may change at once, and {first}"
 
     async def _stand_while_waiting(self) -> None:
         async for _ in self._own.latest.changes():
