@@ -170,10 +170,18 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "0%"}}}, "rollingUpdate/maxUnavailable"),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "rollingUpdate/maxUnavailable"),
         ({"stateDirectory": "/"}, "stateDirectory"),
+        ({"stateDirectory": "/var/lib"}, "stateDirectory"),
+        ({"stateDirectory": "/srv/"}, "stateDirectory"),
+        ({"dashboard": {"act": True}}, "dashboard.act is read only with dashboard.enabled=true"),
+        ({"config": {"default": "foo"}}, "config.default names a configuration"),
+        ({"migStrategy": "mixed", "extraArgs": ["--mig-strategy=single"]}, "extraArgs: --mig-strategy is given"),
+        ({"verbose": True, "extraArgs": ["--verbose"]}, "extraArgs: --verbose is given"),
         ({"kubeletPath": "/var/lib/kubelet/../.."}, "kubeletPath"),
         ({"metrics": {"from": [{"podSelecter": {}, "namespaceSelector": {}}]}}, "podSelecter"),
         ({"metrics": {"from": [{}]}}, "minProperties"),
         ({"boot": {"enabled": True, "partition": "7 slices"}}, "boot/partition"),
+        ({"boot": {"enabled": True, "partition": "19,,19"}}, "boot/partition"),
+        ({"boot": {"enabled": True, "partition": "7*nonsense"}}, "boot/partition"),
         ({"boot": {"enabled": True, "program": "tranche"}}, "boot/program"),
     ],
 )
@@ -181,6 +189,20 @@ def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], s
     with pytest.raises(ReleaseError) as caught:
         render(values)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "partition", ["7*19", "19,2*1g.5gb", "1c.3g.20gb", "1g.10gb+me", "all-1g.5gb", "my_own.layout"]
+)
+def test_slices_and_names_of_layouts_are_taken_for_the_cut_at_boot(partition: str) -> None:
+    assert render({"boot": {"enabled": True, "partition": partition}})
+
+
+def test_options_that_no_value_has_given_are_taken() -> None:
+    repeated = ["--refresh-seconds=5", "--without=metrics"]
+    (daemon_set,) = (each for each in render({"extraArgs": repeated}) if each["kind"] == "DaemonSet")
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-2:] == repeated
 
 
 @pytest.mark.parametrize("surge", [None, 0, "0%", 1, "10%"])

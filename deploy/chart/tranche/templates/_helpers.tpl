@@ -130,7 +130,7 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- end }}
 
 {{/* The agent's options, one a line. */}}
-{{- define "tranche.arguments" -}}
+{{- define "tranche.ownArguments" -}}
 - --daemon-set={{ include "tranche.fullname" . }}
 {{- if eq .Values.nodeDiscovery "any" }}
 - --idle-without-gpu
@@ -238,6 +238,10 @@ requiredDuringSchedulingIgnoredDuringExecution:
 - --boot-timeout={{ .Values.boot.timeout }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- define "tranche.arguments" -}}
+{{- include "tranche.ownArguments" . }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}
