@@ -32,6 +32,7 @@ from tranche.node.checkup import (
     check_leftovers,
     check_node,
     check_permission,
+    check_pods,
     check_reset_command,
     check_state_folder,
     check_strays,
@@ -119,7 +120,7 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
         leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
         seen = node_as_said(host.observe(), shared_by_mps(allocations), host.daemons)
         daemons = check_daemons(seen, allocations, host.daemons.records)
-        return [check_decisions(places), *leftovers, *daemons]
+        return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
     except TrancheError as error:
         return [failed("leftovers", error)]
     finally:

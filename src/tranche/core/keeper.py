@@ -47,8 +47,9 @@ class PodKeeper:
     stand for one that was found by its processes, and `resource` is empty as well. `kubelet` is the run of the kubelet that last
     listed the container with these devices, or that asked for them. `lingers` says that
     the kubelet counts the devices as free while the pod may still use them: it forgets one that is deleted by force before its
-    containers have ended, and after a restart one that was deleted meanwhile. `replicas` are the kubelet's ids of what it has of
-    devices that are shared, `<uuid>::<number>`; no two holders have one.
+    containers have ended, and after a restart one that was deleted meanwhile. `forgotten` says that the pod runs and that the
+    kubelet, which lost its checkpoint, does not know that it has anything: the next start of the kubelet ends such a pod.
+    `replicas` are the kubelet's ids of what it has of devices that are shared, `<uuid>::<number>`; no two holders have one.
     """
 
     resource: str
@@ -58,6 +59,7 @@ class PodKeeper:
     uid: str = ""
     kubelet: str = ""
     lingers: bool = False
+    forgotten: bool = False
     replicas: tuple[str, ...] = ()
 
     @property

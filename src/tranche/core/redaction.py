@@ -60,7 +60,9 @@ GRANT = fields(
     placement=PLACEMENT, computeInstance=fields("name", "start", "size"),
     walls=fields("memory", "compute", "faults", "bandwidth"),
 )  # fmt: skip
-KEEPER = fields("kind", "pid", "started", "resource", "namespace", "name", "container", "uid", "kubelet", "lingers")
+KEEPER = fields(
+    "kind", "pid", "started", "resource", "namespace", "name", "container", "uid", "kubelet", "lingers", "forgotten"
+)
 STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
 BEFORE = fields("mode", "slices", "owned")
 EVENT_DATA = fields(

@@ -155,6 +155,7 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "uid": keeper.uid,
                 "kubelet": keeper.kubelet,
                 "lingers": keeper.lingers,
+                **({"forgotten": True} if keeper.forgotten else {}),
                 **({"replicas": list(keeper.replicas)} if keeper.replicas else {}),
             }
         case ClaimKeeper(namespace, name, uid, pods, others, boot):

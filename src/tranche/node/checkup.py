@@ -18,7 +18,7 @@ from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
 from tranche.core.fences import fenced
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import ComputeMode, GpuState, NodeState
@@ -31,6 +31,9 @@ from tranche.node.mps_records import DaemonRecord, DaemonRecords
 from tranche.node.session import Places
 from tranche.node.state_folder import try_file, try_state_folder
 from tranche.planning.options import PROHIBITED
+
+FORGOTTEN = "the kubelet has lost its checkpoint, and its next start ends pods that run"
+FORGOTTEN_HINT = "let them end, or delete them, before the kubelet starts again"
 
 
 class Status(StrEnum):
@@ -179,6 +182,18 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
             if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
                 text = f"allocation {allocation.id} holds {grant.slot}, which is not there"
                 yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
+
+
+def forgotten_pods(allocations: Sequence[Allocation]) -> tuple[str, ...]:
+    """The pods that run and that a kubelet which lost its checkpoint does not know to have anything, `namespace/name`."""
+    keepers = [each.keeper for each in allocations if isinstance(each.keeper, PodKeeper) and each.keeper.forgotten]
+    return tuple(sorted({f"{each.namespace}/{each.name}" for each in keepers}))
+
+
+def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
+    """Whether the kubelet knows of every pod that has devices here that it has some."""
+    if pods := forgotten_pods(allocations):
+        yield Finding("pods", Status.WARN, f"{FORGOTTEN}: {', '.join(pods)}", FORGOTTEN_HINT)
 
 
 def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:

@@ -22,10 +22,12 @@ from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.device_plugin.announcements import announced_of_register
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.observation.listings import Holding
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.local.queue import Queue
+from tranche.node.checkup import check_pods, forgotten_pods
 from tranche.node.held import Held
 from tranche.node.host import Host
 from tranche.node.patience import Patience
@@ -256,6 +258,47 @@ def test_a_container_that_starts_after_a_lost_checkpoint_has_its_new_device_alon
         scene.living["uid-a"] = {scene.uuid(1)}
         assert await scene.held() == {scene.slot(1): "pod ns/a"}
         await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+
+    play(tmp_path, scenario)
+
+
+def test_pods_that_a_kubelet_has_forgotten_are_named_until_it_lists_them(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        async def named() -> tuple[list[str], list[str]]:
+            view = await scene.register.look()
+            findings = [each.text for each in check_pods(view.allocations)]
+            events = [each.message for each in announced_of_register(view).values()]
+            return findings, events
+
+        scene.run_pod("a", 0)
+        scene.run_pod("b", 1)
+        assert await named() == ([], [])
+        listed = scene.kubelet.restart()
+        scene.living["uid-a"] = {scene.uuid(0)}
+        assert await named() == ([], []), "it may find them yet"
+        scene.now += SETTLED_SECONDS
+        (finding,), (event,) = await named()
+        assert finding.endswith("its next start ends pods that run: ns/a, ns/b")
+        assert "ns/a, ns/b; let them end, or delete them" in event
+        scene.kubelet.holders |= listed
+        assert await named() == ([], [])
+
+    play(tmp_path, scenario)
+
+
+def test_what_is_over_or_given_anew_is_no_pod_that_the_kubelet_has_forgotten(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.run_pod("a", 0)
+        scene.run_pod("b", 1)
+        await scene.held()
+        scene.kubelet.restart()
+        scene.living = {"uid-a": {scene.uuid(0)}, "uid-b": {scene.uuid(1)}}
+        assert scene.pods is not None
+        scene.pods = [each for each in scene.pods if each.ref != POD]  # deleted by force meanwhile
+        scene.kubelet.resources[scene.uuid(2)] = ONE
+        scene.kubelet.holders[scene.uuid(2)] = PodRef("ns", "b")
+        for scene.now in (0.0, SETTLED_SECONDS, 2 * SETTLED_SECONDS):
+            assert not forgotten_pods((await scene.register.look()).allocations)
 
     play(tmp_path, scenario)
 

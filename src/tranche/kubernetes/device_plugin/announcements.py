@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView, Part
@@ -12,8 +12,10 @@ from tranche.core.keeper import PodKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod, PodRef, Severity
 from tranche.kubernetes.live import Live
+from tranche.node.checkup import FORGOTTEN, FORGOTTEN_HINT, forgotten_pods
 
 _RETRY_SECONDS = 5.0
+_NAMED = 8
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +71,20 @@ class Announcer:
             await self._api.create_pod_event(announcement.pod, node.name, severity, reason, message)
 
 
-def shared_devices_announced(view: NodeView) -> Mapping[str, Announcement]:
-    """What goes wrong, or will, with the shared devices of that view, each under a key of its own."""
+def announced_of_register(view: NodeView) -> Mapping[str, Announcement]:
+    """What goes wrong, or will, with pods and shared devices of that view, each under a key of its own."""
+    return {**_forgotten_pods(forgotten_pods(view.allocations)), **_shared_devices(view)}
+
+
+def _forgotten_pods(pods: Sequence[str]) -> Mapping[str, Announcement]:
+    if not pods:
+        return {}
+    named = ", ".join(pods[:_NAMED]) + (f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else "")
+    message = f"{FORGOTTEN}: {named}; {FORGOTTEN_HINT}"
+    return {"forgotten": Announcement(Severity.WARNING, "PodsUnknownToKubelet", message)}
+
+
+def _shared_devices(view: NodeView) -> Mapping[str, Announcement]:
     found: dict[str, Announcement] = {}
     for gpu in view.node:
         if any(daemon.state is DaemonState.READY and not daemon.every_user for daemon in gpu.daemons):

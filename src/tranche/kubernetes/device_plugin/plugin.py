@@ -24,7 +24,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
-from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer, shared_devices_announced
+from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer, announced_of_register
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.counted import Counted, Listable, listed
@@ -391,7 +391,7 @@ class DevicePlugin:
         if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
             message = f"programs on shared GPUs fail when the agent ends, since its MPS daemons end with it: {why}"
             found["tied"] = Announcement(Severity.WARNING, "MpsDaemonsEndWithAgent", message)
-        found |= shared_devices_announced(self._inventory.latest.value.view)
+        found |= announced_of_register(self._inventory.latest.value.view)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request, overlap
-from tranche.core.evidence import Life, PodEvidence, judge_pod
+from tranche.core.evidence import SETTLED_SECONDS, Life, PodEvidence, judge_pod
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
@@ -96,6 +96,8 @@ def settle_pods(
         found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
         undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
         # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
+        if life is Life.ALIVE and _forgotten(keeper, words):
+            keeper = replace(keeper, forgotten=True)
         if life is Life.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
             removed.append(row.id)
             continue
@@ -220,6 +222,15 @@ def _replaced(
             others = {device_of(each) for each in entry.device_ids}
             return others.issubset(told) and not (mine - others).intersection(told)
     return False
+
+
+def _forgotten(keeper: PodKeeper, words: PodWords) -> bool:
+    """Whether a kubelet that has had the time to find its pods knows nothing of what this one has, which is not over."""
+    if not keeper.admitted or keeper.lingers or words.kubelet_age < SETTLED_SECONDS:
+        return False
+    mine = (keeper.namespace, keeper.name, keeper.resource)
+    told = ((each.namespace, each.name, each.resource) for each in words.kubelet.listed)
+    return keeper.kubelet != words.kubelet.run and mine not in told
 
 
 def _judged(row: Allocation, entry: Listed | None, words: PodWords, replaced: bool) -> tuple[Life, PodKeeper]:
