@@ -228,6 +228,7 @@ def test_an_instance_that_tranche_did_not_make_stays() -> None:
     gpu = cut(A100, ("1g.5gb", 0))
     found = refused(view_of(gpu), one("2g.10gb", 0, gpu))
     assert found.reason is Reason.FOREIGN_INSTANCES
+    assert "once an administrator has destroyed that instance" in refusal(found).hint
     assert refused(view_of(gpu), WholeGpu(gpu.uuid)).reason is Reason.FOREIGN_INSTANCES
 
 

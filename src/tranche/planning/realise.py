@@ -34,6 +34,10 @@ Wanted = WholeGpu | Slice | Part
 """What a device stands for that a scheduler chooses."""
 
 _MINE = "what is wanted"
+_FOREIGN_HINT = (
+    "the pod starts once an administrator has destroyed that instance (nvidia-smi mig -dgi); to have it placed anew before, "
+    "delete it"
+)
 
 
 def realise(view: NodeView, grants: Sequence[Wanted], purpose: str) -> Plan | Obstacle:
@@ -103,6 +107,8 @@ def refusal(found: Obstacle) -> TrancheError:
             return SharingUnavailable(str(found))
         case Reason.NO_ROOM:
             return NoRoom(str(found), hint=hint)
+        case Reason.FOREIGN_INSTANCES:
+            return GpuBusy(str(found), hint=_FOREIGN_HINT)
         case _:
             return GpuBusy(str(found), hint=hint)
 
@@ -152,6 +158,21 @@ def contradicts(grant: Wanted, held: Grant) -> bool:
     return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
 
 
+def foreign_in_the_way(
+    wanted: WholeGpu | Slice, gpu: GpuState, foreign: Sequence[GpuInstance]
+) -> tuple[GpuInstance, ...]:
+    """Which of these instances, that Tranche did not make, keep the device from being given, now or when their holders end.
+
+    One that is itself the device is given as it is.
+    """
+    if isinstance(wanted, WholeGpu):
+        return tuple(foreign)
+    here = gpu.instance_in(Occupant(wanted.profile, wanted.placement))
+    if here is not None and reusable(here) is not None:
+        return ()
+    return tuple(each for each in foreign if in_the_way(each, wanted.profile, wanted.placement))
+
+
 def parts_of_one_device(one: Grant, other: Grant) -> bool:
     """Whether both are parts of the same device: a program is told one limit for it, and the register keeps one for a holder."""
     return isinstance(one, Part) and isinstance(other, Part) and one.device == other.device
@@ -179,7 +200,7 @@ def _slice_steps(found: Tenancy, wanted: Slice) -> tuple[Step, ...] | Obstacle:
     here = gpu.instance_in(Occupant(wanted.profile, spot))
     if here is not None and (change := reusable(here)) is not None:
         return () if change == 0 else (create,)
-    if foreign := [each for each in near if each in found.idle_foreign]:
+    if foreign := foreign_in_the_way(wanted, gpu, found.idle_foreign):
         names = ", ".join(f"{each.profile} at {each.placement}" for each in foreign)
         text = f"{_named(wanted)} needs the room of {names}, which Tranche did not make"
         return obstacle(gpu, Reason.FOREIGN_INSTANCES, text, instances=tuple(map(gpu.key, foreign)))

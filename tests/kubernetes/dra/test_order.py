@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,13 +87,14 @@ def overlaps_a_grant(device: NodeDevice, view: NodeView) -> bool:
     return any(slot is None or slot.placement.overlaps(device.offered.placement) for slot in slots)
 
 
-def test_an_idle_instance_of_ours_is_used_again_before_another_is_made() -> None:
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_idle_instance_is_used_again_before_another_is_made(ours: bool) -> None:
     assert A100 is not None
     profile = A100.profile(parse_profile("1g.5gb"))
     assert profile is not None
     made = instance_of(profile, Placement(1, 1))
     gpus = [gpu_on(A100, 0), gpu_on(A100, 1, instances=[made])]
-    view = view_of(*gpus, owned=[InstanceKey(gpus[1].uuid, profile.name, Placement(1, 1))])
+    view = view_of(*gpus, owned=[InstanceKey(gpus[1].uuid, profile.name, Placement(1, 1))] if ours else [])
     assert names(view, "1g.5gb")[0] == "gpu-1-1g-5gb-1"
     # A larger slice leaves it alone where there is room elsewhere.
     assert names(view, "7g.40gb") == ["gpu-0-7g-40gb-0", "gpu-1-7g-40gb-0"]

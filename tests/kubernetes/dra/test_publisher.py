@@ -11,9 +11,11 @@ from typing import Any
 
 from tests.kubernetes.mig_manager.mig_node import NODE, ManagedNode, on_node
 from tests.kubernetes.waiting import until
-from tranche.core.allocation import WholeGpu
+from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import TrancheError
+from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
+from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
@@ -223,10 +225,7 @@ def test_what_a_pod_has_whose_claim_was_deleted_is_tainted_until_it_is_over(tmp_
             published.set_mode("dynamic")
             await published.settled()
             gpu = WholeGpu(node.host.observe().gpus[0].uuid)
-            order = ClaimOrder(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (gpu,))
-            (promise,) = node.host.claims.promise([order])
-            assert isinstance(promise, ClaimPromise)
-            node.host.claims.fulfil(promise)
+            promise_to_claim(node, gpu)
             await until(lambda: len(node.inventory.latest.value.view.allocations) == 1)
             assert published.taints("gpu-0") == set(), "the scheduler knows that a claim has it"
             fallen.publish(frozenset({"uid-a"}))
@@ -236,6 +235,44 @@ def test_what_a_pod_has_whose_claim_was_deleted_is_tainted_until_it_is_over(tmp_
             await until(lambda: published.taints("gpu-0") == published.taints("gpu-0-1g-5gb-3") == set())
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")
+
+
+def test_a_slice_that_tranche_did_not_make_comes_back_to_claims_and_its_room_to_nobody(tmp_path: Path) -> None:
+    across = ("gpu-0", "gpu-0-1g-5gb-4", "gpu-0-7g-40gb-0")
+
+    async def test(node: ManagedNode) -> None:
+        async with publishing(node) as published:
+
+            def as_it_is() -> bool:
+                own = published.taints("gpu-0-3g-20gb-4") | published.taints("gpu-0-3g-20gb-4-shared")
+                return not own and all(published.taints(name) == {TaintKey.FOREIGN} for name in across)
+
+            async def holders(count: int) -> None:
+                await until(lambda: len(node.inventory.latest.value.view.allocations) == count)
+                await published.settled()
+
+            published.set_mode("mixed")
+            await published.settled()
+            device = Slice(node.host.observe().gpus[0].uuid, parse_profile("3g.20gb"), Placement(4, 4))
+            promise_to_claim(node, device)
+            await holders(1)
+            with node.host.ledger.write() as db:  # as when somebody moved the ledger away
+                db.execute("DELETE FROM owned_instances")
+            # While the claim has it as well: at its end the scheduler takes for free what has no taint.
+            await until(as_it_is)
+            node.host.claims.give_back("uid-a", why="its pod has ended")
+            await holders(0)
+            assert as_it_is()
+
+    on_node(tmp_path, test, "A100-40GB")
+
+
+def promise_to_claim(node: ManagedNode, device: WholeGpu | Slice) -> None:
+    """The claim with uid `uid-a` has the device now."""
+    order = ClaimOrder(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (device,))
+    (promise,) = node.host.claims.promise([order])
+    assert isinstance(promise, ClaimPromise)
+    node.host.claims.fulfil(promise)
 
 
 def test_what_somebody_deletes_or_edits_is_put_right(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
-from tests.strategies import gpu_on, instance_of, uncuttable_gpu, view_of
+from tests.strategies import gpu_on, instance_of, sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
 from tranche.core.board import board_by_key
 from tranche.core.gpu_use import GpuUse
@@ -20,6 +21,10 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.planning.obstacle import Obstacle, Reason
+from tranche.planning.options import gpu_blocked
+from tranche.planning.realise import realise
+from tranche.planning.tenancy import tenancy
 
 MEANS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
 CLAIM = ClaimKeeper("ns", "claim", "uid")
@@ -105,16 +110,63 @@ def test_a_process_that_nobody_accounts_for_keeps_claims_off() -> None:
     assert tainted(seen(gpu, (CLAIM, WholeGpu(gpu.uuid)))) == {}
 
 
-def test_an_instance_that_tranche_did_not_make_takes_its_room() -> None:
+def with_2g(*, filled: bool = True, inside: bool = False) -> GpuState:
     gpu = a100()
     profile = gpu.profile(parse_profile("2g.10gb"))
     assert profile is not None
-    gpu = replace(gpu, instances=(instance_of(profile, Placement(0, 2)),))
+    made = instance_of(profile, Placement(0, 2), filled=filled)
+    if inside:
+        made = replace(made, compute_instances=(replace(made.compute_instances[0], name=parse_profile("1c.2g.10gb")),))
+    return replace(gpu, instances=(made,))
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_an_idle_instance_that_tranche_did_not_make_is_given_as_it_is_and_takes_its_room(filled: bool) -> None:
+    gpu = with_2g(filled=filled)
     found = tainted(seen(gpu))
-    assert found["gpu-0-1g-5gb-0"] == found["gpu-0"] == found["gpu-0-2g-10gb-0"] == (TaintKey.FOREIGN,)
-    assert "gpu-0-1g-5gb-2" not in found
-    ours = replace(seen(gpu), owned=frozenset({InstanceKey(gpu.uuid, profile.name, Placement(0, 2))}))
+    assert found["gpu-0-1g-5gb-0"] == found["gpu-0"] == found["gpu-0-3g-20gb-0"] == (TaintKey.FOREIGN,)
+    assert not {"gpu-0-2g-10gb-0", "gpu-0-2g-10gb-0-shared", "gpu-0-1g-5gb-2"} & found.keys()
+    ours = replace(seen(gpu), owned=frozenset({InstanceKey(gpu.uuid, parse_profile("2g.10gb"), Placement(0, 2))}))
     assert tainted(ours) == {}
+
+
+def test_an_instance_that_somebody_cut_inside_is_not_given() -> None:
+    assert tainted(seen(with_2g(inside=True)))["gpu-0-2g-10gb-0"] == (TaintKey.FOREIGN,)
+
+
+def test_room_that_nobody_gets_later_is_not_offered_while_a_claim_has_it() -> None:
+    gpu = with_2g()
+    held = seen(gpu, (CLAIM, slice_at("2g.10gb", 0, 2, gpu)))
+    assert tainted(held) == tainted(seen(gpu))
+
+
+def without_processes(gpu: GpuState) -> GpuState:
+    instances = [
+        replace(
+            each,
+            stray_processes=(),
+            compute_instances=tuple(replace(inner, processes=()) for inner in each.compute_instances),
+        )
+        for each in gpu.instances
+    ]
+    return replace(gpu, processes=(), instances=tuple(instances))
+
+
+@given(sharing_views())
+@settings(max_examples=100)
+def test_what_is_said_of_instances_that_tranche_did_not_make_is_what_is_decided_once_all_holders_end(
+    view: NodeView,
+) -> None:
+    ended = replace(view, node=replace(view.node, gpus=tuple(map(without_processes, view.node))), allocations=())
+    devices = devices_of(view.node)
+    found = reasons_against(devices, view, MIXED)
+    for each in devices:
+        gpu = ended.node.gpu(each.gpu_uuid)
+        if gpu.uuid in view.changing or gpu_blocked(tenancy(ended, gpu)) is not None:
+            continue
+        decided = realise(ended, [each.grant({})], "test")
+        refused = isinstance(decided, Obstacle) and decided.reason is Reason.FOREIGN_INSTANCES
+        assert (TaintKey.FOREIGN in found[each.name]) == refused, each.name
 
 
 @pytest.mark.parametrize(

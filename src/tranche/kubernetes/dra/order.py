@@ -7,13 +7,14 @@ that is right for all of them. What has no room beside the choices before it com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from tranche.core.allocation import NodeView, Slice
-from tranche.core.state import GpuInstance, InstanceKey
+from tranche.core.state import InstanceKey
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
+from tranche.planning.options import reusable
 from tranche.planning.policy import DEFAULT, Policy
 from tranche.planning.tables import Geometry, geometry_of
 from tranche.planning.tenancy import Tenancy, tenancy
@@ -75,8 +76,10 @@ def _sequence(devices: Sequence[NodeDevice], tenancy: Tenancy, policy: Policy) -
         return []
     gpu = tenancy.gpu
     geometry = geometry_of(gpu.memory_slices, gpu.profiles)
-    free = {_start(each): each for each in devices if not _mask(each) & tenancy.lasting_mask}
-    idle = {gpu.key(each): each for each in tenancy.idle_owned}
+    idle = {gpu.key(each) for each in tenancy.idle if reusable(each) is not None}
+    free = {
+        _start(each): each for each in devices if each.offered.slot in idle or not _mask(each) & tenancy.lasting_mask
+    }
     taken = tenancy.lasting_mask
     found = []
     while free:
@@ -84,7 +87,7 @@ def _sequence(devices: Sequence[NodeDevice], tenancy: Tenancy, policy: Policy) -
         device = free[start]
         found.append((cost, device))
         taken |= _mask(device)
-        free = {start: each for start, each in free.items() if not _mask(each) & taken}
+        free = {start: each for start, each in free.items() if not _mask(each) & _mask(device)}
     return found
 
 
@@ -92,15 +95,16 @@ def _cost(
     device: NodeDevice,
     taken: int,
     geometry: Geometry,
-    idle: Mapping[InstanceKey, GpuInstance],
+    idle: Collection[InstanceKey],
     tenancy: Tenancy,
     policy: Policy,
 ) -> _Cost:
     assert isinstance(device.offered, Slice)
     mask = _mask(device)
     there = device.offered.slot in idle
-    destroyed = 0 if there else sum(bool(each.placement.mask & mask) for each in idle.values())
-    return _Cost(not tenancy.gpu.mig_enabled, not there, destroyed, policy.cost(geometry, taken, taken | mask))
+    destroyed = 0 if there else sum(bool(each.placement.mask & mask) for each in tenancy.idle_owned)
+    before = taken & ~mask
+    return _Cost(not tenancy.gpu.mig_enabled, not there, destroyed, policy.cost(geometry, before, before | mask))
 
 
 def _sharing_key(device: NodeDevice, tenancy: Tenancy) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.planning.options import gpu_blocked
+from tranche.planning.realise import foreign_in_the_way
 from tranche.planning.tenancy import Tenancy, tenancy
 
 
@@ -38,10 +39,15 @@ def reasons_against(
     """Why each device cannot be had, by its name; nothing where it can."""
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
     held = _held_without_claim(view, known.fallen)
+    # Also those that claims have: the scheduler takes their room for free at the moment when they are given back.
+    foreign = {gpu.uuid: [each for each in gpu.instances if gpu.key(each) not in view.owned] for gpu in view.node}
     found = {}
     for each in devices:
         here = tenancies[each.gpu_uuid]
-        found[each.name] = tuple(sorted(_reasons(each, here, held.get(each.gpu_uuid, ()), view, known)))
+        against = _reasons(each, here, held.get(each.gpu_uuid, ()), view, known)
+        if foreign_in_the_way(each.offered, here.gpu, foreign[each.gpu_uuid]):
+            against.add(TaintKey.FOREIGN)
+        found[each.name] = tuple(sorted(against))
     return found
 
 
@@ -61,8 +67,6 @@ def _reasons(
         found.add(TaintKey.HELD)
     if any(_in_the_way(device, each) for each in here.in_use):
         found.add(TaintKey.HELD)
-    if any(_in_the_way(device, each) for each in here.idle_foreign):
-        found.add(TaintKey.FOREIGN)
     return found
 
 
