@@ -248,7 +248,7 @@ def test_a_profile_without_a_class_is_answered_with_what_nodes_offer(api: Served
 
     api.change(a_node)
     done = tranche(api, "submit", "--mig-profile", "2g.11gb", *ANYTHING, code=30)
-    assert "hint: did you mean 'tranche-" in done.stderr
+    assert "hint: did you mean '2g.10gb'" in done.stderr
     assert "nodes offer 1g.10gb, 1g.5gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb" in done.stderr.replace("1g.5gb+me, ", "")
     assert len(done.stderr) < 400
 
@@ -493,7 +493,7 @@ def test_explain_says_why_the_node_refuses_to_hand_over_what_a_pod_was_given(api
         "Preparing: it was given its devices, and node p4d refuses to hand them over: claim old-gpu: NoRoom: 8 GiB are needed"
     )
     assert "  was given: all of GPU 0 on node p4d" in lines
-    assert "  1. delete the pod, to have it placed by what there is now" in lines
+    assert "  2. delete the pod, to have it placed by what there is now" in lines
     document = json.loads(tranche(api, "explain", "pod/train-0", "-o", "json").stdout)
     assert (document["status"], document["given"][0]["device"]) == ("Preparing", "gpu-0")
 

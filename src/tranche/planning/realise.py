@@ -6,7 +6,7 @@ touched for its choice, nor an instance that Tranche did not make: it is refused
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Phase, Slice, WholeGpu, overlap
@@ -45,6 +45,8 @@ def realise(view: NodeView, grants: Sequence[Wanted], purpose: str) -> Plan | Ob
 
     GpuNotFound when one is of a GPU that the machine does not have.
     """
+    if text := why_not_together([(each.device, each.sharing) for each in grants if isinstance(each, Part)]):
+        return obstacle(view.node.gpu(grants[0].gpu_uuid), Reason.SHARING_UNAVAILABLE, text)
     steps: list[Step] = []
     now = view
     for number, grant in enumerate(grants):
@@ -52,22 +54,24 @@ def realise(view: NodeView, grants: Sequence[Wanted], purpose: str) -> Plan | Ob
             if contradicts(grant, other):
                 text = f"{_named(other)} and {_named(grant)} are wanted, and cannot both be there"
                 return obstacle(view.node.gpu(grant.gpu_uuid), Reason.GPU_BUSY, text)
-            if parts_of_one_device(grant, other):
-                text = "two parts of one device are wanted, and one holder has one part of a device"
-                return obstacle(view.node.gpu(grant.gpu_uuid), Reason.SHARING_UNAVAILABLE, text)
         found = _steps(now, grant)
         if isinstance(found, Obstacle):
             return found
         steps += found
         now = given(effect.apply(Plan(purpose, found), now), _MINE, (grant,))
-    daemons = {each.device for each in grants if isinstance(each, Part) and each.sharing is Sharing.MPS}
-    if len(daemons) > 1:
-        gpu = view.node.gpu(grants[0].gpu_uuid)
-        text = "a program speaks to one MPS daemon, and these parts are of several devices"
-        return obstacle(gpu, Reason.SHARING_UNAVAILABLE, text)
     plan = Plan(purpose, tuple(steps))
     marks = {uuid: view.node.gpu(uuid).fingerprint for uuid in plan.gpu_uuids}
     return with_daemons(replace(plan, fingerprints=marks), grants, view)
+
+
+def why_not_together(parts: Sequence[tuple[Hashable, Sharing]]) -> str:
+    """Why one holder is not given these parts, each of a device by a mechanism, in words; "" when it is."""
+    devices = [device for device, _ in parts]
+    if len(set(devices)) < len(devices):
+        return "two parts of one device are wanted, and one holder has one part of a device"
+    if sum(sharing is Sharing.MPS for _, sharing in parts) > 1:
+        return "a program speaks to one MPS daemon, and these parts are of several devices"
+    return ""
 
 
 def realise_again(view: NodeView, allocation: Allocation, purpose: str) -> Plan | Obstacle:

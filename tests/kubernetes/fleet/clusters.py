@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tests.strategies import gpu_on, uncuttable_gpu
+from tests.strategies import gpu_on, instance_of, uncuttable_gpu
 from tranche.core.allocation import NodeView
 from tranche.core.board import Board, board_by_key
+from tranche.core.grid import placements
+from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import GpuState, NodeState
@@ -38,6 +41,13 @@ def board(key: str) -> Board:
 
 def a100s(count: int) -> tuple[GpuState, ...]:
     return tuple(gpu_on(board("A100-40GB"), index) for index in range(count))
+
+
+def with_instance(gpu: GpuState, profile: str) -> GpuState:
+    """The GPU with that instance at its first place; Tranche did not make it."""
+    found = gpu.profile(parse_profile(profile))
+    assert found is not None
+    return replace(gpu, instances=(instance_of(found, placements(found)[0]),))
 
 
 def t4s(count: int = 1) -> tuple[GpuState, ...]:

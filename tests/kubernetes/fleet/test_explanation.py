@@ -23,6 +23,7 @@ from tests.kubernetes.fleet.clusters import (
     pod,
     published,
     t4s,
+    with_instance,
 )
 from tranche.core.board import catalogue
 from tranche.core.profile import ProfileName
@@ -206,13 +207,59 @@ def a_configuration_of_another_hand() -> Situation:
     return pod(), cluster(NODES, [*P4D, *T4], [raw])
 
 
+def room_of_an_instance_that_tranche_did_not_make() -> Situation:
+    cut, free = a100s(2)
+    slices = published("p4d", [with_instance(cut, "7g.40gb"), free], NodeMode.DYNAMIC)
+    held = {"old": parse_request(gpus="1")}
+    return pod(), filled(NODES[:1], slices, held, {"train-0": SMALL})
+
+
+def more_than_are_free() -> Situation:
+    held = {f"old-{number}": SMALL for number in range(9)}
+    asked = asked_by_hand({"deviceClassName": "tranche-1g-5gb", "count": 14})
+    known = filled(NODES, [*P4D, *T4], held, {})
+    return pod(), replace(known, claims=(*known.claims, decode_fleet_claim(asked)))
+
+
+def more_compute_than_there_is() -> Situation:
+    amounts = {"requests": {"memory": "2G", "compute": "200"}}
+    asked = asked_by_hand({"deviceClassName": "tranche-shared", "capacity": amounts})
+    return pod(), cluster(NODES, [*P4D, *T4], [asked])
+
+
+def two_parts_in_one_claim() -> Situation:
+    part = {"deviceClassName": "tranche-shared", "capacity": {"requests": {"memory": "2G"}}}
+    asked = asked_by_hand({"deviceClassName": "tranche-whole"}, part, part)
+    return pod(), cluster(NODES[:1], published("p4d", a100s(3)), [asked])
+
+
+def parts_of_several_gpus_in_one_claim() -> Situation:
+    slices = published("t4", t4s(2), NodeMode.SHARED)
+    half = {"deviceClassName": "tranche-shared", "capacity": {"requests": {"memory": "9G"}}}
+    return pod(), cluster(NODES[1:], slices, [asked_by_hand(half, half)])
+
+
+def refused_by_its_node(refusal: str = "claim team-a/old-gpu: GpuBusy: GPU 0: 1g.5gb overlaps 7g.40gb") -> Situation:
+    given, fleet = has_its_slice()
+    return replace(given, phase="Pending", prepared=False, refusal=refusal), fleet
+
+
+def not_answered_by_its_node() -> Situation:
+    return refused_by_its_node(
+        "Failed to prepare dynamic resources: prepare dynamic resources: NodePrepareResources: "
+        "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+    )
+
+
 SITUATIONS = (
     startable, share_of_a_gpu, everything_is_held, has_its_slice, too_large, unknown_profile, too_weak_a_fence,
     kept_off_its_nodes, not_in_this_mode, one_of_several_is_held, several_gpus, whole_gpus, no_claim_yet, no_gpu, an_old_manifest,
     somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little, every_slice_of_a_node, every_gpu_of_a_node,
     every_gpu_of_a_node_in_use, a_claim_that_nobody_made, a_claim_that_nobody_may_read, a_class_that_is_not_there,
     a_class_of_somebody_elses_that_begins_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
-    a_configuration_of_another_hand, a_claim_that_was_taken_from_a_pod,
+    a_configuration_of_another_hand, a_claim_that_was_taken_from_a_pod, room_of_an_instance_that_tranche_did_not_make,
+    more_than_are_free, more_compute_than_there_is, two_parts_in_one_claim, parts_of_several_gpus_in_one_claim,
+    refused_by_its_node, not_answered_by_its_node,
 )  # fmt: skip
 
 

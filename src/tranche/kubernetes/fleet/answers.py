@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +12,16 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.room import MOST_DEVICES, Room, against, room_of, served, served_together
+from tranche.kubernetes.fleet.room import (
+    MOST_DEVICES,
+    Room,
+    against,
+    had_together,
+    refused_by_node,
+    room_of,
+    served,
+    served_together,
+)
 from tranche.kubernetes.fleet.wanted import Demanded, Misfit, Wanted
 
 
@@ -22,7 +31,7 @@ class NodeReason(StrEnum):
     NODE_SELECTOR and NODE_TAINT are between pod and node alone. NODE_MODE: the administrator gives its GPUs away otherwise.
     NO_DEVICES: it offers none. TOO_FEW: not as many as are asked for together, were all of them free. TOO_MANY: more than one
     claim can have. DEVICE_TAINT: what would
-    serve cannot be had now. HELD: others have what would serve.
+    serve cannot be had now. HELD: others have what would serve. REFUSED: the scheduler chooses what the node then refuses.
     """
 
     FITS = "Fits"
@@ -37,6 +46,7 @@ class NodeReason(StrEnum):
     TOO_MANY = "TooManyDevices"
     DEVICE_TAINT = "DeviceTaint"
     HELD = "NoRoom"
+    REFUSED = "RefusedByNode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,12 @@ def _of_devices(demands: Sequence[Demanded], node: FleetNode, room: Room | None)
         return NodeAnswer(node.name, NodeReason.NO_DEVICES, "it offers no GPUs to claims")
     if not room.pool.complete:
         return NodeAnswer(node.name, NodeReason.PUBLISHING, "it publishes its devices just now", could=True)
-    if (given := served_together(room, demands)) is not None:
-        return NodeAnswer(node.name, NodeReason.FITS, "it fits", devices=given, could=True)
+    given = served_together(room, demands)
+    if why := _refused_parts(demands, room, given):
+        return NodeAnswer(node.name, NodeReason.REFUSED, why[0], could=why[1])
+    if given is not None:
+        devices = tuple(each for several in given for each in several)
+        return NodeAnswer(node.name, NodeReason.FITS, "it fits", devices=devices, could=True)
     refusals = [_refused(each, node, room) for each in demands if served_together(room, (each,)) is None]
     if never := next((each for each in refusals if not each.could), None):
         return never
@@ -101,6 +115,25 @@ def _of_devices(demands: Sequence[Demanded], node: FleetNode, room: Room | None)
     holders = tuple(dict.fromkeys(each.claim.holder for each in room.holdings))
     text = "it has each thing that is asked for, and not all of them at once"
     return NodeAnswer(node.name, NodeReason.HELD, text, holders=holders, could=True)
+
+
+def _refused_parts(
+    demands: Sequence[Demanded], room: Room, given: Sequence[Sequence[FleetDevice]] | None
+) -> tuple[str, bool] | None:
+    """That the node refuses what the scheduler gives, now or were it free, and whether it could serve later."""
+    several = len(demands) > 1 or any(
+        each.count > 1 or each.every for demand in demands for each in demand.alternatives
+    )
+    if not several:
+        return None
+    text = "it refuses what the scheduler chooses for one claim"
+    now = "" if given is None else refused_by_node(demands, given)
+    if given is not None and not now:
+        return None
+    empty = served_together(room_of(room.pool, ()), demands)
+    later = "" if empty is None else refused_by_node(demands, empty)
+    why = now or later
+    return (f"{text}: {why}", not later) if why else None
 
 
 def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
@@ -123,7 +156,8 @@ def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
         return NodeAnswer(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
     busy = [(each, device) for each, device in offered if not room.free(device, each)]
     holders = tuple(dict.fromkeys(held.claim.holder for _, device in busy for held in room.holders(device)))
-    missing, text = _lacking(room, busy)
+    missing, text = _lacking(demand, room, busy)
+    text += _withheld(fitting)
     return NodeAnswer(node.name, NodeReason.HELD, text, missing, holders=holders, could=True)
 
 
@@ -134,14 +168,36 @@ def _never_every(node: FleetNode, number: int) -> NodeAnswer:
     return NodeAnswer(node.name, NodeReason.TOO_FEW, f"{text}, and they cannot be had together")
 
 
-def _lacking(room: Room, busy: Sequence[tuple[Wanted, FleetDevice]]) -> tuple[int, str]:
+def _withheld(fitting: Sequence[tuple[Wanted, FleetDevice]]) -> str:
+    """What would serve as well and nobody is given, and why."""
+    kept = {device.name: (device, taints) for each, device in fitting if (taints := against(device, each))}
+    texts = _texts(taint.key for _, taints in kept.values() for taint in taints)
+    if not texts:
+        return ""
+    kept = {name: each for name, each in kept.items() if _texts(taint.key for taint in each[1])}
+    places = _places([device for device, _ in kept.values()], "more ")
+    return f"; {places} cannot be had: {'; '.join(texts)}"
+
+
+def _places(devices: Collection[FleetDevice], more: str = "") -> str:
+    """`35 places on 5 GPUs`; the devices are different ones."""
+    gpus = len({device.uuid for device in devices})
+    return f"{len(devices)} {more}place{'s' if len(devices) > 1 else ''} on {gpus} GPU{'s' if gpus > 1 else ''}"
+
+
+def _lacking(demand: Demanded, room: Room, busy: Sequence[tuple[Wanted, FleetDevice]]) -> tuple[int, str]:
     shared = [(each, device) for each, device in busy if device.shared and device.name in room.by_device]
     if shared:
         lacking = [device.consumed(each.memory) - room.memory_left(device) for each, device in shared]
         if least := min((each for each in lacking if each > 0), default=0):
             return least, f"its shared GPUs have {format_memory(least)} too little left"
-    number = len({device.name for _, device in busy})
-    gpus = len({device.uuid for _, device in busy})
+    several = [(had_together(room, each), each.count) for each in demand.alternatives if not each.every]
+    had, count = max(several, default=(0, 0))
+    devices = {device.name: device for _, device in busy}.values()
+    if had:
+        places = _places(devices)
+        return 0, f"{had} of the {count} that are asked for can be had now; others have {places} that would serve"
+    gpus, number = len({device.uuid for device in devices}), len(devices)
     on = f"{gpus} GPU{'s' if gpus > 1 else ''}"
     return 0, f"others have everything on its {on} that would serve ({number} place{'s' if number > 1 else ''})"
 
@@ -170,7 +226,12 @@ def _tainted(node: FleetNode, taints: Iterable[DeviceTaint]) -> NodeAnswer:
     if keys == {TaintKey.MODE}:
         mode = f"mode {node.mode}" if node.mode is not None else f"unknown mode '{node.labels.get('tranche.dev/mode')}'"
         return NodeAnswer(node.name, NodeReason.NODE_MODE, f"its {mode} does not offer what would serve")
-    texts = [text for key, text in _TAINT_TEXTS.items() if key in keys]
-    others = sorted(keys - set(_TAINT_TEXTS) - {TaintKey.MODE})
-    text = "; ".join([*texts, *(f"taint {key}" for key in others)])
+    text = "; ".join(_texts(keys))
     return NodeAnswer(node.name, NodeReason.DEVICE_TAINT, f"what would serve cannot be had: {text}", could=True)
+
+
+def _texts(taints: Iterable[str]) -> list[str]:
+    """What the keys of taints say, beside the node's mode."""
+    keys = set(taints) - {TaintKey.MODE}
+    known = [text for key, text in _TAINT_TEXTS.items() if key in keys]
+    return [*known, *(f"taint {key}" for key in sorted(keys - set(_TAINT_TEXTS)))]

@@ -19,14 +19,17 @@ from tranche.kubernetes.fleet.room import HeldDevice
 from tranche.kubernetes.fleet.wanted import Demanded, demanded_by, demanded_by_limits, in_words
 
 NOT_ASKED = "nodes that you may not see were not asked"
+_ASKED_AGAIN = "wait: the kubelet asks for them again by itself, within 90 s"
+_UNANSWERED = "rpc error: code ="
+"""In the kubelet's word where the driver gave no answer, so that it refused nothing."""
 _NAMED = 3
 _GROUPS = 12
 
 
 class WaitStatus(StrEnum):
     """FINISHED: the pod is over. HAS: it has its devices. PREPARING: its claims are not made yet, or it was given devices that
-    its node has not handed over yet. STARTABLE: a node has what it wants. WAITING: others have it. IMPOSSIBLE: no node could
-    ever serve it as the cluster is. NO_GPU: it wants none of Tranche's.
+    its node has not handed over yet. STARTABLE: a node has what it wants. WAITING: others have it, or only the scheduler can
+    say. IMPOSSIBLE: no node could ever serve it as the cluster is. NO_GPU: it wants none of Tranche's.
     """
 
     FINISHED = "Finished"
@@ -159,9 +162,12 @@ def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[H
     if not pod.node:
         message = f"its claim has devices on node {node}; the scheduler has yet to bind the pod"
         message += f": {pod.message}" if pod.message else ""
+    elif pod.refusal and _UNANSWERED in pod.refusal:
+        message = f"it was given its devices, and node {node} has not handed them over in time: {pod.refusal}"
+        advice = (_ASKED_AGAIN,)
     elif pod.refusal:
         message = f"it was given its devices, and node {node} refuses to hand them over: {pod.refusal}"
-        advice = ("delete the pod, to have it placed by what there is now",)
+        advice = (_ASKED_AGAIN, "delete the pod, to have it placed by what there is now")
     else:
         message = f"it was given its devices, and node {node} has not handed them over yet"
     if pod.refusal is None:
@@ -181,6 +187,11 @@ def _waits(
     notes = tuple(_notes(demands, fleet, claims))
     shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
     status, message = _status(pod, answers, get)
+    if any(wanted.unread for demand in demands for wanted in demand.alternatives):
+        notes += (f"the scheduler says: {pod.message or 'nothing yet'}",)
+        if get is not None:
+            message = f"node {get.node} has what it wants, but for a condition that only the scheduler can judge"
+            status, get = WaitStatus.WAITING, None
     if get is None and not fleet.whole:
         status, message = as_far_as_seen(status, message if answers else "you see no node that could be asked")
     return FleetExplanation(

@@ -12,7 +12,14 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
 from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.room import Room, against, served_together
+from tranche.kubernetes.fleet.room import (
+    MOST_DEVICES,
+    Room,
+    against,
+    had_together,
+    refused_by_node,
+    served_together,
+)
 from tranche.kubernetes.fleet.wanted import Demanded, Wanted
 
 _MOST = 6
@@ -56,10 +63,14 @@ def _all(
     rooms: Mapping[str, Room],
     open_rooms: Sequence[Room],
 ) -> Iterator[str]:
+    if any(each.reason == NodeReason.REFUSED for each in answers):
+        yield "make it again with a claim of its own for each part, or with a claim that asks for one larger part"
     yield from islice(_ends(demands, open_rooms), _ENDS)
     yield from _less(demands, open_rooms)
+    yield from _fewer(demands, answers, open_rooms)
     yield from _weaker(demands, open_rooms)
     yield from _nodes(pod, answers)
+    yield from _destroyed(demands, open_rooms)
     yield from _modes(demands, answers, nodes, rooms)
     if not any(each.could for each in answers):
         yield from _offers(demands, open_rooms)
@@ -78,7 +89,8 @@ def _ends(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
 
 
 def _serves(room: Room, demands: Sequence[Demanded]) -> bool:
-    return served_together(room, demands) is not None
+    found = served_together(room, demands)
+    return found is not None and not refused_by_node(demands, found)
 
 
 def _less(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
@@ -101,6 +113,19 @@ def _most(room: Room, wanted: Wanted) -> int:
         if wanted.misfit(device) is None and not against(device, wanted) and room.free(device, wanted):
             found = max(found, room.memory_left(device) if device.shared else device.memory)
     return found
+
+
+def _fewer(demands: Sequence[Demanded], answers: Sequence[NodeAnswer], rooms: Sequence[Room]) -> Iterator[str]:
+    """The most devices that could be had together."""
+    if len(demands) != 1:
+        return
+    if any(each.reason == NodeReason.TOO_MANY for each in answers):
+        yield f"ask for a number of them (allocationMode: ExactCount, with a count), {MOST_DEVICES} at most"
+        return
+    several = [each for each in demands[0].alternatives if each.count > 1 and not each.every]
+    had = max(((had_together(room, each), room.pool.node) for room in rooms for each in several), default=(0, ""))
+    if had[0]:
+        yield f"{had[0]} of them could be had now, on node {had[1]}"
 
 
 def _weaker(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
@@ -137,16 +162,7 @@ def _modes(
     rooms: Mapping[str, Room],
 ) -> Iterator[str]:
     """A node whose GPUs the administrator gives away in another way, and could give in this one."""
-    tolerant = Toleration(str(TaintKey.MODE), exists=True)
-    anyhow = [
-        replace(
-            demand,
-            alternatives=tuple(
-                replace(each, tolerations=(*each.tolerations, tolerant)) for each in demand.alternatives
-            ),
-        )
-        for demand in demands
-    ]
+    anyhow = _tolerating(TaintKey.MODE, demands)
     for each in answers[:_NODES]:
         node, room = nodes[each.node], rooms.get(each.node)
         if each.reason != NodeReason.NODE_MODE or node.mode is NodeMode.OFF:
@@ -155,6 +171,33 @@ def _modes(
             word = NodeMode.DYNAMIC if _only_alone(demands) else NodeMode.MIXED
             change = f"kubectl label node {each.node} {MODE_LABEL}={word} --overwrite"
             yield f"an administrator could have node {each.node} serve it: {change}"
+            return
+
+
+def _tolerating(key: TaintKey, demands: Sequence[Demanded]) -> list[Demanded]:
+    """The same, as if no device had that taint."""
+    tolerant = Toleration(str(key), exists=True)
+    return [
+        replace(
+            demand,
+            alternatives=tuple(
+                replace(each, tolerations=(*each.tolerations, tolerant)) for each in demand.alternatives
+            ),
+        )
+        for demand in demands
+    ]
+
+
+def _destroyed(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+    """A node on which nothing but instances that Tranche did not make is in the way."""
+    anyhow = _tolerating(TaintKey.FOREIGN, demands)
+    for room in rooms:
+        foreign = any(taint.key == TaintKey.FOREIGN for device in room.pool.devices for taint in device.taints)
+        if foreign and _serves(room, anyhow):
+            yield (
+                f"an administrator could destroy what is in the way on node {room.pool.node}, "
+                "which Tranche did not make: nvidia-smi mig -dgi"
+            )
             return
 
 
@@ -167,7 +210,10 @@ def _only_alone(demands: Sequence[Demanded]) -> bool:
 def _offers(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
     """What the cluster has, for whoever asks for what it has not."""
     devices = [device for room in rooms for device in room.pool.devices if not device.taints]
-    if any(each.label for demand in demands for each in demand.alternatives):
+    wanted = [each for demand in demands for each in demand.alternatives]
+    if any(each.label for each in wanted):
+        if any(each.misfit(device) is None for each in wanted for device in devices):
+            return
         if profiles := sorted({device.profile for device in devices if device.profile and not device.shared}):
             yield f"ask for a profile that there is: {', '.join(profiles)}"
         return

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tranche.core.sharing import Sharing
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
 from tranche.kubernetes.fleet.wanted import Demanded, Wanted
+from tranche.planning.realise import why_not_together
 
 MOST_DEVICES = 32
 """How many devices one claim can have (`AllocationResultsMaxSize` of `resource.k8s.io`)."""
@@ -112,35 +114,53 @@ def against(device: FleetDevice, wanted: Wanted) -> tuple[DeviceTaint, ...]:
 
 def served(room: Room, wanted: Wanted) -> tuple[FleetDevice, ...] | None:
     """The devices that the scheduler would give now, in its order; None without enough of them."""
-    return served_together(room, (Demanded("", (wanted,)),))
+    found = served_together(room, (Demanded("", (wanted,)),))
+    return None if found is None else found[0]
 
 
-def served_together(room: Room, demands: Sequence[Demanded]) -> tuple[FleetDevice, ...] | None:
-    """The devices that the scheduler would give now for all of these, each by its first alternative that leaves room for the
+def served_together(room: Room, demands: Sequence[Demanded]) -> tuple[tuple[FleetDevice, ...], ...] | None:
+    """The devices that the scheduler would give now for each of these, each by its first alternative that leaves room for the
     rest; None where they cannot be had together, or are more than a claim can have.
 
     Devices are taken one after the other, each with the room that those before it leave.
     """
     found = _together(room, demands)
-    return None if found is None or len(found) > MOST_DEVICES else found
+    return None if found is None or sum(map(len, found)) > MOST_DEVICES else found
 
 
-def _together(room: Room, demands: Sequence[Demanded]) -> tuple[FleetDevice, ...] | None:
+def refused_by_node(demands: Sequence[Demanded], served: Sequence[Sequence[FleetDevice]]) -> str:
+    """Why a node does not hand over what the scheduler gives for each of these, in words; "" when it does."""
+    parts: dict[str, list[tuple[str, Sharing]]] = {}
+    for demand, devices in zip(demands, served, strict=True):
+        of_claim = parts.setdefault(demand.claim, [])
+        of_claim += [(each.name, Sharing(each.mechanism)) for each in devices if each.shared]
+    return next((why for each in parts.values() if (why := why_not_together(each))), "")
+
+
+def _together(room: Room, demands: Sequence[Demanded]) -> tuple[tuple[FleetDevice, ...], ...] | None:
     if not demands:
         return ()
     for wanted in demands[0].alternatives:
-        taken = _every(room, wanted) if wanted.every else _several(room, wanted)
+        taken = _every(room, wanted) if wanted.every else _all_of(room, wanted)
         if taken is not None and (rest := _together(taken[1], demands[1:])) is not None:
-            return (*taken[0], *rest)
+            return (taken[0], *rest)
     return None
 
 
-def _several(room: Room, wanted: Wanted) -> tuple[tuple[FleetDevice, ...], Room] | None:
+def had_together(room: Room, wanted: Wanted) -> int:
+    """How many of the devices that are wanted the scheduler could give now, one after the other."""
+    return len(_several(room, wanted)[0])
+
+
+def _all_of(room: Room, wanted: Wanted) -> tuple[tuple[FleetDevice, ...], Room] | None:
+    taken = _several(room, wanted)
+    return None if len(taken[0]) < wanted.count else taken
+
+
+def _several(room: Room, wanted: Wanted) -> tuple[tuple[FleetDevice, ...], Room]:
+    """As many as there are, up to the count that is wanted."""
     taken: list[FleetDevice] = []
-    for _ in range(wanted.count):
-        device = next(_servable(room, wanted, taken), None)
-        if device is None:
-            return None
+    while len(taken) < wanted.count and (device := next(_servable(room, wanted, taken), None)) is not None:
         taken.append(device)
         room = _less(room, device, wanted)
     return tuple(taken), room

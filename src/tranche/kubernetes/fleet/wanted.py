@@ -94,8 +94,11 @@ class Wanted:
             return Misfit(Reason.SHARING_UNAVAILABLE, f"it fences no part so well ({device.isolation} isolation)", 3)
         if self.not_mechanism and device.mechanism == self.not_mechanism:
             return Misfit(Reason.SHARING_UNAVAILABLE, f"one program cannot have several parts by {device.mechanism}", 3)
-        if self.compute is not None and (device.compute is None or device.compute < self.compute):
+        if self.compute is not None and device.compute is None:
             return Misfit(Reason.SHARING_UNAVAILABLE, "it keeps no ceiling of compute", 3)
+        if self.compute is not None and device.compute is not None and device.compute < self.compute:
+            text = f"{self.compute}% of the compute are asked for, and there is no ceiling above {device.compute}%"
+            return Misfit(Reason.SHARING_UNAVAILABLE, text, 4)
         if self.share is not None and (device.share is None or device.share < self.share):
             return Misfit(Reason.MEMORY_TOO_SMALL, "its slices are smaller", 4)
         if self.memory is not None and device.memory < self.memory:
@@ -120,13 +123,14 @@ _TYPE_TEXTS = {
 class Demanded:
     """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; else empty.
 
-    `classes` are the device classes that it names.
+    `classes` are the device classes that it names. `claim` is the claim's name, where there is one.
     """
 
     name: str
     alternatives: tuple[Wanted, ...] = ()
     foreign: str = ""
     classes: tuple[str, ...] = ()
+    claim: str = ""
 
 
 def demanded_by(claim: FleetClaim) -> tuple[Demanded, ...]:
@@ -134,7 +138,7 @@ def demanded_by(claim: FleetClaim) -> tuple[Demanded, ...]:
     distinct = any(
         str(each.get("distinctAttribute") or "") == f"{DRIVER}/{AttributeName.UUID}" for each in claim.constraints
     )
-    return tuple(_demanded(each, distinct) for each in claim.requests)
+    return tuple(replace(_demanded(each, distinct), claim=claim.name) for each in claim.requests)
 
 
 def demanded_by_limits(pod: FleetPod) -> tuple[Demanded, ...]:
@@ -227,7 +231,7 @@ def in_words(wanted: Wanted) -> str:
         DeviceType.WHOLE: "whole GPU",
     }[wanted.type]
     size = [
-        wanted.label and _profile(wanted.label),
+        wanted.label and profile_of_label(wanted.label),
         wanted.memory is not None and f"of {format_memory(wanted.memory)}",
         wanted.share is not None and f"of {wanted.share}% of a GPU",
         wanted.compute is not None and f"with {wanted.compute}% of the compute at most",
@@ -239,7 +243,7 @@ def in_words(wanted: Wanted) -> str:
     return " ".join([f"{several}{kind}", *(str(each) for each in size if each)])
 
 
-def _profile(label: str) -> str:
+def profile_of_label(label: str) -> str:
     """The name of the profile that has the label: `1g.5gb+me` for `1g-5gb-me`, `1g.24gb-me` for `1g-24gb-no-me`."""
     found = _PROFILE_LABEL.fullmatch(label)
     if found is None:

@@ -13,9 +13,10 @@ from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.cards import SharedCards, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
 from tranche.kubernetes.claims.tier import Tier
-from tranche.kubernetes.claims.vocabulary import DRIVER, profile_class
+from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.tier_reading import CLASSES, handed_out, tier_in_force
+from tranche.kubernetes.fleet.wanted import profile_of_label
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"
@@ -88,11 +89,12 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
 
 
 async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Sequence[str]) -> str:
-    """The classes that are spelled nearly so, and the profiles that nodes offer."""
-    meant = did_you_mean(profile_class(profile), classes)
+    """The profiles that are spelled nearly so, and those that nodes offer."""
+    known = {profile_of_label(each.removeprefix(_PROFILE_CLASS)) for each in classes if each.startswith(_PROFILE_CLASS)}
     query = {"fieldSelector": f"spec.driver={DRIVER}"}
     slices = await ClusterReader(api).objects("what nodes offer", RESOURCE_SLICES, **query)
     offered = {device.profile for pool in decode_pools(slices or ()).values() for device in pool.devices} - {""}
+    meant = did_you_mean(str(profile), sorted(offered or known))
     if not offered:
         return f"{meant}list them with: kubectl get deviceclasses"
     return f"{meant}nodes offer {', '.join(sorted(offered))}"
