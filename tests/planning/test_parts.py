@@ -347,6 +347,37 @@ def test_parts_of_a_slice_are_given_where_no_slice_of_their_own_is_to_be_had() -
     check(view)
 
 
+def cut_with_media(*others: tuple[str, int, int]) -> NodeView:
+    """An A100 with an idle 1g.5gb+me at 0 and other slices, of which somebody has the first."""
+    profiles = {str(each.name): each for each in placed(A100)}
+    slices = [("1g.5gb+me", 0, 1), *others]
+    gpu = gpu_on(A100, instances=[instance_of(profiles[name], Placement(start, size)) for name, start, size in slices])
+    held = Slice(gpu.uuid, gpu.instances[1].profile, gpu.instances[1].placement)
+    request = parse_request(mig_profile=str(held.profile))
+    return replace(machine(gpu), allocations=(Allocation("a-0", request, (held,), Phase.ACTIVE, 0.0),))
+
+
+def test_a_slice_with_attributes_is_shared_by_nobody_who_does_not_name_it() -> None:
+    view = cut_with_media(("3g.20gb", 4, 4), ("1g.5gb", 1, 1))
+    after, decision = served(view, parse_request(gpu_memory="2Gi"))
+    assert [str(grant.slot.profile) for grant in decision.grants if grant.slot is not None] == ["1g.5gb"]
+    _, named = served(after, parse_request(mig_profile="1g.5gb+me"))
+    assert named.plan.empty
+    full = cut_with_media(("3g.20gb", 4, 4), ("2g.10gb", 2, 2), ("1g.5gb", 1, 1))
+    _, grants, _ = filled(full, parse_request(gpu_memory="2Gi"))
+    assert "1g.5gb+me" not in {str(grant.slot.profile) for grant in grants if grant.slot is not None}
+
+
+@pytest.mark.parametrize("isolation", ["none", "soft", "hard"])
+@pytest.mark.parametrize("mode", [MigMode.ENABLED, MigMode.DISABLED])
+@pytest.mark.parametrize("by", [MPS, ALL])
+def test_all_of_a_gpu_is_shared_with_nobody(isolation: str, mode: MigMode, by: SharingMeans) -> None:
+    for gpu in (gpu_on(A100, mode=mode), uncuttable_gpu()):
+        _, decision = served(machine(gpu, by=by), parse_request(gpu="1", isolation=isolation))
+        (grant,) = decision.grants
+        assert grant.isolation is Isolation.HARD
+
+
 def test_the_first_part_of_a_slice_starts_its_daemon_and_the_others_find_it() -> None:
     view, first = served(cut_by_hand(), parse_request(gpu_memory="4G"))
     assert [type(step) for step in first.plan.steps] == [StartMps]

@@ -58,12 +58,16 @@ def _inside(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> Iterator[Opti
     present = {gpu.key(instance): instance for instance in gpu.instances}
     for slot, account in tenancy.shared.items():
         instance = None if slot is None else present.get(slot)
-        if slot is not None and instance is not None and instance.whole_slice is not None:
+        if slot is None or slot.profile.has_attributes:
+            continue  # media engines and the like are for who names them
+        if instance is not None and instance.whole_slice is not None:
             yield from _found(_joined(tenancy, Slice(gpu.uuid, slot.profile, slot.placement), account, wish))
     way = next((each for each in wish.ways if each.sharing is not Sharing.MEMORY_LIMITS), None)
     if way is None:
         return
     for instance in tenancy.idle:
+        if instance.profile.has_attributes:
+            continue
         effort = reusable(instance)
         profile = gpu.profile(instance.profile)
         if effort is not None and profile is not None:

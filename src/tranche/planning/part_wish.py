@@ -84,9 +84,11 @@ def _amount(request: Request, gpu: GpuState) -> int:
 def accepted(request: Request) -> tuple[Sharing, ...]:
     """The mechanisms that the request accepts, strongest first, whatever this machine offers.
 
-    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own.
+    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own. Beside
+    all of a GPU there is nobody to share it with.
     """
-    if request.isolation is Isolation.HARD:
+    everything = isinstance(request.demand, GpuShare) and request.demand.share == 1 and request.compute is None
+    if request.isolation is Isolation.HARD or everything:
         return ()
     ways = {*Sharing} if request.count == 1 else {*Sharing} - {Sharing.MPS}
     if request.compute is not None:

@@ -10,11 +10,11 @@ from enum import IntEnum
 
 from tranche.core.allocation import ComputeSlice, Part
 from tranche.core.devices import memory_of
-from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
+from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.planning.candidates import gpus_needed
 from tranche.planning.indexed_view import IndexedView
 from tranche.planning.options import Effort, Option
-from tranche.planning.part_wish import PartWish
+from tranche.planning.part_wish import PartWish, accepted
 from tranche.planning.tenancy import Tenancy
 
 
@@ -43,7 +43,7 @@ def why_thrifty(index: IndexedView, request: Request) -> str:
     It has as long as slices are all that anybody holds, and half of its GPUs would stay untouched if the request took one more.
     Where nothing can be shared, and for a request that accepts no part, there is nothing to be careful with.
     """
-    if not isinstance(request.demand, GpuMemory | GpuShare) or request.isolation is Isolation.HARD:
+    if not isinstance(request.demand, GpuMemory | GpuShare) or not accepted(request):
         return ""
     if not index.means.offered:
         return ""
