@@ -7,7 +7,7 @@ import pytest
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tranche.cli.runtime import user_name
-from tranche.core.errors import PermissionDenied
+from tranche.core.errors import GpuNotFound, PermissionDenied
 
 CORDONED = f"cordoned by {user_name()}"
 
@@ -117,3 +117,28 @@ def test_an_ordinary_user_is_told_whose_the_register_is() -> None:
                 assert "only root may change this machine's register" in done.stderr, command
                 assert str(machine.state_dir) in done.stderr, command
                 assert "sudo" in done.stderr, command
+
+
+def test_a_lost_gpu_that_nobody_knows_is_not_named_and_one_that_was_seen_is(two_a100: TestMachine) -> None:
+    two_a100.machine.inject_lost(0)
+    words = (
+        ("cordon", "0"),
+        ("cordon", "lost-0"),
+        ("uncordon", "0"),
+        ("policy", "set", "--gpu", "0", "sharing=off"),
+        ("policy", "set", "--gpu", "0", "timeslice=short"),
+        ("policy", "unset", "--gpu", "0"),
+    )
+    for each in words:
+        refused = two_a100.tranche(*each, code=GpuNotFound.exit_code).stderr
+        assert "GPU 0 is lost" in refused
+        assert "hint: name it when the driver reaches it again" in refused
+    two_a100.machine.clear_injections()
+    two_a100.tranche("gpus")
+    two_a100.machine.inject_lost(0)
+    two_a100.tranche("cordon", "0")
+    two_a100.tranche("policy", "set", "--gpu", "0", "sharing=off")
+    two_a100.machine.clear_injections()
+    assert two_a100.json("gpus")["gpus"][0]["withheld"] == CORDONED
+    assert two_a100.json("policy", "list")["gpus"][0]["sharing"] == "off"
+    assert two_a100.tranche("uncordon", "0").stderr == "GPU 0 is given away again\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 
 from tests.strategies import gpu_on, node_views, requests, uncuttable_gpu, view_of
@@ -49,6 +51,12 @@ def held_by(*users: str) -> tuple[NodeView, Owners]:
 def test_one_reason_of_all_gpus_is_said_once() -> None:
     view, owners = held_by("ada", "bob", "ada", "ada", "bob", "ada", "ada", "ada")
     assert said(view, owners=owners) == "all 8 GPUs are held: ada has 6 shares, bob 2"
+
+
+def test_gpus_that_the_driver_has_lost_are_one_clause() -> None:
+    gpus = [replace(uncuttable_gpu(number), lost=True) for number in range(2)]
+    assert said(view_of(*gpus)) == "all 2 GPUs are lost: the driver cannot reach them"
+    assert said(view_of(gpus[0])) == "GPU 0: the driver has lost it"
 
 
 def test_users_that_nobody_knows_are_left_out() -> None:

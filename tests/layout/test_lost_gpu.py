@@ -104,3 +104,13 @@ def test_when_every_gpu_that_is_named_is_lost_nothing_is_done(bench: MakeBench) 
     assert outcome.code == HARDWARE_ERROR
     assert "GPU 3 is lost: the driver cannot reach it\n" in outcome.stderr
     assert b.machine.total_change_calls() == calls
+
+
+def test_where_every_gpu_is_lost_the_layout_says_which(bench: MakeBench) -> None:
+    b = bench("p4d.24xlarge")
+    for index in range(8):
+        b.machine.inject_lost(index)
+    for command in ("apply", "plan"):
+        refused = b.layout(command, "-c", "all-1g.5gb")
+        assert refused.code == HARDWARE_ERROR
+        assert re.search(r"GPU 0.*, GPU 7.* are lost: the driver cannot reach them", refused.stderr)

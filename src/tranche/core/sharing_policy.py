@@ -48,13 +48,15 @@ def parse_word(text: str) -> GpuUse:
 
 
 def gpu_named(text: str, node: NodeState) -> GpuState:
-    """The GPU of that index or UUID; GpuNotFound when there is none."""
-    if text.isascii() and text.isdigit() and len(text) <= 9:
-        for gpu in node:
-            if gpu.index == int(text):
-                return gpu
+    """The GPU of that index or UUID, for a word that outlasts the moment; GpuNotFound when there is none, or none with a UUID."""
+    index = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
     for gpu in node:
-        if gpu.uuid == text:
+        if index == gpu.index or gpu.uuid == text:
+            if gpu.nameless:
+                raise GpuNotFound(
+                    f"{gpu.label} is lost, and was not seen since the machine started: nobody knows its UUID",
+                    hint="name it when the driver reaches it again",
+                )
             return gpu
     raise GpuNotFound(f"no GPU {text} on this machine", hint="list the GPUs with: tranche gpus")
 

@@ -187,7 +187,12 @@ class GpuState:
     @property
     def full_name(self) -> str:
         """The label and the UUID: `GPU 3 (GPU-...)`. A driver that has lost a GPU may not know its UUID."""
-        return self.label if self.lost and not self.uuid.startswith("GPU-") else f"{self.label} ({self.uuid})"
+        return self.label if self.nameless else f"{self.label} ({self.uuid})"
+
+    @property
+    def nameless(self) -> bool:
+        """Whether the driver has lost the GPU and nobody knows which it is: its UUID stands for its index."""
+        return self.lost and not self.uuid.startswith("GPU-")
 
     @property
     def usable_memory(self) -> int:

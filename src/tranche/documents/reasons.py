@@ -17,6 +17,8 @@ _HELD = {
     Reason.FRAGMENTED: "without room for it in one piece",
 }
 """The obstacles that somebody's shares or processes are."""
+
+_LOST = "lost: the driver cannot reach them"
 _NAMED_AT_MOST = 2
 _OWNERS_AT_MOST = 4
 _ID = re.compile(r"\b[0-9a-f]{8}\b")
@@ -27,7 +29,8 @@ def summed_up(waiting: Waiting, names: Names) -> str:
     groups: dict[str, list[Obstacle]] = {}
     for each in waiting.obstacles:
         users = each.allocation_ids or each.processes
-        groups.setdefault(_HELD.get(each.reason, each.text) if users else each.text, []).append(each)
+        words = _LOST if each.reason is Reason.GPU_LOST else each.text
+        groups.setdefault(_HELD.get(each.reason, words) if users else words, []).append(each)
     total = sum(map(_count, waiting.obstacles)) + waiting.unnamed + waiting.ready
     clauses = [_clause(words, group, total, names) for words, group in groups.items()]
     if waiting.unnamed:
@@ -51,6 +54,8 @@ def _clause(words: str, group: Sequence[Obstacle], total: int, names: Names) -> 
     count = sum(map(_count, group))
     which = f"GPU {ranges(each.gpu_index for each in group)}" if count == len(group) else f"{count:,} GPUs"
     which = f"all {count:,} GPUs" if count == total else which
+    if words == _LOST:
+        return f"{which} are {words}"
     if words not in _HELD.values():
         return f"{which}: {named(words, names)}"
     return f"{which} are {words}: {_users(group, names)}"

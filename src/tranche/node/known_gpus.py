@@ -52,7 +52,7 @@ def with_lost_named(node: NodeState, places: Places, *, whole: bool, remember: b
 
 def _recalled(node: NodeState, known: Sequence[KnownGpu]) -> NodeState:
     by_index = {each.index: each for each in known}
-    here = [gpu.index for gpu in node if not _nameless(gpu)]
+    here = [gpu.index for gpu in node if not gpu.nameless]
     if any(index not in by_index or by_index[index].uuid != node.by_index(index).uuid for index in here):
         return node
     return replace(node, gpus=tuple(_named(gpu, by_index.get(gpu.index)) if gpu.lost else gpu for gpu in node))
@@ -60,10 +60,6 @@ def _recalled(node: NodeState, known: Sequence[KnownGpu]) -> NodeState:
 
 def _named(gpu: GpuState, known: KnownGpu | None) -> GpuState:
     return gpu if known is None else replace(gpu, **asdict(known))
-
-
-def _nameless(gpu: GpuState) -> bool:
-    return gpu.lost and not gpu.uuid.startswith("GPU-")
 
 
 def _known(gpu: GpuState) -> KnownGpu:

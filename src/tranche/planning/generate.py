@@ -16,6 +16,7 @@ from tranche.core.grid import remaining_capacity
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import ProfileName
 from tranche.core.state import NodeState
+from tranche.planning.reconfigure import lost_error
 
 Slices = tuple[tuple[ProfileName, int], ...]
 
@@ -25,9 +26,12 @@ _BALANCED: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2
 def generate_layouts(node: NodeState) -> LayoutFile:
     """The layouts that this machine can have.
 
-    Raises MigNotSupported when no GPU can be cut, ProfileUnknown when what they can be cut into is not known.
+    Raises MigNotSupported when no GPU can be cut, HardwareError when the driver has lost all that could be, ProfileUnknown when
+    what they can be cut into is not known.
     """
     capable = [gpu for gpu in node if gpu.mig_capable]
+    if not capable and (lost := [gpu.full_name for gpu in node if gpu.lost]):
+        raise lost_error("layouts of this machine", lost, "")
     if not capable:
         raise MigNotSupported("no MIG-capable devices found on the system", hint="see: tranche gpus")
     profiles = {gpu.pci_device_id: gpu.profiles for gpu in capable if gpu.profiles}

@@ -26,7 +26,7 @@ def plan_restore(
     together; HardwareError when every GPU that it names is lost. GPUs that it does not name stay as they are.
     """
     present = {gpu.uuid: gpu for gpu in view.node}
-    nameless = [gpu for gpu in view.node if gpu.lost and not gpu.uuid.startswith("GPU-")]
+    nameless = [gpu for gpu in view.node if gpu.nameless]
     changes = []
     lost = []
     for recorded in checkpoint.gpus:
