@@ -56,6 +56,31 @@ def test_a_share_inside_a_share_is_refused(machine: TestMachine) -> None:
     assert owned(machine) == [True] * 4
 
 
+@pytest.mark.parametrize("share", [("--mig-profile", "1g.5gb"), ("--gpus", "1")], ids=["a slice", "a whole GPU"])
+def test_nothing_of_the_machine_is_changed_from_inside_a_share(machine: TestMachine, share: tuple[str, ...]) -> None:
+    commands = (
+        "cordon 1",
+        "uncordon 1",
+        "policy set sharing=off",
+        "policy set timeslice=short",
+        "policy unset",
+        "layout apply -c all-1g.5gb",
+        "layout apply -c all-disabled",
+        "release 12345678",
+        "run --mig-profile 1g.5gb -- true",
+    )
+    other = machine.hold("--mig-profile", "2g.10gb")
+    before = machine.json("policy", "list")
+    script = "; ".join(f"{shlex.join(TRANCHE)} {each} 2>&1; echo code $?" for each in commands)
+    done = machine.tranche("run", "-q", *share, "--", "sh", "-c", script)
+    assert done.stdout.count("this process is inside share") == done.stdout.count("code 2\n") == len(commands), (
+        done.stdout
+    )
+    assert machine.json("policy", "list") == before
+    assert [each["withheld"] for each in machine.json("gpus")["gpus"]] == [None, None]
+    assert other.process.poll() is None
+
+
 def test_a_layout_is_refused_where_slices_may_be_hidden(machine: TestMachine) -> None:
     before = machine.changes()
     slices = machine.smi("-L").split("UUID: MIG-")[1].split(")")[0]

@@ -33,7 +33,7 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
     A share comes back by itself when its workload ends; release is for a workload that does not end. While the workload
     lives, Tranche refuses, unless you give --terminate. The instance stays, idle, for the next request.
     """
-    with open_host(settings) as host:
+    with open_host(settings, changes_own_share=allocation_id) as host:
         allocation_id = full_id(host, allocation_id)
         pid = cancel_waiter(host, allocation_id)
         if pid is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tranche.cli.output import say, warn
 from tranche.cli.settings import Settings
+from tranche.core.errors import UsageError
 from tranche.hardware.simulator_errors import simulator_errors
 from tranche.node.session import Places
 
@@ -43,12 +44,18 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
 
 @contextmanager
 def open_host(
-    settings: Settings, *, reading: bool = False, anywhere: bool = False, actor: Actor | None = None
+    settings: Settings,
+    *,
+    reading: bool = False,
+    anywhere: bool = False,
+    changes_own_share: str = "",
+    actor: Actor | None = None,
 ) -> Iterator[Host]:
     """That machine as its register knows it; errors of the driver and of the ledger as they are. Events name the `actor`.
 
     A command that is only `reading` needs no right to write. Every other one is refused where the register is not, but for one
-    that may work `anywhere`: of the agents of one node, the cluster says which may change it.
+    that may work `anywhere`: of the agents of one node, the cluster says which may change it. None changes anything from inside
+    a share, except for the share itself where its id begins with `changes_own_share`.
     """
     with open_driver(settings) as driver:
         from tranche.node.host import Host
@@ -64,9 +71,31 @@ def open_host(
             actor=actor,
         )
         try:
+            if not reading and not anywhere:
+                _refuse_inside_share(host, but=changes_own_share)
             yield host
         finally:
             host.close()
+
+
+def _refuse_inside_share(host: Host, *, but: str) -> None:
+    """UsageError for a process that runs in a share of this machine: it has that share, and changes nothing else.
+
+    `but` begins the id of the one share that may be changed from inside.
+    """
+    from tranche.node import register
+    from tranche.node.processes import MARK
+
+    allocation_id = os.environ.get(MARK, "")
+    if not allocation_id or (but and allocation_id.startswith(but)):
+        return
+    with host.ledger.read() as db:
+        inside = any(each.id == allocation_id for each in register.allocations(db))
+    if inside:
+        raise UsageError(
+            f"this process is inside share {allocation_id}, and Tranche changes nothing of the machine from there",
+            hint="run this outside of the share; a command that is to run in this share needs no tranche",
+        )
 
 
 def _say_recovered(purpose: str) -> None:

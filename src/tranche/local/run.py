@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from tranche.core.allocation import Part
-from tranche.core.errors import TrancheError, UsageError
+from tranche.core.errors import TrancheError
 from tranche.core.evidence import Life
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
@@ -23,7 +23,7 @@ from tranche.local.queue import Cancelled, Queue
 from tranche.local.turn import Record
 from tranche.local.use_watch import watching_use
 from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
-from tranche.node import chronicle, register
+from tranche.node import chronicle
 from tranche.node.executor import Progress, no_progress
 from tranche.node.held import Held
 from tranche.node.host import Host
@@ -31,7 +31,7 @@ from tranche.node.interrupts import Terminated, heed_signals, ignore_signals, in
 from tranche.node.keeping import Remains
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.patience import Patience
-from tranche.node.processes import MARK, Process
+from tranche.node.processes import Process
 from tranche.planning.allocate import Waiting
 
 _AFTERMATH_SECONDS = 0.25
@@ -75,7 +75,6 @@ def run(
     """
     heed_signals()
     path = find_command(command[0], environment)
-    _refuse_inside(host, environment.get(MARK, ""))
     queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy, record=record)
     try:
         held = queue.acquire(
@@ -147,17 +146,6 @@ def run(
         return stop.exit_code
     finally:
         ignore_signals()
-
-
-def _refuse_inside(host: Host, allocation_id: str) -> None:
-    """UsageError when this process runs in a share: what it would wait for may be what it has."""
-    with host.ledger.read() as db:
-        inside = any(each.id == allocation_id for each in register.allocations(db))
-    if inside:
-        raise UsageError(
-            f"this process is inside share {allocation_id} already, and Tranche does not divide a share again",
-            hint="start the command directly, in this share, or run tranche outside of it",
-        )
 
 
 def _as_text(command: Sequence[str]) -> str:
