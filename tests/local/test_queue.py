@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.local.queue import Queue
 from tranche.node.held import Held
 from tranche.node.host import Host
+from tranche.node.interrupts import Terminated, heed_signals, ignore_signals
 from tranche.node.patience import Patience
 from tranche.planning.allocate import Waiting
 
@@ -56,6 +58,37 @@ def test_what_stays_disturbed_is_given_up_and_leaves_nothing(a100: Node) -> None
         view = host.view()
         assert (view.allocations, host.waiters()) == ((), ())
         assert view.node.gpus[0].instances == ()
+
+
+@isolated
+@pytest.mark.parametrize("when", ["before the decision", "after the promise"])
+def test_nothing_is_changed_for_a_request_whose_time_is_over(a100: Node, when: str) -> None:
+    """A driver that answers late may take longer to look at than the request waits."""
+    now = [0.0]
+
+    def pass_time(*_: object) -> None:
+        now[0] = 100.0
+
+    at = {"boundary": pass_time} if when == "after the promise" else {}
+    with a100.host(**at) as host:
+        record = pass_time if when == "before the decision" else None
+        queue = Queue(host, monotonic=lambda: now[0], record=record)
+        with pytest.raises(WaitTimeout, match="got no share within 5 s: that time was over"):
+            queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience(seconds=5.0))
+        assert a100.taken() == []
+        assert (host.view().allocations, host.waiters()) == ((), ())
+
+
+@isolated
+def test_nothing_is_changed_for_a_request_that_was_told_to_end_while_the_machine_was_looked_at(a100: Node) -> None:
+    heed_signals()
+    with a100.host() as host:
+        queue = Queue(host, record=lambda *_: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Terminated):
+            queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience())
+        ignore_signals()
+        assert a100.taken() == []
+        assert (host.view().allocations, host.waiters()) == ((), ())
 
 
 @isolated

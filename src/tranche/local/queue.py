@@ -164,6 +164,12 @@ class Queue:
         progress: Progress,
     ) -> Held:
         deadline = None if patience.seconds is None else begun + patience.seconds
+
+        def refuse_over() -> None:
+            with interruptible():
+                if deadline is not None and self._monotonic() >= deadline:
+                    raise WaitTimeout("that time was over before anything was changed for it")
+
         failed = FailedGpus(self._monotonic)
         turn = Turn(
             waiter_id=ticket.id,
@@ -173,11 +179,14 @@ class Queue:
             clock=self._clock,
             adopt_foreign_destroy=self._adopt_foreign_destroy,
             record=self._record,
+            refuse_over=refuse_over,
         )
         changed = False
 
         def noting(gpu: GpuState, step: Step) -> None:
             nonlocal changed
+            if not changed:
+                refuse_over()  # a driver that answers late may take long until the plan begins
             changed = True
             progress(gpu, step)
 

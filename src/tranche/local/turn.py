@@ -19,7 +19,7 @@ from tranche.local.attendance import attending
 from tranche.local.failed_gpus import FailedGpus
 from tranche.node import records
 from tranche.node.session import Places
-from tranche.planning.allocate import Decision
+from tranche.planning.allocate import Decision, Granted
 from tranche.planning.queue import WaitingRequest, may_start
 
 _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
@@ -32,6 +32,8 @@ Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | Tra
 class Turn:
     """A request of this process that waits. `clock` is in seconds; `record` is told each decision.
 
+    `refuse_over` raises when nobody wants the share any more, and is asked right before a plan is promised.
+
     `allocations` are those that the latest decision saw.
     """
 
@@ -42,6 +44,7 @@ class Turn:
     clock: Callable[[], float]
     adopt_foreign_destroy: bool
     record: Record | None
+    refuse_over: Callable[[], None]
     allocations: tuple[Allocation, ...] = ()
 
     def decide(self, view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
@@ -56,6 +59,8 @@ class Turn:
             outcome = error
         if self.record is not None and not isinstance(outcome, AllocationUnknown):
             self.record(left, there, self.waiter_id, self.adopt_foreign_destroy, outcome)
+        if isinstance(outcome, Granted) and not outcome.plan.empty:
+            self.refuse_over()
         if not isinstance(outcome, TrancheError):
             return outcome
         if isinstance(outcome, _IMPOSSIBLE) and (failure := self.failed.error(self.request)) is not None:
