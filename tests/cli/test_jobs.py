@@ -623,6 +623,6 @@ def test_attach_without_kubectl_says_what_to_do(api: ServedApi, tmp_path: Path) 
 
 
 def test_kubectl_runs_the_same_commands_under_its_own_name() -> None:
-    script = "from tranche.cli.main import kubectl_main; kubectl_main()"
+    script = "from tranche.cli.start import kubectl_main; kubectl_main()"
     done = subprocess.run([sys.executable, "-c", script, "list", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: kubectl tranche list [OPTIONS]")

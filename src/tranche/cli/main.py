@@ -128,11 +128,6 @@ def main(arguments: Sequence[str] | None = None, *, name: str = "tranche") -> No
     sys.exit(code)
 
 
-def kubectl_main() -> None:
-    """The program `kubectl-tranche`, which kubectl runs as `kubectl tranche`."""
-    main(name="kubectl tranche")
-
-
 def _exit_code(arguments: list[str], name: str) -> int:
     try:
         try:
