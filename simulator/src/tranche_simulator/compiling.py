@@ -7,13 +7,18 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from tranche_simulator import board_tables
 from tranche_simulator.errors import SimulatorError
 from tranche_simulator.recipe import COMPILE_FLAGS, CUDA_SONAME, NATIVE, PROGRAM_FOLDERS, Toolchain, compiler, layout
+
+_DRAFT = "build-"
+_ABANDONED_SECONDS = 3600.0  # compiling takes seconds
 
 STUB_TEXT = """#include "session.h"
 
@@ -63,7 +68,8 @@ def build_into(root: Path, target: Path) -> None:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix="build-", dir=root))
+        _remove_abandoned(root)
+        draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=root))
     except OSError as error:
         raise SimulatorError(
             f"cannot write the simulator's build folder {root}: {error.strerror}",
@@ -81,6 +87,14 @@ def build_into(root: Path, target: Path) -> None:
         raise SimulatorError(f"cannot store the simulator in {target}: {error.strerror}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove the folders of processes that were killed while they compiled."""
+    for folder in root.glob(f"{_DRAFT}*"):
+        with suppress(OSError):  # another process may remove it as well
+            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None:
