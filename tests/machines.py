@@ -216,6 +216,12 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | N
         time.sleep(0.02)
 
 
+def remove_under_writers(folder: Path) -> None:
+    """Remove a folder into which others write meanwhile, until it is gone."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def readable_folder() -> Iterator[Path]:
     """A folder that other users may read, which pytest's own are not; with a copy of the compiled simulator as its cache."""

@@ -15,7 +15,7 @@ from tests.local.test_fractions import GB, compute_mode, folder, holders, later,
 from tests.local.test_fractions import t4 as shared_t4
 from tests.local.test_memory_limits import groups, of_shares
 from tests.local.test_memory_limits import t4 as limited_t4
-from tests.machines import TestMachine, wait_until
+from tests.machines import TestMachine, remove_under_writers, wait_until
 from tests.node.test_mps_daemons import end
 from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
@@ -43,7 +43,7 @@ def ended_with(record: DaemonRecord, machine: TestMachine) -> Iterator[None]:
 
 
 def lose(machine: TestMachine) -> None:
-    shutil.rmtree(machine.state_dir)
+    remove_under_writers(machine.state_dir)
 
 
 @pytest.mark.parametrize("what", ["record", "sockets and record"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.local.test_fractions import ILLEGAL_ADDRESS, Tenant, end_daemons, holders, later, nothing_stays, tenant
-from tests.machines import TestMachine, machine_in, wait_until
+from tests.machines import TestMachine, machine_in, remove_under_writers, wait_until
 from tests.simulator.control_groups import hierarchy
 from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
 from tranche.hardware.mps_process import DaemonProcess
@@ -179,7 +178,7 @@ class Life:
 
     def lose_folder(self) -> None:
         """Somebody deletes the state folder, the sockets of daemons and the notes of groups with it."""
-        shutil.rmtree(self.machine.state_dir, ignore_errors=True)
+        remove_under_writers(self.machine.state_dir)
         self.machine.tranche("ps")
 
     def refuse_limits(self) -> None:

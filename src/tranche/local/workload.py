@@ -62,7 +62,10 @@ def find_command(name: str, environment: Mapping[str, str]) -> str:
     """The path of the command, looked up as the child would; CommandNotFound otherwise."""
     found = shutil.which(name, path=environment.get("PATH"))
     if found is None:
-        raise CommandNotFound(f"'{name}' is not a command that can be run", hint="put the command after --")
+        raise CommandNotFound(
+            f"'{name}' is not a command that can be run",
+            hint="name a program on the PATH, or the path of an executable file",
+        )
     return found
 
 

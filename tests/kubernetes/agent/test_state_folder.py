@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +15,7 @@ import pytest
 from tests.cli.test_agent import get, kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently
-from tests.machines import TRANCHE, TestMachine, machine_in
+from tests.machines import TRANCHE, TestMachine, machine_in, remove_under_writers
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_an_agent_whose_state_folder_is_deleted_ends_since_it_works_in_files_tha
             server.put("/api/v1/nodes/n1", {"metadata": {"uid": "u1"}})
             async with agent(machine, server) as only:
                 await only.until(lambda found: found.get("state-folder") == "ready")
-                shutil.rmtree(machine.state_dir)
+                remove_under_writers(machine.state_dir)
                 assert await patiently(only.process.wait()) != 0
             async with agent(machine, server) as again:
                 await again.until(lambda found: found.get("state-folder") == "ready")
