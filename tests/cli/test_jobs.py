@@ -268,7 +268,9 @@ def test_nodes_and_their_gpus_are_shown_with_who_has_what(api: ServedApi, golden
 
     api.change(a_cluster)
     golden("nodes.txt", tranche(api, "nodes").stdout)
-    golden("gpus-cluster.txt", tranche(api, "gpus", "--cluster").stdout)
+    listing = tranche(api, "gpus", "--cluster")
+    golden("gpus-cluster.txt", listing.stdout)
+    assert "not listed: p5; of a device plugin Kubernetes has the counts alone" in listing.stderr
     nodes = json.loads(tranche(api, "nodes", "-o", "json").stdout)["nodes"]
     assert [(each["name"], each["mode"], each["claims"]) for each in nodes] == [
         ("off", "off", 0), ("p4d", "mixed", 1), ("p5", "static", 0), ("t4", "shared", 0),

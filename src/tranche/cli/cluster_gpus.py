@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tranche.kubernetes.fleet.fleet import Fleet
 
 _NODE_COLUMNS = ("NODE", "STATUS", "MODE", "GPUS", "CLAIMS", "LARGEST FREE", "OUT")
+_NAMED = 8
 _GPU_COLUMNS = ("NODE", "GPU", "MODEL OR SHARE", "MEMORY", "STATE OR HOLDER")
 
 
@@ -35,13 +36,20 @@ def show_nodes(kubeconfig: str | None, *, as_json: bool) -> None:
 
 
 def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
-    """Print the GPUs that nodes offer to claims, and who has what of them."""
+    """Print the GPUs that nodes offer to claims, and who has what of them; say which nodes offer theirs otherwise."""
     from tranche.kubernetes.fleet.documents import gpu_document
     from tranche.kubernetes.fleet.explanation import held_memory, share_text
     from tranche.kubernetes.fleet.overview import summaries
 
     fleet = _fleet(kubeconfig)
-    gpus = [gpu for each in summaries(fleet) for gpu in each.gpus]
+    nodes = summaries(fleet)
+    if counted := [each.node.name for each in nodes if each.node.resources and not each.gpus]:
+        more = f" and {len(counted) - _NAMED} more" if len(counted) > _NAMED else ""
+        warn(
+            f"not listed: {', '.join(counted[:_NAMED])}{more}; of a device plugin Kubernetes has the counts alone: "
+            "see tranche nodes, or tranche gpus on the node"
+        )
+    gpus = [gpu for each in nodes for gpu in each.gpus]
     if as_json:
         print_json("ClusterGpuList", unread=dict(fleet.unread), gpus=[gpu_document(each) for each in gpus])
         return

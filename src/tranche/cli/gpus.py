@@ -38,7 +38,8 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     With -o svg or png it prints a picture for tickets and reports: the slices in the order of their placement, and who holds
     them.
 
-    With --cluster it lists the GPUs of all nodes, and which pods have what of them, as far as your account may read it.
+    With --cluster it lists the GPUs that nodes give to pods by demand, and which pods have what of them, as far as your
+    account may read it. Of a node with a device plugin Kubernetes has only counts: tranche nodes shows them.
     """
     if kubeconfig is not None and not cluster:
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
