@@ -495,7 +495,7 @@ def test_explain_says_why_the_node_refuses_to_hand_over_what_a_pod_was_given(api
         "Preparing: it was given its devices, and node p4d refuses to hand them over: claim old-gpu: NoRoom: 8 GiB are needed"
     )
     assert "  was given: all of GPU 0 on node p4d" in lines
-    assert "  2. delete the pod, to have it placed by what there is now" in lines
+    assert "  1. delete the pod, to have it placed by what there is now" in lines
     document = json.loads(tranche(api, "explain", "pod/train-0", "-o", "json").stdout)
     assert (document["status"], document["given"][0]["device"]) == ("Preparing", "gpu-0")
 

@@ -153,6 +153,13 @@ def every_slice_of_a_node() -> Situation:
     return pod(), cluster(NODES, [*P4D, *T4], [asked])
 
 
+def every_slice_of_a_node_with_a_foreign_one() -> Situation:
+    cut, free = a100s(2)
+    slices = published("p4d", [with_instance(cut, "7g.40gb"), free], NodeMode.DYNAMIC)
+    asked = asked_by_hand({"deviceClassName": "tranche-slice", "allocationMode": "All"})
+    return pod(), cluster(NODES[:1], slices, [asked])
+
+
 def every_gpu_of_a_node() -> Situation:
     asked = asked_by_hand({"deviceClassName": "tranche-whole", "allocationMode": "All"})
     return pod(), cluster(NODES, [*P4D, *T4], [asked])
@@ -259,7 +266,7 @@ SITUATIONS = (
     a_class_of_somebody_elses_that_begins_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
     a_configuration_of_another_hand, a_claim_that_was_taken_from_a_pod, room_of_an_instance_that_tranche_did_not_make,
     more_than_are_free, more_compute_than_there_is, two_parts_in_one_claim, parts_of_several_gpus_in_one_claim,
-    refused_by_its_node, not_answered_by_its_node,
+    refused_by_its_node, not_answered_by_its_node, every_slice_of_a_node_with_a_foreign_one,
 )  # fmt: skip
 
 

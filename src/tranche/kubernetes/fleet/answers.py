@@ -149,9 +149,9 @@ def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
     empty = room_of(room.pool, ())
     if not any(served(empty, each) is not None for each in demand.alternatives):
         if any(each.every for each in demand.alternatives):
-            if kept := [taint for each, device in fitting for taint in against(device, each)]:
-                return _tainted(node, kept)
-            return _never_every(node, len({device.name for _, device in fitting}))
+            number = len({device.name for _, device in fitting})
+            kept = [taint for each, device in fitting for taint in against(device, each)]
+            return _tainted(node, kept) if kept and number <= MOST_DEVICES else _never_every(node, number)
         number = max(each.count for each, _ in offered)
         return NodeAnswer(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
     busy = [(each, device) for each, device in offered if not room.free(device, each)]

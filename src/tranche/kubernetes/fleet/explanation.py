@@ -19,7 +19,7 @@ from tranche.kubernetes.fleet.room import HeldDevice
 from tranche.kubernetes.fleet.wanted import Demanded, demanded_by, demanded_by_limits, in_words
 
 NOT_ASKED = "nodes that you may not see were not asked"
-_ASKED_AGAIN = "wait: the kubelet asks for them again by itself, within 90 s"
+_ASKED_AGAIN = "the kubelet asks for them again by itself, within 90 s"
 _UNANSWERED = "rpc error: code ="
 """In the kubelet's word where the driver gave no answer, so that it refused nothing."""
 _NAMED = 3
@@ -164,10 +164,11 @@ def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[H
         message += f": {pod.message}" if pod.message else ""
     elif pod.refusal and _UNANSWERED in pod.refusal:
         message = f"it was given its devices, and node {node} has not handed them over in time: {pod.refusal}"
-        advice = (_ASKED_AGAIN,)
+        advice = (f"wait: {_ASKED_AGAIN}",)
     elif pod.refusal:
         message = f"it was given its devices, and node {node} refuses to hand them over: {pod.refusal}"
-        advice = (_ASKED_AGAIN, "delete the pod, to have it placed by what there is now")
+        advice = ("delete the pod, to have it placed by what there is now",)
+        notes = (_ASKED_AGAIN,)
     else:
         message = f"it was given its devices, and node {node} has not handed them over yet"
     if pod.refusal is None:
