@@ -71,7 +71,7 @@ RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
   --no-emit-package tranche-simulator
 
 lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; a browser's
-	$(RESOLVE) --group dev --extra kubernetes --extra dashboard --extra picture pyproject.toml -o requirements.lock
+	$(RESOLVE) --group dev --extra kubernetes --extra dashboard pyproject.toml -o requirements.lock
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes --extra dashboard pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
 	$(RESOLVE) --group dist -o requirements-dist.lock

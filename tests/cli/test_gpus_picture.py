@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import os
-import pty
 import re
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 
 from tests.busy_machine import set_to_work
 from tests.cli.conftest import MakeMachine
-from tests.machines import TRANCHE, TestMachine, needs_root
+from tests.machines import TestMachine, needs_root
 
 COMMITTED = Path(__file__).parents[2] / "docs/gpus.svg"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -65,42 +60,6 @@ def test_without_permission_for_the_ledger_the_picture_says_what_it_does_not_kno
     assert "1g.5gb at 6:1 idle" in told(done.stdout)
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
-def test_a_cluster_has_no_such_picture(two_a100: TestMachine, kind: str) -> None:
-    refused = two_a100.tranche("gpus", "--cluster", "-o", kind, code=2)
-    assert f"-o {kind} is the picture of one machine" in refused.stderr
-
-
-def test_the_picture_as_png_is_a_file_of_its_own(two_a100: TestMachine) -> None:
-    two_a100.hold("--mig-profile", "1g.5gb")
-    command = [*TRANCHE, "gpus", "-o", "png"]
-    done = subprocess.run(command, env=two_a100.environment, capture_output=True, check=True)
-    image = Image.open(io.BytesIO(done.stdout))
-    assert image.format == "PNG"
-    assert "held by sh -c" in image.info["Description"]
-    assert "a simulated machine, " in image.info["Description"]
-    assert done.stderr == b""
-
-
-def test_png_is_not_written_to_a_terminal(two_a100: TestMachine) -> None:
-    ours, theirs = pty.openpty()
-    command = [*TRANCHE, "gpus", "-o", "png"]
-    done = subprocess.run(command, env=two_a100.environment, stdout=theirs, stderr=subprocess.PIPE, check=False)
-    os.close(theirs)
-    os.close(ours)
-    assert done.returncode == 2
-    assert b"tranche gpus -o png > gpus.png" in done.stderr
-
-
-def test_without_the_extra_png_says_what_is_missing(two_a100: TestMachine) -> None:
-    python, option, script = TRANCHE
-    hidden = "import sys; sys.modules['PIL'] = None; "
-    done = subprocess.run(
-        [python, option, hidden + script, "gpus", "-o", "png"],
-        env=two_a100.environment,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert b"[picture]" in done.stderr
-    assert done.stdout == b""
+def test_a_cluster_has_no_such_picture(two_a100: TestMachine) -> None:
+    refused = two_a100.tranche("gpus", "--cluster", "-o", "svg", code=2)
+    assert "-o svg is the picture of one machine" in refused.stderr

@@ -33,7 +33,6 @@ ADDRESSES = (
     "/waste",
     "/layouts",
     "/picture.svg",
-    "/picture.png",
     "/gpus/x",
     "/shares/x",
     "/live",
@@ -202,12 +201,6 @@ def test_the_picture_is_a_file_for_a_ticket(machine: TestMachine, dashboard: Ser
         return re.sub(r">[^<>]*, [\d-]+ [\d:]+ UTC<", "><", svg)
 
     assert without_caption(saved.text) == without_caption(printed)
-
-
-def test_the_picture_is_there_as_png_as_well(dashboard: ServedDashboard) -> None:
-    answer = dashboard.ask("/picture.png", method="HEAD")
-    assert answer.headers["content-type"] == "image/png"
-    assert answer.headers["content-disposition"] == 'attachment; filename="gpus.png"'
 
 
 def test_a_gpus_page_tells_who_held_what(machine: TestMachine, dashboard: ServedDashboard) -> None:

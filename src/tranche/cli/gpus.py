@@ -21,13 +21,12 @@ from tranche.node.ownership import process_owners
 
 _COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
 _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
-_PICTURES = ("svg", "png")
 
 
 @click.command(cls=TrancheCommand)
 @click.option("--cluster", is_flag=True, help="The GPUs that nodes of a Kubernetes cluster offer to claims.")
 @kubeconfig_option
-@output_option("table", "wide", "json", "svg", "png")
+@output_option("table", "wide", "json", "svg")
 @click.pass_obj
 def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
     """List the GPUs, the slices they are cut into, who holds them, and what there is room for.
@@ -35,7 +34,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     Slices stand under their GPU with the index of their MIG device. `tranche` or `foreign` tells who made a slice. Without
     permission to use the ledger, gpus shows the hardware alone.
 
-    With -o svg or png it prints a picture for tickets and reports: the slices in the order of their placement, and who holds
+    With -o svg it prints a picture for tickets and reports: the slices in the order of their placement, and who holds
     them.
 
     With --cluster it lists the GPUs that nodes give to pods by demand, and which pods have what of them, as far as your
@@ -43,20 +42,20 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     """
     if kubeconfig is not None and not cluster:
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
-    if cluster and output in _PICTURES:
-        raise UsageError(f"-o {output} is the picture of one machine", hint="leave out --cluster")
+    if cluster and output == "svg":
+        raise UsageError("-o svg is the picture of one machine", hint="leave out --cluster")
     if cluster:
         from tranche.cli.cluster_gpus import show_gpus  # seldom needed, and slow to import
 
         show_gpus(kubeconfig, as_json=output == "json")
         return
     view, ledger_read = _look(settings)
-    if output in ("json", *_PICTURES):
+    if output in ("json", "svg"):
         documents = [gpu_document(view, gpu, ledger_read=ledger_read) for gpu in view.node]
-        if output in _PICTURES:
+        if output == "svg":
             from tranche.cli.gpus_picture import show_picture  # seldom needed, and slow to import
 
-            show_picture(settings, view, documents, kind=output, ledger_read=ledger_read)
+            show_picture(settings, view, documents, ledger_read=ledger_read)
             return
         versions = {"driverVersion": view.node.driver_version, "nvmlVersion": view.node.nvml_version}
         print_json("GpuList", **versions, ledgerRead=ledger_read, gpus=documents)

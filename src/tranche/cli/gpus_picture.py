@@ -1,45 +1,30 @@
-"""`tranche gpus -o svg|png`: the picture of the machine's GPUs, for tickets and reports."""
+"""`tranche gpus -o svg`: the picture of the machine's GPUs, for tickets and reports."""
 
 from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from tranche.cli.extras import extra_missing
 from tranche.cli.settings import Settings
 from tranche.core.allocation import NodeView
-from tranche.core.errors import UsageError
 from tranche.documents import describe
 from tranche.documents.picture import draw_picture
 from tranche.documents.shares import allocation_document
 from tranche.node.ownership import process_owners
 
 
-def show_picture(
-    settings: Settings, view: NodeView, gpus: Sequence[dict[str, Any]], *, kind: str, ledger_read: bool
-) -> None:
-    """Print the picture of what GpuList and AllocationList say now, as `svg` or `png`."""
+def show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, Any]], *, ledger_read: bool) -> None:
+    """Print the picture of what GpuList and AllocationList say now."""
     owners = process_owners(view.allocations)
     allocations = [allocation_document(each, view, owners) for each in view.allocations]
     unknown = "" if ledger_read else "; who holds which slice is not known"
     caption = f"{_machine(settings)}, {describe.said_in_utc(time.time())}{unknown}"
-    if kind == "svg":
-        click.echo(draw_picture(gpus, allocations, caption), nl=False)
-        return
-    out = sys.stdout.buffer
-    if out.isatty():
-        raise UsageError("-o png is no text for a terminal", hint="tranche gpus -o png > gpus.png")
-    try:
-        from tranche.documents.picture_png import draw_png
-    except ModuleNotFoundError as error:
-        raise extra_missing("-o png", "picture", error) from error
-    out.write(draw_png(gpus, allocations, caption))
+    click.echo(draw_picture(gpus, allocations, caption), nl=False)
 
 
 def _machine(settings: Settings) -> str:

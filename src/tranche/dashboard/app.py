@@ -76,7 +76,6 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         Route("/api/events", _events),
         Route("/api/waste", _waste),
         Route("/picture.svg", _picture),
-        Route("/picture.png", _picture_png),
         Route("/static/{name}", _static),
         Route("/act/{kind}", _act, methods=["POST"]),
         Route("/{path:path}", _page),
@@ -292,30 +291,12 @@ async def _picture(request: Request) -> Response:
     if seen is None:
         return _unseen(request)
     drawn = draw_picture(seen.overview["gpus"], seen.overview["allocations"], _caption(request, seen))
-    return Response(drawn, headers=_saved_as("gpus.svg"), media_type=_TYPES["svg"])
+    saved = {"Content-Disposition": 'attachment; filename="gpus.svg"'}
+    return Response(drawn, headers=saved, media_type=_TYPES["svg"])
 
 
 def _caption(request: Request, seen: MachineSnapshot) -> str:
     return f"{request.app.state.served.machine}, {said_in_utc(seen.taken)}"
-
-
-def _saved_as(name: str) -> Mapping[str, str]:
-    return {"Content-Disposition": f'attachment; filename="{name}"'}
-
-
-async def _picture_png(request: Request) -> Response:
-    """The same as `tranche gpus -o png` draws it."""
-    seen = await _live(request).fresh()
-    if seen is None:
-        return _unseen(request)
-    try:
-        from tranche.documents.picture_png import draw_png
-    except ModuleNotFoundError:
-        why = "The server has no Pillow: install Tranche with its extra 'picture', or take the picture as SVG."
-        return error_answer("", HTTPStatus.NOT_IMPLEMENTED, "No PNG", why)
-    gpus, allocations = seen.overview["gpus"], seen.overview["allocations"]
-    drawn = await run_in_threadpool(draw_png, gpus, allocations, _caption(request, seen))
-    return Response(drawn, headers=_saved_as("gpus.png"), media_type="image/png")
 
 
 async def _news(request: Request) -> Response:

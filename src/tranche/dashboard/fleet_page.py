@@ -80,7 +80,6 @@ def _filter(looked_for: str) -> Element:
         element("label", "Find ", element("input", type="search", name="q", value=looked_for, id="q")),
         element("button", "Show"),
         element("a", "Save the picture", href="/picture.svg", download="gpus.svg"),
-        element("a", "as PNG", href="/picture.png", aria_label="Save the picture as PNG"),
         action="/",
         method="get",
         role="search",

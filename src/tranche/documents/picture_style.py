@@ -60,11 +60,6 @@ def fills(*, dark: bool) -> Mapping[str, str]:
     return {name: pair[dark] for name, pair in _FILLS.items()}
 
 
-def strokes(*, dark: bool) -> Mapping[str, str]:
-    """What the edges of the elements of each class are drawn with."""
-    return {name: pair[dark] for name, pair in _STROKES.items()}
-
-
 def _colours(dark: bool) -> str:
     filled = "".join(f".{name}{{fill:{pair[dark]}}}" for name, pair in _FILLS.items())
     return filled + "".join(f".{name}{{stroke:{pair[dark]}}}" for name, pair in _STROKES.items())
@@ -100,11 +95,6 @@ PATTERNS = element(
     ],
 )
 """The patterns that blocks refer to; once in each document."""
-
-
-def drawn_pattern(look: Look) -> Element | None:
-    """What is drawn over the colour of a block of that look, in squares of eight pixels."""
-    return _DRAWN.get(look)
 
 
 def pattern_of(look: Look) -> str:
