@@ -138,5 +138,5 @@ def test_whether_pods_run_is_not_known_where_the_machines_processes_are_not_seen
     assert any_pod_runs(tmp_path, lambda: False) is None
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text("0::/kubepods/pod12-34/5\n")
-    (tmp_path / "7" / "stat").write_text("7 (train) S 1 7 7 0")
+    (tmp_path / "7" / "stat").write_text("7 (train) S 1" + " 0" * 48)
     assert any_pod_runs(tmp_path, lambda: False) is True

@@ -21,7 +21,7 @@ def process(proc: Path, pid: int, cgroup: str, state: str = "S", environment: by
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "cgroup").write_text(cgroup)
     (proc / str(pid) / "environ").write_bytes(environment)
-    (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {state} 1 1")
+    (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {state} 1" + " 0" * 48)
 
 
 @pytest.mark.parametrize(

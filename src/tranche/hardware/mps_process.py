@@ -23,6 +23,7 @@ from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware import daemon_group
 from tranche.hardware.mps_client import Joining, join
 from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControl, find_program
+from tranche.hardware.process_stat import PROC, process_stat
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
 _SOCKET_PATH_BYTES: Final = 107
@@ -45,7 +46,6 @@ _FOREIGN: Final = (
     "NVIDIA_VISIBLE_DEVICES",
 )
 """What must not come from the caller's environment: settings of another daemon, and the marks of a share."""
-_PROC: Final = Path("/proc")
 _LOOKS: Final = 2
 """So often in a row nothing of a daemon is found before it counts as ended."""
 
@@ -65,10 +65,8 @@ class DaemonProcess:
     @property
     def stopped(self) -> bool:
         """Whether it does nothing until somebody continues it."""
-        try:
-            return (_PROC / str(self.pid) / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-        except OSError:
-            return False
+        found = process_stat(self.pid)
+        return found is not None and found.stopped
 
     @property
     def lives(self) -> bool:
@@ -206,7 +204,7 @@ class MpsProcess:
         return self._processes(PROGRAM, _AS_DAEMON)
 
     def _processes(self, program: str, option: str = "") -> tuple[DaemonProcess, ...]:
-        pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
+        pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit()]
         found = (_process(pid) for pid in pids if self._is_ours(pid, program, option))
         return tuple(each for each in found if each is not None)
 
@@ -221,7 +219,7 @@ class MpsProcess:
         return found
 
     def _is_ours(self, pid: int, program: str = PROGRAM, option: str = "") -> bool:
-        folder = _PROC / str(pid)
+        folder = PROC / str(pid)
         try:
             name, *options = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
             if Path(name).name != program or (option and option not in options):
@@ -232,7 +230,7 @@ class MpsProcess:
             return False
 
 
-def served_folders(root: Path, uid: int, proc: Path = _PROC) -> Mapping[str, str]:
+def served_folders(root: Path, uid: int, proc: Path = PROC) -> Mapping[str, str]:
     """The folders right below `root` that living daemons of root's or of user `uid` have their sockets in, or had.
 
     By their names, each with the device that it serves. A server whose daemon has died counts too.
@@ -261,13 +259,15 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _process(pid: int) -> DaemonProcess | None:
     """The living process of that pid; a zombie does not live."""
+    found = process_stat(pid)
+    if found is None or not found.lives:
+        return None
     try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        uid = os.stat(_PROC / str(pid)).st_uid
-        options = os.fsdecode((_PROC / str(pid) / "cmdline").read_bytes()).split("\0")
+        uid = os.stat(PROC / str(pid)).st_uid
+        options = os.fsdecode((PROC / str(pid) / "cmdline").read_bytes()).split("\0")
     except OSError:
         return None
-    return None if fields[0] in "ZX" else DaemonProcess(pid, int(fields[19]), uid, _FOR_EVERY_USER in options)
+    return DaemonProcess(pid, found.started, uid, _FOR_EVERY_USER in options)
 
 
 def _await_end(process: DaemonProcess, sleep: Callable[[float], None]) -> None:

@@ -19,7 +19,8 @@ from tranche.core.errors import TrancheError
 from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import Sharing
 from tranche.core.wire import request_from_dict, request_to_dict
-from tranche.node.processes import KEY, MARK, PROC, REGISTER, Process, digest_of, process_at
+from tranche.hardware.process_stat import PROC
+from tranche.node.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
 from tranche.node.session import process_command
 from tranche.planning.share_costs import CONTEXT_MEMORY
 

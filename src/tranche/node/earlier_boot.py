@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.keeper import PodKeeper
+from tranche.hardware.process_stat import PROC
 from tranche.node import chronicle, register
 from tranche.node.ledger import Ledger
-from tranche.node.processes import PROC
 
 _MARGIN_SECONDS = 2.0
 

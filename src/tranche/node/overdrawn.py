@@ -16,11 +16,10 @@ from tranche.core.allocation import Allocation, Grant, Part, Phase
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
+from tranche.hardware.process_stat import PROC
 
-_PROC = Path("/proc")
 
-
-def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: Path = _PROC) -> tuple[Allocation, ...]:
+def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: Path = PROC) -> tuple[Allocation, ...]:
     """The allocations, where parts of which more is used than was given are unlimited."""
     if not any(_watched(grant) for allocation in allocations for grant in allocation.grants):
         return allocations
@@ -30,7 +29,7 @@ def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: P
 
 
 def excess(
-    allocation: Allocation, part: Part, gpu: GpuState, proc: Path = _PROC, active: Sequence[Allocation] = ()
+    allocation: Allocation, part: Part, gpu: GpuState, proc: Path = PROC, active: Sequence[Allocation] = ()
 ) -> int:
     """The bytes that the allocation's processes have of that part's device, where that is more than the part; 0 otherwise.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
 from tranche.core.keeper import PodKeeper
-from tranche.node.processes import PROC
+from tranche.hardware.process_stat import PROC, process_stat
 from tranche.node.session import sees_every_process
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -134,10 +134,9 @@ def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     with os.scandir(proc) as entries:
         names = [entry.name for entry in entries if entry.name.isdecimal()]
     for name in names:
-        folder = proc / name
         try:
-            uid = pod_of((folder / "cgroup").read_text())
-            if uid and (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                yield int(name), uid
+            uid = pod_of((proc / name / "cgroup").read_text())
         except OSError:  # it ended meanwhile: these two files are readable for everybody
             continue
+        if uid and (stat := process_stat(int(name), proc)) is not None and stat.lives:
+            yield int(name), uid

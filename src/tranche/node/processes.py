@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.keeper import ProcessKeeper
+from tranche.hardware.process_stat import PROC, process_stat
 from tranche.node.session import pid_namespace
 
 MARK = "TRANCHE_ALLOCATION"
@@ -24,8 +25,6 @@ KEY = "TRANCHE_KEY"
 
 REGISTER = "TRANCHE_REGISTER"
 """The variable that names the state folder in whose register the share is."""
-
-PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +73,15 @@ def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "
 
 def process_at(pid: int, proc: Path = PROC) -> Process | None:
     """The living process of that pid; None when there is none, or only a zombie."""
+    stat = process_stat(pid, proc)
+    if stat is None or not stat.lives:
+        return None
     try:
-        stat = (proc / str(pid) / "stat").read_text()
         status = (proc / str(pid) / "status").read_text()
     except OSError:
         return None
-    # The command's name, in parentheses, may hold spaces and parentheses itself.
-    fields = stat.rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        return None
     uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
-    return Process(pid, int(fields[1]), int(uid), int(fields[19]))
+    return Process(pid, stat.parent, int(uid), stat.started)
 
 
 def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:

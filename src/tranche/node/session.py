@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tranche.core.errors import LedgerUnavailable
+from tranche.hardware.process_stat import process_stat
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "timeslices", "lost+found"})
@@ -134,25 +135,18 @@ def boot_id() -> str:
 
 
 def process_start_time(pid: int, *, ended: bool = False) -> int:
-    """When the process started, in clock ticks since boot (/proc/PID/stat field 22); 0 when there is no such process.
+    """When the process started, in clock ticks since boot; 0 when there is no such process.
 
     With `ended`, also of one that has ended and whose parent has not taken note of that.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    fields = _after_name(stat)
-    state, start = fields[0], int(fields[19])
-    return 0 if state in "ZX" and not ended else start
+    found = process_stat(pid)
+    return found.started if found is not None and (found.lives or ended) else 0
 
 
 def process_stopped(pid: int) -> bool:
-    """Whether the process is stopped, by SIGSTOP, Ctrl-Z or a debugger, and does nothing until it is continued."""
-    try:
-        return _after_name(Path(f"/proc/{pid}/stat").read_text())[0] in "Tt"
-    except OSError:
-        return False
+    """Whether the process is there, and is stopped."""
+    found = process_stat(pid)
+    return found is not None and found.stopped
 
 
 def children_pids(pid: int) -> tuple[int, ...]:
@@ -169,11 +163,6 @@ def process_command(pid: int, proc: Path = Path("/proc")) -> str:
         return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).rstrip("\0").replace("\0", " ")
     except OSError:
         return ""
-
-
-def _after_name(stat: str) -> list[str]:
-    """The fields of /proc/PID/stat from the state on. The name before it, in parentheses, may hold spaces and parentheses."""
-    return stat.rpartition(")")[2].split()
 
 
 def pid_namespace() -> int:

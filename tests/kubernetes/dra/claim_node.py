@@ -94,7 +94,7 @@ class ClaimNodeStandIn:
         folder = self.proc / str(pid)
         folder.mkdir(parents=True)
         (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{pod}/main\n")
-        (folder / "stat").write_text(f"{pid} (python) S 1")
+        (folder / "stat").write_text(f"{pid} (python) S 1" + " 0" * 48)
         (folder / "environ").write_text(environment)
         return folder
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
+from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.api.objects import KubePod
 from tranche.kubernetes.dra.share_edits import claim_of
 from tranche.kubernetes.live import Live
 from tranche.node.pod_processes import claims_with_processes, running_pods
-from tranche.node.processes import PROC
 
 _log = logging.getLogger(__name__)
 

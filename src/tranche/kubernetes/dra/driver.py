@@ -13,6 +13,7 @@ from tranche.core.allocation import Slice, WholeGpu, overlap
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.hardware.nodes import DeviceFiles
+from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
@@ -30,7 +31,6 @@ from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.dra.sick_bay import SickBay, faulty
 from tranche.kubernetes.live import Live
 from tranche.kubernetes.services import NodeServices
-from tranche.node.processes import PROC
 
 _TICK_SECONDS = 1.0
 _CALM_SECONDS = 0.5
