@@ -69,8 +69,3 @@ def read_terminated(answer: str) -> bool:
     """Whether a client's termination is said to have succeeded: as 0, or by the name of CUDA's success."""
     words = answer.split()
     return bool(words) and words[-1].upper() in _SUCCESS
-
-
-def limit_text(memory: int) -> str:
-    """A limit as commands and variables take it: whole MiB, rounded down, of `memory` bytes."""
-    return f"{memory // MIB}M"

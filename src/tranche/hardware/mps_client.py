@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tranche.core.errors import MpsFailed
-from tranche.hardware.mps_control import PIPES
+from tranche.hardware.mps_environment import PIPES
 
 _JOIN: Final = """
 import ctypes, os

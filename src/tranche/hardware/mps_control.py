@@ -17,17 +17,16 @@ from typing import Final
 from tranche.core.errors import MpsFailed
 from tranche.hardware.mps_answers import (
     ServerStatus,
-    limit_text,
     read_limit,
     read_numbers,
     read_status,
     read_terminated,
 )
+from tranche.hardware.mps_environment import PIPES, limit_text
 from tranche.hardware.mps_limits import TO_COME, SaidLimit, SaidLimits, said_limit
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
-PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
 _ONLY_DEVICE: Final = "0"
 """A daemon that sees one device calls it 0. No driver was seen to heed a MIG device's UUID here."""
 _SECONDS: Final = 10.0

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tranche.hardware.mps_answers import limit_text, read_limit, read_percentage
+from tranche.hardware.mps_answers import read_limit, read_percentage
+from tranche.hardware.mps_environment import limit_text
 
 _ALL_COMPUTE: Final = 100
 """In percent: what a daemon gives every client until somebody says otherwise, which Tranche never does."""

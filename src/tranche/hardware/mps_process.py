@@ -22,7 +22,8 @@ from typing import Final
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware import daemon_group
 from tranche.hardware.mps_client import Joining, join
-from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControl, find_program
+from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControl, find_program
+from tranche.hardware.mps_environment import PIPES
 from tranche.hardware.process_stat import PROC, process_stat
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"

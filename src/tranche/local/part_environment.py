@@ -10,7 +10,8 @@ from tranche.core.devices import device_uuid
 from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
-from tranche.node.adoption import MEMORY_LIMIT, MPS_PIPES, PARTS, part_word
+from tranche.hardware.mps_environment import client_environment
+from tranche.node.adoption import MEMORY_LIMIT, PARTS, part_word
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
 
 
@@ -43,8 +44,6 @@ def _refuse_cut(part: Part, gpu: GpuState) -> None:
 
 
 def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int) -> Mapping[str, str]:
-    from tranche.hardware.mps_answers import limit_text
-
     (part, *others) = parts
     if others:
         raise SharingUnavailable(
@@ -57,13 +56,7 @@ def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRec
             f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait without end",
             hint="run the command as that user, or when nobody shares the device any more",
         )
-    # A daemon shows its clients the one device that it serves, and calls it 0.
-    limits = {
-        MPS_PIPES: str(records.pipes(record.device_uuid)),
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(part.memory)}",
-    }
-    ceiling = {} if part.compute is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part.compute)}
-    return {**limits, **ceiling}
+    return client_environment(str(records.pipes(record.device_uuid)), part.memory, part.compute)
 
 
 def _serving(part: Part, gpu: GpuState, records: DaemonRecords) -> DaemonRecord:

@@ -19,6 +19,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import Sharing
 from tranche.core.wire import request_from_dict, request_to_dict
+from tranche.hardware.mps_environment import PIPES
 from tranche.hardware.process_stat import PROC
 from tranche.node.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
 from tranche.node.session import process_command
@@ -34,8 +35,6 @@ PARTS = "TRANCHE_PARTS"
 
 REQUEST = "TRANCHE_REQUEST"
 """The variable with what was asked for, as the JSON data of `request_to_dict`."""
-
-MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 _REQUEST_FIELDS = {
     "gpus": int,
@@ -123,7 +122,7 @@ def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
             compute, limit = (int(each) if each else None for each in found.group(4, 5))
             return Part(device, int(found[3]), Sharing(found[2]), compute, limit)
     limit_text = environment.get(MEMORY_LIMIT, "")
-    if MPS_PIPES in environment and _BYTES.fullmatch(limit_text):
+    if PIPES in environment and _BYTES.fullmatch(limit_text):
         return Part(device, int(limit_text), Sharing.MPS)
     return device
 

@@ -14,8 +14,7 @@ from tranche.core.allocation import Part
 from tranche.core.errors import UsageError
 from tranche.core.fences import fenced
 from tranche.core.sharing import Sharing
-from tranche.hardware.mps_answers import limit_text
-from tranche.hardware.mps_control import PIPES
+from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.observation.replicas import ReplicaRules, held_with
@@ -54,10 +53,7 @@ def why_prohibited(device: PluginDevice) -> str:
 def with_mps(
     answer: ContainerResponse, resource: str, devices: Sequence[PluginDevice], pipes: Callable[[str], Path]
 ) -> ContainerResponse:
-    """The answer with what clients of MPS need, and with the limit of each; as it is for devices that are not shared so.
-
-    The daemon's own limit is the largest part since it started, and what a client is told can only be less.
-    """
+    """The answer with what clients of MPS need, and with the limit of each; as it is for devices that are not shared so."""
     clients = [device for device in devices if device.replica is not None and device.sharing is Sharing.MPS]
     if not clients:
         return answer
@@ -65,13 +61,10 @@ def with_mps(
     folder = f"/mps/{resource}/pipe"
     (part,) = held_with(clients).grants
     assert isinstance(part, Part)
-    environment: dict[str, str] = {**answer.environment, PIPES: folder}
-    if part.kept:
-        # A daemon shows its clients the one device that it serves, and calls it 0.
-        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit_text(part.memory)}"
-        environment[MEMORY_LIMIT] = str(part.memory)
-    if (threads := clients[0].threads) is not None:
-        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(100, threads * len(clients)))
+    threads = clients[0].threads
+    percent = None if threads is None else min(100, threads * len(clients))
+    told = {MEMORY_LIMIT: str(part.memory)} if part.kept else {}
+    own = client_environment(folder, part.memory if part.kept else None, percent)
     shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
     mounts = (*answer.mounts, Mount(str(pipes(uuid)), folder, read_only=False), shared)
-    return replace(answer, environment=environment, mounts=mounts)
+    return replace(answer, environment={**answer.environment, **own, **told}, mounts=mounts)

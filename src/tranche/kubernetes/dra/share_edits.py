@@ -13,8 +13,7 @@ from tranche.core.keeper import ChosenFor
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.hardware.cdi import CdiDevice, CdiSpec
-from tranche.hardware.mps_answers import limit_text
-from tranche.hardware.mps_control import PIPES
+from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
 from tranche.node.adoption import MEMORY_LIMIT
@@ -95,14 +94,11 @@ def _part_mounts(part: Part, uuid: str, pipes: Callable[[str], Path]) -> tuple[M
 
 
 def _part_environment(part: Part) -> tuple[tuple[str, str], ...]:
-    """A daemon shows its clients the one device that it serves, and calls it 0."""
     told = (MEMORY_LIMIT, str(part.memory))
     match part.sharing:
         case Sharing.TIME_SLICING:
             return (told,)
         case Sharing.MPS:
-            limit = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={limit_text(part.memory)}")
-            ceiling = () if part.compute is None else (("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(part.compute)),)
-            return ((PIPES, _PIPES_INSIDE), limit, told, *ceiling)
+            return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
         case Sharing.MEMORY_LIMITS:
             raise SharingUnavailable("the memory limits of the driver are for commands, not yet for containers")
