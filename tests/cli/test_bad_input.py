@@ -53,6 +53,7 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpus", "3", *COMMAND), 31, "this machine has 2"),
         (("run", "--gpu-memory", "500G", *COMMAND), 31, "more than any GPU of this machine has"),
         (("run", "--gpu-memory", "0", *COMMAND), 2, "must be more than 0"),
+        (("run", "--gpu-memory", "16", *COMMAND), 2, "'16' is an amount of memory without a unit"),
         (("run", "--gpu-memory", "4X", *COMMAND), 2, "'4X' is not an amount of memory"),
         (("run", "--mig-profile", "1g.6gb", *COMMAND), 30, "can be cut into 1g.6gb"),
         (("run", "--mig-profile", "banana", *COMMAND), 2, "'banana' is not a MIG profile name"),

@@ -33,7 +33,6 @@ from tranche.documents import describe
         ("4000M", 4_000_000_000),
         ("512Mi", 512 * MIB),
         ("1.5Gi", 1536 * MIB),
-        ("2000", 2000 * MIB),
         ("1Ti", 1024 * GIB),
         ("1K", 1000),
         ("1Ki", 1024),
@@ -41,7 +40,7 @@ from tranche.documents import describe
         ("0.0001K", 1),
     ],
 )
-def test_memory_is_read_in_decimal_and_binary_units_and_bare_mib(text: str, amount: int) -> None:
+def test_memory_is_read_in_decimal_and_binary_units(text: str, amount: int) -> None:
     assert parse_memory(text) == amount
 
 
@@ -52,6 +51,16 @@ def test_what_is_not_an_amount_of_memory_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="is not an amount of memory") as caught:
         parse_memory(text)
     assert "4Gi" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("16", "16G"), (" 0.5 ", "0.5G"), ("80", "80G"), ("2000", "2000Mi"), ("16384", "16384Mi")],
+)
+def test_an_amount_without_a_unit_is_refused_with_the_one_that_was_meant(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="without a unit") as caught:
+        parse_memory(text)
+    assert caught.value.hint == f"write it as {hint}"
 
 
 @pytest.mark.parametrize("text", ["0", "0G", "0.0Mi"])

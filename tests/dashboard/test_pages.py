@@ -132,6 +132,7 @@ def test_the_answer_to_a_question_is_that_of_explain(
         ({"kind": "", "amount": "4Gi"}, "choose what to ask for"),
         ({"kind": "isolation", "amount": "hard"}, "choose what to ask for"),
         ({"kind": "gpu_memory", "amount": "much"}, "'much' is not an amount of memory"),
+        ({"kind": "gpu_memory", "amount": "16"}, "without a unit"),
         ({"kind": "gpus", "amount": "1", "isolation": "wall"}, "not 'wall'"),
     ],
 )

@@ -13,7 +13,7 @@ from tranche.core.request import Request, parse_request
 _OPTIONS = (
     click.option("--gpus", metavar="N", help="N whole GPUs."),
     click.option("--gpu", metavar="SHARE", help="A share of one GPU, such as 0.5."),
-    click.option("--gpu-memory", metavar="AMOUNT", help="GPU memory: 4G, 4Gi, 4000M, or a number of MiB."),
+    click.option("--gpu-memory", metavar="AMOUNT", help="GPU memory, with its unit: 4G, 4Gi or 4000M."),
     click.option(
         "--mig-profile",
         metavar="NAME",

@@ -36,9 +36,7 @@ class _CommandAfterDashes(TrancheCommand):
 
 @click.command(cls=_CommandAfterDashes, options_metavar="[OPTIONS]")
 @click.argument("target", required=False)
-@click.option(
-    "--memory", metavar="AMOUNT", help="GPU memory to hold, on each target: 512Mi, 4G or a bare number of MiB."
-)
+@click.option("--memory", metavar="AMOUNT", help="GPU memory to hold, on each target: 512Mi or 4G.")
 @click.pass_context
 def attach(context: click.Context, target: str | None, memory: str | None) -> int:
     """Use a simulated GPU or slice while a command runs: tranche sim attach [TARGET] -- CMD...

@@ -1,7 +1,7 @@
 """Amounts of GPU memory, shares of a GPU and spans of time: the one parser and printer for the whole product.
 
-Memory is accepted as `4G` and `4GB` (decimal), `4Gi` and `4GiB` (binary), `4000M`, `512Mi`, `1.5Gi`, or a bare number of
-MiB (the convention of the KAI annotation `gpu-memory`). Internally it is always an int of bytes. A share is `0.5` or `50%`.
+Memory is accepted as `4G` and `4GB` (decimal), `4Gi` and `4GiB` (binary), `4000M`, `512Mi` or `1.5Gi`, never without a
+unit. Internally it is always an int of bytes. A share is `0.5` or `50%`.
 A span of time is `90` (seconds), `30s`, `10m`, `1h30m` or `1.5h`.
 """
 
@@ -20,7 +20,6 @@ MIB = 1024**2
 GIB = 1024**3
 
 _UNITS = {
-    "": MIB,
     "K": 10**3,
     "M": 10**6,
     "G": 10**9,
@@ -35,6 +34,8 @@ _MEMORY = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMGT]i?)?
 _FRACTION = re.compile(
     r"(?P<number>\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})|(?P<percent>\d{1,16}(?:\.\d{1,16})?)\s*%", re.ASCII
 )
+_FEWEST_MIB = 512
+"""Whoever writes so large a number and no unit means MiB; with a smaller one, GB."""
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1, "ms": 0.001}
 _PLAIN_SECONDS = re.compile(r"\d{1,18}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _SPANS = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)(?P<unit>ms|[dhms])", re.ASCII)
@@ -42,20 +43,25 @@ _LONGEST_SECONDS = 366 * 86_400
 
 
 def parse_memory(text: str) -> int:
-    """Bytes for a memory quantity; UsageError when it is not one, or is zero."""
+    """Bytes for a memory quantity; UsageError when it is not one, has no unit, or is zero."""
     from fractions import Fraction  # a slow import, and most commands meet no fraction
 
     match = _MEMORY.fullmatch(text.strip())
     if match is None or (match["byte"] and not match["unit"]):
         raise UsageError(
             f"'{text}' is not an amount of memory",
-            hint="write it as 4G, 4Gi, 4000M or a bare number of MiB",
+            hint="write it as 4G, 4Gi or 4000M",
         )
-    amount = Fraction(match["number"]) * _UNITS[match["unit"] or ""]
-    bytes_ = -(-amount.numerator // amount.denominator)
-    if bytes_ == 0:
+    number, unit = Fraction(match["number"]), match["unit"]
+    if number == 0:
         raise UsageError("an amount of memory must be more than 0", hint="for example --gpu-memory 4Gi")
-    return bytes_
+    if unit is None:
+        meant = "G" if number < _FEWEST_MIB else "Mi"
+        raise UsageError(
+            f"'{text}' is an amount of memory without a unit", hint=f"write it as {match['number']}{meant}"
+        )
+    amount = number * _UNITS[unit]
+    return -(-amount.numerator // amount.denominator)
 
 
 def parse_fraction(text: str) -> Fraction:

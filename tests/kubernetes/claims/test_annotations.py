@@ -40,6 +40,7 @@ CASES: tuple[dict[str, str], ...] = (
     # Nonsense.
     {OWN + "gpu-memory": "lots"},
     {OWN + "gpu-memory": "0"},
+    {OWN + "gpu-memory": "16"},
     {OWN + "gpu": "1.5"},
     {"gpu-fraction": "half"},
     {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "none"},

@@ -71,10 +71,18 @@ def pod_demand(annotations: Mapping[str, str]) -> PodDemand | None:
             raise UsageError(f"the annotations {names[option]} and {name} say the same", hint="leave one of them in")
         names[option] = name
     try:
-        request = parse_request(**{option.replace("-", "_"): annotations[name] for option, name in names.items()})
+        request = parse_request(
+            **{option.replace("-", "_"): _value(name, annotations) for option, name in names.items()}
+        )
     except UsageError as error:
         raise UsageError(in_annotations(error.message, names), hint=in_annotations(error.hint, names)) from error
     return PodDemand(request, _container(annotations, containers))
+
+
+def _value(name: str, annotations: Mapping[str, str]) -> str:
+    """The annotation's value as the option takes it: KAI's amount of memory is a number of MiB."""
+    value = annotations[name].strip()
+    return f"{value}Mi" if name == "gpu-memory" and value.isdecimal() else value
 
 
 def annotations_of(request: Request) -> dict[str, str]:
