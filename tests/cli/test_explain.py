@@ -47,7 +47,7 @@ def test_a_request_that_waits_names_what_is_missing_and_what_would_help(
     [
         (("--mig-profile", "1g.6gb"), 30, "ProfileNotSupported"),
         (("--gpu-memory", "500G"), 31, "MemoryTooSmall"),
-        (("--gpus", "3"), 31, "MemoryTooSmall"),
+        (("--gpus", "3"), 31, "TooManyGpus"),
         (("--gpus", "1", "--gpu-model", "B200"), 23, "GpuNotFound"),
     ],
 )

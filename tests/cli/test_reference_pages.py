@@ -47,10 +47,8 @@ def test_a_page_has_what_the_code_has(name: str, part: Callable[[], str], reques
         assert made == f"\n{part()}", "run make goldens"
 
 
-def test_codes_and_reasons_are_unique_and_leave_the_shells_own_alone() -> None:
+def test_codes_leave_the_shells_own_alone() -> None:
     errors = all_errors()
-    assert len({error.exit_code for error in errors}) == len(errors)
-    assert len({error.reason for error in errors}) == len(errors)
     assert all(2 <= error.exit_code < 100 or error.exit_code == 127 for error in errors)
     page = (REFERENCE / "errors.md").read_text()
     ranges = [(int(low), int(high)) for low, high in re.findall(r"^\| (\d+) to (\d+) \|", page, re.MULTILINE)]

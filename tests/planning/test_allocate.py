@@ -22,7 +22,7 @@ from tests.strategies import (
 )
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
-from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TrancheError
+from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
 from tranche.core.grid import Occupant, Placement, profiles_exclude
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, parse_request
@@ -244,14 +244,14 @@ def test_the_slice_with_media_extensions_waits_for_the_other_one() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"gpus": "3"}, DoesNotFit, "this machine has 2"),
+        ({"gpus": "3"}, TooManyGpus, "this machine has 2"),
         ({"gpu_memory": "500G"}, DoesNotFit, "largest has 40 GiB"),
         ({"mig_profile": "1g.7gb"}, ProfileUnknown, "1g.7gb"),
         ({"mig_profile": "1g.5gb", "gpu_model": "T4"}, ProfileUnknown, "none has MIG"),
         ({"gpu": "0.5", "gpu_model": "t4"}, SharingUnavailable, "MPS"),
         ({"gpu_memory": "4Gi", "gpu_model": "t4"}, SharingUnavailable, "MPS"),
         ({"gpu": "0.5", "gpu_model": "H100"}, GpuNotFound, "'H100'"),
-        ({"gpus": "2", "gpu_model": "T4"}, DoesNotFit, "contains 'T4'"),
+        ({"gpus": "2", "gpu_model": "T4"}, TooManyGpus, "contains 'T4'"),
     ],
 )
 def test_what_can_never_be_served_is_an_error(options: dict[str, str], error: type[TrancheError], words: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, uncuttable_gpu
 from tranche.core.board import Board, board_by_key
-from tranche.core.errors import DoesNotFit, SharingUnavailable
+from tranche.core.errors import SharingUnavailable, TooManyGpus
 from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
@@ -38,15 +38,15 @@ def answer(board_key: str, **options: str) -> str:
     ("board", "amount", "expected"),
     [
         ("A100-40GB", "4Gi", "1g.5gb"),
-        ("A100-40GB", "4864", "1g.5gb"),
+        ("A100-40GB", "4864Mi", "1g.5gb"),
         ("A100-40GB", "5Gi", "1g.10gb"),  # 1g.5gb holds 4864 MiB, 5 GiB are 5120
         ("A100-40GB", "10G", "1g.10gb"),
         ("A100-40GB", "10Gi", "3g.20gb"),
         ("A100-40GB", "20G", "3g.20gb"),
         ("A100-40GB", "20Gi", "7g.40gb or whole"),  # 3g.20gb holds 20096 MiB, 20 GiB are 20480
-        ("A100-40GB", "40320", "7g.40gb or whole"),
+        ("A100-40GB", "40320Mi", "7g.40gb or whole"),
         ("A100-40GB", "40Gi", "whole"),  # 7g.40gb holds 40320 MiB
-        ("A100-40GB", "40961", "MemoryTooSmall"),
+        ("A100-40GB", "40961Mi", "MemoryTooSmall"),
         ("A100-80GB", "4Gi", "1g.10gb"),
         ("A100-80GB", "10Gi", "1g.20gb"),
         ("A30-24GB", "4Gi", "1g.6gb"),
@@ -128,7 +128,7 @@ def test_only_gpus_that_could_serve_one_share_count_for_several() -> None:
     check_possible(parse_request(gpu="0.2"), gpus)
     with pytest.raises(SharingUnavailable, match="asks for 2 GPUs and this machine has 1 that could serve one of its"):
         check_possible(parse_request(gpu="0.2", count="2"), gpus)
-    with pytest.raises(DoesNotFit, match="asks for 4 GPUs and this machine has 1 that could serve one of its shares"):
+    with pytest.raises(TooManyGpus, match="asks for 4 GPUs and this machine has 1 that could serve one of its shares"):
         check_possible(parse_request(gpu="0.2", count="4"), gpus)
 
 
@@ -139,7 +139,7 @@ def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None
     ) as caught:
         check_possible(parse_request(gpu="0.2", count="2"), two)
     assert caught.value.hint == "ask for fewer GPUs"
-    with pytest.raises(DoesNotFit, match="asks for 3 GPUs"):
+    with pytest.raises(TooManyGpus, match="asks for 3 GPUs"):
         check_possible(parse_request(gpu="0.2", count="3"), two)
 
 

@@ -28,6 +28,7 @@
     ├── placement                30 to 39      the request cannot be served
     │   ├── ProfileUnknown           30
     │   ├── DoesNotFit               31        it fits no GPU of this machine, however empty
+    │   │   └── TooManyGpus          31
     │   ├── NoRoom                   32        it would fit, but not now
     │   ├── SharingUnavailable       33
     │   ├── AllocationUnknown        34
@@ -249,9 +250,16 @@ class ProfileUnknown(TrancheError):
 
 
 class DoesNotFit(TrancheError):
-    """The request is larger than any GPU of this machine, or names more GPUs than it has."""
+    """The request is larger than any GPU of this machine."""
 
     reason = "MemoryTooSmall"
+    exit_code = 31
+
+
+class TooManyGpus(DoesNotFit):
+    """The request needs more GPUs than this machine has, or than one claim can have."""
+
+    reason = "TooManyGpus"
     exit_code = 31
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TrancheError
+from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGpus
@@ -138,7 +138,7 @@ def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, in
     """Raise the error that says why no state of these GPUs could ever serve the request; return if one could.
 
     Each GPU comes with its rules, and with how many there are of its kind. Raises GpuNotFound (no GPU, or none of the model),
-    ProfileUnknown, SharingUnavailable or DoesNotFit.
+    ProfileUnknown, SharingUnavailable, DoesNotFit or TooManyGpus.
     """
     numbers = list(gpus)
     matching = [each for each in numbers if matches_model(request, each[0])]
@@ -165,7 +165,7 @@ def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, in
     if gpus_needed(request) > count + lost:
         which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
         which += " that could serve one of its shares" if obstacles else ""
-        raise DoesNotFit(
+        raise TooManyGpus(
             f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count}{which}",
             hint="ask for fewer GPUs",
         )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.conftest import Golden
 from tests.kubernetes.claims.examples import CARDS, MANY_CARDS, REQUESTS, possible_requests
 from tests.strategies import PLACEABLE_BOARDS, requests
-from tranche.core.errors import DoesNotFit, SharingUnavailable, TrancheError, UsageError
+from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus, TrancheError, UsageError
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.kubernetes.claims.cards import SharedCards
@@ -56,8 +56,8 @@ def test_more_than_half_of_a_gpu_may_be_a_whole_one() -> None:
     ("request_", "error", "words"),
     [
         (Request(GpuMemory(GIB), count=2, compute=50), SharingUnavailable, "on one GPU only"),
-        (parse_request(gpus="33"), DoesNotFit, "a claim has 32 at most"),
-        (parse_request(gpu="0.1", count="33"), DoesNotFit, "a claim has 32 at most"),
+        (parse_request(gpus="33"), TooManyGpus, "a claim has 32 at most"),
+        (parse_request(gpu="0.1", count="33"), TooManyGpus, "a claim has 32 at most"),
         (parse_request(gpu="0.1", gpu_model="a" * 65), DoesNotFit, "65 characters"),
     ],
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from tranche.core.errors import DoesNotFit, SharingUnavailable
+from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus
 from tranche.core.quantity import MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
@@ -64,7 +64,8 @@ def claim_spec(request: Request, cards: Sequence[SharedCards] = ()) -> ClaimSpec
 
     Raises:
         SharingUnavailable: the request has a condition that no device of a cluster meets.
-        DoesNotFit: it asks for more devices than a claim can have, or for a model with a name that none has.
+        TooManyGpus: it asks for more devices than a claim can have.
+        DoesNotFit: it asks for a model with a name that none has.
     """
     _refuse_impossible(request)
     found, left_out = _request(request, cards)
@@ -196,7 +197,7 @@ def _refuse_impossible(request: Request) -> None:
         )
     number = request.demand.count if isinstance(request.demand, WholeGpus) else request.count
     if number > MOST_DEVICES:
-        raise DoesNotFit(
+        raise TooManyGpus(
             f"{request} asks for {number} GPUs, and a claim has {MOST_DEVICES} at most",
             hint="ask for fewer in each pod, and for more pods",
         )
