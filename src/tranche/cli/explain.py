@@ -144,7 +144,7 @@ def _print(answer: Explanation, node: NodeState, names: Names) -> None:
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), _gpu_rows(answer.gpus, node, names))
     if answer.answers.unnamed:
         show(f"and {answer.answers.unnamed:,} more GPUs, with other reasons")
-    hints = [each.text for each in answer.remedies]
+    hints = [named(each.text, names) for each in answer.remedies]
     if answer.impossible is not None and answer.impossible.hint:
         hints.append(answer.impossible.hint)
     if hints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,10 +109,10 @@ def _recorder(path: str) -> Recorder:
 class _Silence:
     """Says nothing but what changes the walls of the share."""
 
-    def above(self, part: Part, used: int) -> None:
+    def above(self, part: Part, gpu: GpuState, used: int) -> None:
         """Say that the share's processes have more than it was given."""
         warn(
-            f"the processes of this share have {format_memory(used)} of {part.gpu_uuid}, and it was given "
+            f"the processes of this share have {format_memory(used)} of {gpu.full_name}, and it was given "
             f"{format_memory(part.memory)}: it counts as unlimited"
         )
 
@@ -125,7 +126,7 @@ class _Silence:
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """Nothing."""
 
-    def granted(self, held: Held) -> None:
+    def granted(self, held: Held, gpus: Mapping[str, GpuState]) -> None:
         """Nothing."""
 
     def left(self, remains: Remains) -> None:
@@ -146,11 +147,11 @@ class _Voice(_Silence):
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
         self._say(f"waiting, {turn}: {reasons}")
 
-    def granted(self, held: Held) -> None:
+    def granted(self, held: Held, gpus: Mapping[str, GpuState]) -> None:
         """Say which share it is, and how strong its fence."""
         allocation = held.allocation
-        what = ", ".join(_describe(grant) for grant in allocation.grants)
-        self._say(f"allocation {allocation.id}: {what} ({allocation.grants[0].walls.sentence})")
+        what = ", ".join(_describe(grant, gpus[grant.gpu_uuid]) for grant in allocation.grants)
+        self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}")
 
     def left(self, remains: Remains) -> None:
         """Say who has the share when the command has ended."""
@@ -167,13 +168,14 @@ class _Voice(_Silence):
         self._last = line
 
 
-def _describe(grant: Grant) -> str:
+def _describe(grant: Grant, gpu: GpuState) -> str:
     match grant:
         case WholeGpu():
-            return f"all of {grant.gpu_uuid}"
+            return f"all of {gpu.full_name}"
         case Slice():
-            return f"MIG slice {grant.profile} at {grant.placement} of {grant.gpu_uuid}"
+            return f"MIG slice {grant.profile} at {grant.placement} of {gpu.full_name}"
         case ComputeSlice():
-            return f"MIG slice {grant.name} in {grant.slot.profile} at {grant.slot.placement} of {grant.gpu_uuid}"
+            return f"MIG slice {grant.name} in {grant.slot.profile} at {grant.slot.placement} of {gpu.full_name}"
         case Part():
-            return f"{format_memory(grant.memory)} of {grant.gpu_uuid if grant.slot is None else grant.slot}"
+            inside = "" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement} of "
+            return f"{format_memory(grant.memory)} of {inside}{gpu.full_name}"

@@ -50,13 +50,13 @@ def run(
     adopt_foreign_destroy: bool = False,
     record: Record | None = None,
     waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
-    granted: Callable[[Held], None] = lambda held: None,
+    granted: Callable[[Held, Mapping[str, GpuState]], None] = lambda held, gpus: None,
     progress: Progress = no_progress,
     cancelled: Callable[[Exception], None] = lambda error: None,
     left: Callable[[Remains], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
     unlimited: Callable[[str], None] = lambda why: None,
-    above: Callable[[Part, int], None] = lambda part, used: None,
+    above: Callable[[Part, GpuState, int], None] = lambda part, gpu, used: None,
     hit: Callable[[str], None] = lambda why: None,
     outside: Callable[[GpuProcess, GpuState], None] = lambda process, gpu: None,
 ) -> int:
@@ -90,8 +90,9 @@ def run(
             with ExitStack() as stack:
                 if held.group is not None:
                     stack.callback(host.memory_groups.drop, held.group)
-                share = share_environment(held, host.observe_gpu, host.places)
-                granted(held)
+                gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in held.allocation.grants}}
+                share = share_environment(held, gpus.__getitem__, host.places)
+                granted(held, gpus)
                 stack.enter_context(
                     watching_limits(
                         held.allocation,
@@ -105,7 +106,7 @@ def run(
                     watching_use(
                         held.allocation,
                         host.observe_gpu,
-                        lambda part, used: _limits_lost(host, lambda: above(part, used)),
+                        lambda part, gpu, used: _limits_lost(host, lambda: above(part, gpu, used)),
                     )
                 )
                 stack.enter_context(

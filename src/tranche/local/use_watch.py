@@ -17,11 +17,11 @@ _LOOK_SECONDS = 5.0
 
 @contextmanager
 def watching_use(
-    allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[Part, int], None]
+    allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[Part, GpuState, int], None]
 ) -> Iterator[None]:
     """Call `above`, from another thread and once, when more of a part's device is used within the block than was given.
 
-    It is told the part, and how many bytes are used.
+    It is told the part, its GPU, and how many bytes are used.
     """
     parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is not Sharing.TIME_SLICING]
     if not parts:
@@ -34,8 +34,9 @@ def watching_use(
         while not poll.poll(_LOOK_SECONDS * 1000):
             with suppress(Exception):  # a look that fails must not end the command, and is made again
                 for part in parts:
-                    if used := excess(allocation, part, observe(part.gpu_uuid)):
-                        above(part, used)
+                    gpu = observe(part.gpu_uuid)
+                    if used := excess(allocation, part, gpu):
+                        above(part, gpu, used)
                         return
 
     with beside("use", watch):
