@@ -60,6 +60,11 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpus", "1", "--gpu", "0.5", *COMMAND), 2, "exactly one of"),
         (("run", *COMMAND), 2, "exactly one of"),
         (("run", "--gpus", "1"), 2, "there is no command to run"),
+        (
+            ("run", "--gpus", "1", "--no-wait", "--timeout", "9s", *COMMAND),
+            2,
+            "--no-wait and --timeout exclude each other",
+        ),
         (("run", "--gpus", "1", "--", "no-such-command"), 127, "'no-such-command' is not a command"),
         (("--simulate", "no-such-machine", "gpus"), 27, "no simulated machine 'no-such-machine'"),
         (("release", "00000000"), 34, "no allocation and no waiting request 00000000"),

@@ -54,7 +54,8 @@ def test_half_a_gpu_in_percent(machine: TestMachine) -> None:
         (("--simulate", "p4d.24xlrge", "gpus"), 27, "did you mean 'p4d.24xlarge'"),
         (("--simulate", "machin", "gpus"), 27, "did you mean 'machine'"),
         (("gpus", "-o", "yaml"), 2, "-o json"),
-        (("banana",), 2, "No such command 'banana'.\n"),
+        (("banana",), 2, "error: no such command 'banana'\n\nhint: see: tranche --help\n"),
+        (("release",), 2, "error: missing argument 'ID'\n\nhint: see: tranche release --help\n"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from tranche.cli import streams
-from tranche.cli.output import fail, show
+from tranche.cli.output import fail
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.spelling import did_you_mean
@@ -144,7 +143,7 @@ def _exit_code(arguments: list[str], name: str) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        _report_usage(error, as_json=_wants_json(arguments))
+        _report(_usage_error(error), as_json=_wants_json(arguments))
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
@@ -157,17 +156,12 @@ def _report(error: TrancheError, *, as_json: bool) -> None:
     fail(error.message, error.hint, _colour())
 
 
-def _report_usage(error: click.ClickException, *, as_json: bool) -> None:
-    """A mistake that click found, in its own words."""
-    if not as_json:
-        said = io.StringIO()
-        error.show(said)
-        for line in said.getvalue().splitlines():
-            show(line, err=True)
-        return
+def _usage_error(error: click.ClickException) -> UsageError:
+    """A mistake that click found, as one of ours."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"see: {context.command_path} --help" if context is not None else ""
-    _report(UsageError(error.format_message(), hint=hint), as_json=True)
+    text = error.format_message().removesuffix(".")
+    return UsageError(f"{text[:1].lower()}{text[1:]}", hint=hint)
 
 
 def _colour() -> bool | None:

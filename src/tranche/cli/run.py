@@ -71,6 +71,10 @@ def command(
         raise UsageError(
             "there is no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py"
         )
+    if not wait and timeout is not None:
+        raise UsageError(
+            "--no-wait and --timeout exclude each other", hint="--no-wait refuses at once, and --timeout waits"
+        )
     asked = request_from(**request)
     patience = Patience(wait=wait, seconds=timeout)
     voice = _Silence() if quiet else _Voice()
