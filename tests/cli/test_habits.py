@@ -98,7 +98,7 @@ def test_a_command_that_is_no_utf_8_runs_and_is_shown(machine: TestMachine) -> N
     done = subprocess.run(command, env=machine.environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"caf\xe9", b"")
 
-    work = machine.start("run", "--gpus", "1", "-q", "--", "sh", "-c", "sleep 600", "caf\udce9")
+    work = machine.start("run", "--gpus", "1", "-q", "--", "sh", "-c", "exec sleep 600", "caf\udce9")
     wait_until(lambda: bool(machine.json("ps")["allocations"]), work)
     with sqlite3.connect(machine.ledger) as db:
         assert "\ufffd" in db.execute("SELECT command FROM allocations").fetchone()[0]
