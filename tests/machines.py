@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from tests.last_look import last_look
 from tranche.node.ownership import user_name
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
-from tranche_simulator.mps_processes import end_mps
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 # The interpreter may lie where nobody may not read: everything is imported before root is given up.
@@ -180,17 +180,35 @@ class TestMachine:
         return (self.machine.gpus(), tuple(self.machine.change_calls().items()))
 
     def end(self) -> None:
-        """End what start() started, and the MPS daemons that are left, as people leave them: they outlive who started them."""
+        """End what start() started, and whatever of this machine outlives it, such as a workload or an MPS daemon."""
         for process in self._started:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         for process in self._started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+        _kill_all_of(self.machine.state.absolute())
+        for process in self._started:
+            process.kill()
+            process.wait()
+            # Not read to its end: a process that no longer has this machine's environment may hold the pipe open.
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _kill_all_of(state: Path) -> None:
+    """Kill every process of this user that was started on the machine with that state file."""
+    mine = f"TRANCHE_SIM_STATE={state}".encode()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        # A process may end meanwhile, or be somebody else's.
+        with contextlib.suppress(OSError):
+            process = os.pidfd_open(pid)
             try:
-                process.communicate(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-        end_mps(self.machine.state.absolute())
+                if pid != os.getpid() and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
 
 
 def run_without_driver(*arguments: str, code: int = 0) -> Completed:
