@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from release.one_at_a_time import one_at_a_time
 from release.progress import telling
 
 from cluster.download import download_kit
@@ -20,6 +21,8 @@ from cluster.go_build import build_kits
 from cluster.kits import GO_MODULE, KITS, Kit
 from tranche_simulator.build import cache_directory
 
+PROGRAMS = "a cluster's programs"
+"""What processes wait for that need them while another one builds them."""
 FOLDER_VARIABLE = "TRANCHE_CLUSTER_BIN"
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)\.\d+")
 Say = Callable[[str], None]
@@ -65,14 +68,15 @@ def ensure_binaries(say: Say) -> Binaries:
     Raises:
         ClusterError: a program can neither be found nor downloaded nor built.
     """
-    missing = [kit for kit in KITS if _find(kit) is None]
-    if missing:
-        target = cached_programs()
-        target.mkdir(parents=True, exist_ok=True)
-        to_build = [kit for kit in missing if not _downloaded(kit, target, say)]
-        if to_build:
-            build_kits(to_build, target, say)
-    binaries = find_binaries()
+    with one_at_a_time(PROGRAMS, say):
+        missing = [kit for kit in KITS if _find(kit) is None]
+        if missing:
+            target = cached_programs()
+            target.mkdir(parents=True, exist_ok=True)
+            to_build = [kit for kit in missing if not _downloaded(kit, target, say)]
+            if to_build:
+                build_kits(to_build, target, say)
+        binaries = find_binaries()
     if binaries is None:
         raise ClusterError("some of the cluster's programs are still missing after a download and a build")
     return binaries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -10,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from release.errors import ReleaseError
+from release.one_at_a_time import one_at_a_time
 from release.progress import Say, run_with_progress
-from tranche_simulator.build import cache_directory
 
 # Another process may be at it, too.
 _OPTIONS = ("--quiet", "--option=DPkg::Lock::Timeout=300")
@@ -45,10 +44,7 @@ def install_packages(packages: Sequence[str], needed_by: str, say: Say) -> None:
 @contextmanager
 def apt_alone() -> Iterator[None]:
     """Let no other process of this project use apt meanwhile: it waits for dpkg's lock, and for that of the package lists not."""
-    folder = cache_directory()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time("packages"):
         yield
 
 

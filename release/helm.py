@@ -14,6 +14,7 @@ from pathlib import Path
 
 from release.errors import ReleaseError
 from release.go_build import STRIPPED, go_build
+from release.one_at_a_time import one_at_a_time
 from tranche_simulator.build import cache_directory
 
 GO_MODULE = Path(__file__).parent / "go"
@@ -33,7 +34,9 @@ def helm() -> Path:
         return Path(on_path)
     cached = _cached()
     if not os.access(cached, os.X_OK):
-        _build(cached)
+        with one_at_a_time("Helm", _say):
+            if not os.access(cached, os.X_OK):
+                _build(cached)
     return cached
 
 
@@ -69,12 +72,16 @@ def _build(target: Path) -> None:
             str(made),
             module=GO_MODULE,
             doing="building Helm, once",
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=_say,
             linker_flags=_linker_flags(),
         )
         if built.returncode != 0:
             raise ReleaseError(f"go build of Helm failed:\n{built.stdout[-2000:]}")
         os.replace(made, target)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _linker_flags() -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from release.builders import find_builder
 from release.errors import ReleaseError
 from release.image_sources import ROOT, digest, sources, version
 from release.oci_archive import OciArchive
+from release.one_at_a_time import one_at_a_time
 from release.progress import Say
 from release.revision import last_change
 from release.sbom import bill_of_materials
@@ -69,7 +67,7 @@ def make_image(say: Say) -> MadeImage:
     target = _target()
     if (made := _load(target)) is not None:
         return made
-    with _one_at_a_time():
+    with one_at_a_time("the agent's image", say):
         if (made := _load(target)) is not None:
             return made
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +139,3 @@ def _forget_old(built: Path) -> None:
 
 def _cache() -> Path:
     return cache_directory() / "image"
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Two builds at once would disturb each other."""
-    _cache().mkdir(parents=True, exist_ok=True)
-    with (_cache() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
