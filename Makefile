@@ -8,7 +8,7 @@ DEPLOY := build/.deploy-checked
 
 NODES ?= p4d=p4d.24xlarge
 
-.PHONY: help setup demo test check dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test test-long check dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -24,10 +24,17 @@ $(STAMP): requirements.lock pyproject.toml simulator/pyproject.toml
 demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in slices
 	$(BIN)/tranche demo
 
-# Getting a cluster's programs takes minutes the first time; where no cluster can run, the last lines of the tests say so.
-test: check      ## every check and every test
-	-@$(BIN)/python -m cluster prepare >/dev/null
-	$(BIN)/python -m pytest -n 2 --durations=40 --durations-min=5
+# Getting a cluster's programs takes minutes the first time, so that runs beside the checks and the tests that need none. The
+# tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so.
+test: $(STAMP)   ## every check, and the tests, each kind once
+	@$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
+	trap 'kill $$prepared' INT TERM; \
+	$(MAKE) --no-print-directory check && $(BIN)/python -m pytest -n 2 --durations=40 --durations-min=5; \
+	code=$$?; kill $$prepared 2>/dev/null; exit $$code
+
+test-long: export TRANCHE_LONG := 1
+test-long: test  ## the same, each test at its full length; before a release
+	TRANCHE_OLDER_KUBERNETES=1 $(BIN)/python -m pytest -n 0 tests/cluster/test_shares_by_gates.py tests/cluster/test_guides.py -k "gates or without_claims"
 
 check: $(STAMP) $(DEPLOY)  ## format, lint, types, layers; chart, rules, examples
 	$(BIN)/ruff format --check .

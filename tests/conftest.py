@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cluster.binaries import PROGRAMS
 from hypothesis import HealthCheck, settings
 from release.browser import why_no_browser
 from release.helm import why_no_helm
 from release.monitoring import why_no_prometheus
+from release.one_at_a_time import one_at_a_time
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.grpc_use import keep_grpc_out_of_this_process
+from tests.support.length import LONG, cases
 
 # No test is timed: a slow machine must not turn a property false.
-settings.register_profile("tranche", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tranche", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=cases(100)
+)
 settings.load_profile("tranche")
 
 Golden = Callable[[str, str], None]
@@ -41,6 +49,9 @@ _CLUSTER_SECONDS = 1800
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
+_LEFT_OUT = pytest.StashKey[int]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite golden files from the output")
 
@@ -54,8 +65,8 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """After everything else: crashes made, figures that tests observed, and what could not be run here, and why."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    """After everything else: crashes made, figures that tests observed, what was left out or could not be run here, and why."""
     yield
     reports = [report for found in terminalreporter.stats.values() for report in found]
     calls = [report for report in reports if getattr(report, "when", "") == "call"]
@@ -64,19 +75,57 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.write_line(f"{crashes} crashes were made and recovered from")
     for figure in (value for name, value in properties if name == "figure"):
         terminalreporter.write_line(figure)
+    if left_out := config.stash.get(_LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} long tests left out; make test-long runs them")
     for (needed, reason), files in _not_run(terminalreporter.stats.get("skipped", [])).items():
         counts = ", ".join(f"{count} of {file}" for file, count in files.items())
         terminalreporter.write_line(f"not run, for want of {needed} ({reason}): {counts}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let reports tell what a test needs, also those that come from another process; a cluster's tests have more time."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let reports tell what a test needs, also those that come from another process; a cluster's tests have more time.
+
+    Long tests are left out unless TRANCHE_LONG is set, and counted.
+    """
+    long = [] if LONG else [item for item in items if item.get_closest_marker("long") is not None]
+    if long:
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+        config.hook.pytest_deselected(items=long)
+    config.stash[_LEFT_OUT] = len(long)
     for item in items:
         if item.get_closest_marker("cluster") is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_CLUSTER_SECONDS))
         for marker, needed in _NEEDS.items():
             if item.get_closest_marker(marker) is not None:
                 item.user_properties.append((_NEEDED, needed))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that started this one how many long tests were left out."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["long"] = session.config.stash.get(_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    """Take over how many long tests a process has left out: each has collected all tests."""
+    told = getattr(node, "workeroutput", None) or {}
+    node.config.stash[_LEFT_OUT] = max(node.config.stash.get(_LEFT_OUT, 0), told.get("long", 0))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Before a test of a cluster, and before its time runs, wait until nobody builds a cluster's programs any more."""
+    if item.get_closest_marker("cluster") is not None:
+        capture = item.config.pluginmanager.getplugin("capturemanager")
+        with one_at_a_time(PROGRAMS, lambda line: _say_beside(capture, line)):
+            pass
+    return (yield)
+
+
+def _say_beside(capture: Any, line: str) -> None:
+    with capture.global_and_fixture_disabled():
+        print(line, file=sys.stderr, flush=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -92,16 +141,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Of several processes one has the cluster, and begins with its tests; another begins with the walks of the guides."""
+    """Of several processes one has the cluster, and begins with its tests."""
     return _OneProcessForTheCluster(config, log)
 
 
 class _OneProcessForTheCluster(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
-    """Hands out the tests of the cluster as one piece, the walks as another, the largest piece first, all others singly."""
+    """Hands out the tests of the cluster as one piece, and first; all others singly; the walks as one piece, and last.
+
+    Where the programs of a cluster are still being built, one process waits for them and the other has work.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         folders = (folder for folder in (_WALKS, _CLUSTER_TESTS) if nodeid.startswith(folder))
         return next(folders, nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if _WALKS in self.workqueue:
+            self.workqueue.move_to_end(_WALKS)
+        super()._assign_work_unit(node)
 
 
 def _not_run(skipped: Sequence[pytest.TestReport]) -> dict[tuple[str, str], Counter[str]]:

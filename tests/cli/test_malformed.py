@@ -187,9 +187,12 @@ def valid_documents(examiner: Examiner) -> dict[tuple[str, ...], Any]:
 
 
 KINDS = ("layout", "hooks", "plan", "checkpoint")
+KIND_BY_KIND = [
+    pytest.param(number, id=kind, marks=pytest.mark.long if number else ()) for number, kind in enumerate(KINDS)
+]
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize("kind", KIND_BY_KIND)
 def test_documents_with_parts_that_are_odd(examiner: Examiner, kind: int, record_property: Record) -> None:
     (command, valid) = list(valid_documents(examiner).items())[kind]
     made = list(mutants(valid))
@@ -200,7 +203,7 @@ def test_documents_with_parts_that_are_odd(examiner: Examiner, kind: int, record
     examiner.finish(record_property, _MUTANTS // 2, f"odd {KINDS[kind]} documents")
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize("kind", KIND_BY_KIND)
 def test_texts_that_are_no_document(examiner: Examiner, kind: int, record_property: Record) -> None:
     command = list(valid_documents(examiner))[kind]
     for text in TEXTS:
@@ -246,7 +249,7 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 4))])
 def test_words_that_are_no_values(examiner: Examiner, part: int, record_property: Record) -> None:
     for number, template in enumerate(OPTIONS[part::4]):
         for turn in range(_WORDS):

@@ -21,6 +21,7 @@ SCALE = 0.02
 MEMBERS, GPUS = 56, 8
 
 
+@pytest.mark.long
 def test_56_members_run_in_slices_of_their_own_and_on_whole_gpus_by_turns(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:

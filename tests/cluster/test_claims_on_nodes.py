@@ -85,6 +85,7 @@ def gone(cluster: Cluster, node: Node, namespace: str) -> None:
     assert not files
 
 
+@pytest.mark.long
 def test_56_pods_at_once_have_a_slice_each_and_100_wait_for_their_turn(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -47,11 +47,18 @@ $ until ! tranche gpus --cluster | grep -q default/small; do sleep 1; done
 _LEFT_OUT = ("KUBECONFIG", "MAKEFLAGS", "MAKELEVEL", "NODES")
 
 
-@pytest.mark.parametrize("page", ["56-pods-on-one-p4d", "dynamic-mig", "mixed-slices-on-one-p5", "virtual-gpus"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "mixed-slices-on-one-p5",
+        *(pytest.param(page, marks=pytest.mark.long) for page in ("56-pods-on-one-p4d", "dynamic-mig", "virtual-gpus")),
+    ],
+)
 def test_a_guide_does_what_it_says(suitable_machine: None, own_cluster: None, page: str) -> None:
     _carry_out((ROOT / "docs" / "guides" / f"{page}.md").read_text())
 
 
+@pytest.mark.long
 def test_slices_on_the_fly_are_the_same_walk_in_a_cluster_without_claims(
     suitable_machine: None, own_cluster: None
 ) -> None:

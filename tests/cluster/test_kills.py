@@ -30,6 +30,7 @@ LAYOUTS: list[tuple[str, str, dict[str, int]]] = [
 OPERAND = "nvidia.com/gpu.deploy.dcgm"
 
 
+@pytest.mark.long
 def test_every_layout_and_every_pod_comes_through_kills_at_random_instants(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -70,6 +70,7 @@ def wait_for_pods(cluster: Cluster, namespace: str, **expected: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_56_of_100_pods_run_in_56_slices_and_then_three_sizes_at_once(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:

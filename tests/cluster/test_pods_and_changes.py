@@ -24,6 +24,7 @@ RESOURCES = ("nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb")
 HOLD = f'sees() {{ nvidia-smi -L | grep -q "$({SHOW_DEVICES})"; }}; sees && sleep %.1f && sees'
 
 
+@pytest.mark.long
 def test_no_pod_loses_its_slice_however_often_the_layout_changes(cluster: Cluster, p4d: Node, namespace: str) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")  # pytest shows it with a failure

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.grid_model import free_placements
 from tests.strategies import PLACEABLE_BOARDS, occupant_lists, placed
+from tests.support.length import cases
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key
 from tranche.core.grid import (
     Occupant,
@@ -149,7 +150,7 @@ def every_arrangement(
 
 
 @given(boards_with_occupants(), st.data())
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 def test_arrange_finds_an_arrangement_whenever_there_is_one(
     found: tuple[Board, list[Occupant]], data: st.DataObject
 ) -> None:

@@ -21,12 +21,12 @@ from tests.crash.aftermath import (
     one_further_command,
 )
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_plan, random_request
+from tests.support import length
 from tranche.node.held import Held
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 
-DEFAULT_CASES = 360
-CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
+CASES = length.cases(360, "TRANCHE_CRASH_CASES")
 """How many crashes, about, over all families and both kinds of work; TRANCHE_CRASH_CASES asks for more."""
 
 CHANGE, REQUEST = "change", "request"

@@ -17,6 +17,7 @@ from tests.crash import random_life
 from tests.crash.aftermath import Slots, check_kept, check_serves, check_settled, look, one_further_command
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare
 from tests.node.processes import Child
+from tests.support import length
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import InstanceKey
@@ -25,8 +26,7 @@ from tranche.node.locks import is_held
 from tranche.node.session import Places, process_start_time
 from tranche_simulator.machine import Client
 
-DEFAULT_CASES = 90
-CASES = int(os.environ.get("TRANCHE_CRASH_CASES", DEFAULT_CASES))
+CASES = length.cases(90, "TRANCHE_CRASH_CASES")
 """How many crashes over all families; TRANCHE_CRASH_CASES asks for more."""
 
 TIME_SCALE = 0.03

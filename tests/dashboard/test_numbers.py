@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -17,13 +16,14 @@ from tests.dashboard.random_machine import RandomMachine
 from tests.dashboard.reading import figures, parsed, tables
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
+from tests.support.length import cases
 from tranche.core.board import board_by_key
 from tranche.core.quantity import GIB, MIB, format_memory
 from tranche.dashboard.events_page import MOST
 from tranche.documents.history import seconds_of
 
 BOARDS = ("A100-40GB", "A100-40GB", "H100-80GB-SXM", "T4")
-STATES = int(os.environ.get("TRANCHE_DASHBOARD_STATES", "200"))
+STATES = cases(200, "TRANCHE_DASHBOARD_STATES")
 _MOST_LOOKS = 10
 
 State = dict[str, Any]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently, until
+from tests.support.length import cases
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
@@ -353,7 +354,7 @@ def test_while_there_is_nothing_to_say_nothing_is_asked() -> None:
 HAPPENINGS = ("word", "same", "foreign", "deleted", "fails", "lost", "down", "up", "killed", "looked")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     happenings=st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 12)), max_size=14),
     renew=st.booleans(),

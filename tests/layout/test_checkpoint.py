@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from tests.grid_model import carry_out, filled_instance
 from tests.strategies import gpu_on, node_views, uncuttable_gpu, view_of
+from tests.support.length import cases
 from tranche.core.allocation import NodeView
 from tranche.core.board import Board, board_by_key
 from tranche.core.checkpoint import Checkpoint, checkpoint_to_data, parse_checkpoint, take_checkpoint
@@ -123,7 +124,7 @@ def test_checkpoints_that_this_machine_cannot_have(checkpoint: Checkpoint, messa
         plan_restore(view_of(gpu_on(H100), uncuttable_gpu(1)), checkpoint)
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(node_views(mixed=False), node_views(mixed=False))
 def test_restoring_gives_back_what_was_recorded_and_touches_nothing_in_use(before: NodeView, now: NodeView) -> None:
     known = {gpu.uuid for gpu in now.node if not gpu.lost and gpu.mig_capable}

@@ -18,6 +18,7 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
+from tests.support.length import cases
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key, catalogue
 from tranche.core.device_filter import parse_device_filter
@@ -449,7 +450,7 @@ def views_with_layouts(draw: st.DrawFn) -> tuple[NodeView, Layout]:
     return view, Layout("random", tuple(specs))
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(views_with_layouts())
 def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: tuple[NodeView, Layout]) -> None:
     view, wanted = case
@@ -474,7 +475,7 @@ def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: t
     assert {user.gpu.uuid for user in again.blockers} == blocked
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(views_with_layouts())
 def test_the_largest_possible_number_of_idle_instances_is_kept(case: tuple[NodeView, Layout]) -> None:
     view, wanted = case
@@ -504,7 +505,7 @@ def _beside(gpu: GpuState, rest: Counter[ProfileName], fixed: tuple[Occupant, ..
     return [found for found in everything if set(fixed) <= found]
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(views_with_layouts())
 def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[NodeView, Layout]) -> None:
     view, wanted = case

@@ -15,12 +15,13 @@ import pytest
 
 from tests.node.machines import Node, node_of
 from tests.node.processes import Child, ChildFailed
+from tests.support.length import cases
 from tranche.core.request import parse_request
 from tranche.local.run import run
 from tranche.node import journal, records, register
 from tranche.node.patience import Patience
 
-CASES = int(os.environ.get("TRANCHE_SIGNAL_CASES", "24"))
+CASES = cases(24, "TRANCHE_SIGNAL_CASES")
 """At how many lines, about, over all signals; TRANCHE_SIGNAL_CASES asks for more. There are about 900 lines."""
 
 _TRACED = ("local/", "node/host.py", "node/locks.py", "node/executor.py", "node/deciding.py", "node/doorbell.py")

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import boards, placed
+from tests.support.length import cases
 from tranche.core.errors import PlanInvalid
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
@@ -121,7 +122,7 @@ def test_what_is_no_plan_is_refused(data: object) -> None:
         plan_from_dict(data)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=cases(30), deadline=None)
 @given(st.lists(st.tuples(steps(), befores, st.sampled_from(StepStatus)), min_size=1, max_size=6))
 def test_the_journal_says_of_each_step_what_was_written(
     ledger: Ledger, story: list[tuple[Step, Before, StepStatus]]

@@ -42,7 +42,9 @@ def test_the_indexed_baselines_choose_what_a_scan_chooses(seed: int, tightest: b
             live.append(Spot(*free[0]))
 
 
-@pytest.mark.parametrize("mix", ["uniform6", "skew-small", "skew-big", "openb-map"])
+@pytest.mark.parametrize(
+    "mix", ["uniform6", *(pytest.param(mix, marks=pytest.mark.long) for mix in ("skew-small", "skew-big", "openb-map"))]
+)
 def test_the_default_accepts_more_than_first_fit_and_best_fit(mix: str) -> None:
     """The same arrivals for all, at 95 % load: a fixed sample path, so the result is the same on every machine."""
     geometry, weights = a100(), MIXES[mix]

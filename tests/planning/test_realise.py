@@ -18,6 +18,7 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
+from tests.support.length import cases
 from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.board import Board
 from tranche.core.devices import memory_of
@@ -66,7 +67,7 @@ def held_by(view: NodeView, *grants: Wanted, name: str = "mine") -> NodeView:
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 def test_what_is_realised_is_there_and_contradicts_nothing(data: st.DataObject) -> None:
     view = data.draw(sharing_views())
     wanted = data.draw(st.lists(wanted_of(view), min_size=1, max_size=3))
@@ -97,7 +98,7 @@ def test_what_is_realised_is_there_and_contradicts_nothing(data: st.DataObject) 
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 def test_nobody_else_is_touched(data: st.DataObject) -> None:
     view = data.draw(sharing_views())
     wanted = data.draw(st.lists(wanted_of(view), min_size=1, max_size=3))
@@ -132,7 +133,7 @@ def test_nobody_else_is_touched(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 def test_on_a_gpu_that_nobody_has_every_device_is_realised(data: st.DataObject) -> None:
     board = data.draw(boards())
     profiles = placed(board)

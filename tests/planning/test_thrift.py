@@ -171,6 +171,7 @@ def test_more_than_half_of_a_gpu_is_a_whole_one_even_when_room_is_short(by: Shar
         assert isinstance(decision.grants[0], WholeGpu)
 
 
+@pytest.mark.long
 def test_of_a_days_requests_all_ways_together_serve_about_as_many_as_the_better_one_alone() -> None:
     """Parts alone serve a few more on eight GPUs, where the first to come have slices as long as there is room to spare."""
     for gpus in ((t4(),), a100s(1), a100s(8)):

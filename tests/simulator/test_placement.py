@@ -22,6 +22,7 @@ from tests.simulator.machines import (
     profile_ids,
     talking_to,
 )
+from tests.support.length import cases
 
 NO_ROOM = nvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 
@@ -179,7 +180,7 @@ def test_all_media_engines_need_the_others_free(tmp_path: Path) -> None:
         assert error_of(create, gpu(), 64) == NO_ROOM
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     board=st.sampled_from(["A100-40GB", "H100-80GB-SXM", "A30-24GB", "RTX-PRO-6000-96GB", "RTX-PRO-5000-48GB"]),
     swapped=st.booleans(),

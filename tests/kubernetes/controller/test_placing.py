@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.kubernetes.controller.placing_world import PlacingWorld
 from tests.kubernetes.dra.test_order import a100s
 from tests.strategies import node_views
+from tests.support.length import cases
 from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
 from tranche.kubernetes.controller.placing import Placing
@@ -30,7 +31,7 @@ REQUESTS = [
 STEPS = ["a", "b", "hear a", "hear b", "end", "take up", "take up", "tell", "add", "add"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(
     seed=st.integers(0, 2**32),
     views=st.lists(node_views(max_gpus=2), min_size=1, max_size=2),

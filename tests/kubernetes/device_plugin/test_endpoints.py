@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tests.node.processes import in_child
+from tests.support.length import cases
 from tranche.core.errors import GpuBusy, KubeletUnavailable
 from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
@@ -292,7 +293,7 @@ LISTS = st.dictionaries(
 HAPPENINGS = st.lists(st.sampled_from(["restart", "refuse", "accept", "lose a socket", "gone"]) | LISTS, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @example(  # its socket is lost while the kubelet refuses, and then nobody wants the resource any more
     happenings=[
         {SLICE: ["a"], GPU: ["a", "b", "c"], "nvidia.com/mig-2g.10gb": []},

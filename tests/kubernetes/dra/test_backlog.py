@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kubernetes.waiting import patiently
+from tests.support.length import cases
 from tranche.core.allocation import Allocation, Phase, WholeGpu
 from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.keeper import ClaimKeeper
@@ -85,7 +86,7 @@ def served(
     st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=2, unique=True), min_size=1, max_size=20),
     st.integers(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_every_claim_is_served_and_no_gpu_is_changed_by_two_at_once(wanted: list[list[str]], seed: int) -> None:
     machine = Machine({f"{n}": [None] for n in range(len(wanted)) if n % 5 == 4})
     rng = random.Random(seed)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import PLACEABLE_BOARDS, gpu_on, node_views, uncuttable_gpu, view_of
+from tests.support.length import cases
 from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
@@ -90,7 +91,7 @@ def test_what_is_shown_already_is_shown_again(view: NodeView) -> None:
     assert shown(view, first) == first
 
 
-@settings(max_examples=30)
+@settings(max_examples=cases(30))
 @given(node_views(max_gpus=2), st.data())
 def test_no_device_goes_for_anything_that_happens_to_gpus_that_stay(view: NodeView, data: st.DataObject) -> None:
     view = with_means(view)

@@ -25,6 +25,7 @@ from tests.kubernetes.fleet.clusters import (
     t4s,
     with_instance,
 )
+from tests.support.length import cases
 from tranche.core.board import catalogue
 from tranche.core.profile import ProfileName
 from tranche.core.request import parse_request
@@ -281,7 +282,7 @@ def test_every_situation_is_answered(situation: Callable[[], Situation], golden:
     golden(f"{situation.__name__}.txt", text_of(explain_pod(*situation())))
 
 
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 @given(st.lists(possible_requests(), min_size=1, max_size=3), st.sampled_from(["p4d", "t4"]))
 def test_who_could_be_served_later_is_served_by_an_empty_cluster(asked: list[Any], where: str) -> None:
     """Whatever a claim asks for together: "later" is never said of what cannot be, and never withheld from what can."""
@@ -317,7 +318,7 @@ def test_a_thousand_nodes_are_answered_shortly() -> None:
     assert len(text_of(found)) < 1500
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(st.lists(possible_requests(), max_size=12), possible_requests(), st.data())
 def test_the_answer_agrees_with_what_there_is(held: list[Any], asked: Any, data: st.DataObject) -> None:
     slices = [*published("p4d", a100s(2)), *T4]

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.kubernetes.mig_manager.mig_world import OPERANDS, Killed, World, a100s, cut, gpu, profiles
 from tests.strategies import uncuttable_gpu, view_of
+from tests.support.length import cases
 from tranche.core.errors import HardwareError, KubeletUnavailable
 from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import KubePod, PodRef
@@ -662,7 +663,7 @@ class Interference(RuleBasedStateMachine):
 
 
 TestInterference = Interference.TestCase
-TestInterference.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestInterference.settings = settings(max_examples=cases(60), stateful_step_count=40, deadline=None)
 
 
 def test_a_pod_that_is_being_admitted_is_waited_for_and_named() -> None:

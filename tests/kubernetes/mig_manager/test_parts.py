@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.grid_model import carry_out
 from tests.kubernetes.mig_manager.mig_world import a100s, gpu
 from tests.strategies import node_views, uncuttable_gpu, view_of
+from tests.support.length import cases
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, TrancheError
 from tranche.core.state import MigMode
@@ -146,7 +147,7 @@ def test_only_pods_of_paused_operands_are_waited_for() -> None:
 
 
 @given(node_views(max_gpus=3), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_what_is_done_beside_users_touches_none_of_them_and_need_not_be_done_again(
     view: NodeView, data: st.DataObject
 ) -> None:
