@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 
+import click
 import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TRANCHE, TestMachine, wait_until
+from tranche.cli.main import root
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def test_half_a_gpu_in_percent(machine: TestMachine) -> None:
     [
         (("gpsu",), 2, "Did you mean 'gpus'"),
         (("layout", "aply"), 2, "Did you mean 'apply'?"),
+        (("logs", "train"), 2, "Did you mean 'job logs'?"),
         (("run", "--gpu-memroy", "4Gi", "--", "true"), 2, "'--gpu-memory'"),
         (("layout", "plan", "-c", "all-blanced"), 11, "did you mean 'all-balanced'"),
         (("run", "--mig-profile", "1g6gb", "--", "true"), 2, "did you mean '1g.6gb' or"),
@@ -62,6 +66,17 @@ def test_half_a_gpu_in_percent(machine: TestMachine) -> None:
 def test_what_was_meant(machine: TestMachine, arguments: tuple[str, ...], code: int, meant: str) -> None:
     done = machine.tranche(*arguments, code=code, TRANCHE_SIM_ROOT=str(machine.folder))
     assert meant in done.stderr
+
+
+def test_help_lists_the_commands_in_groups_without_those_that_kubernetes_starts(machine: TestMachine) -> None:
+    _, *groups = re.findall(r"^(\w[\w ]+):\n((?:  .+\n)+)", f"{machine.tranche('--help').stdout}\n", re.MULTILINE)
+    names = {title: re.findall(r"^  (\S+)", lines, re.MULTILINE) for title, lines in groups}
+    titles = ["This machine", "Layouts", "Jobs on a cluster", "Cluster operations", "Services", "Simulator"]
+    assert list(names) == titles
+    assert names["This machine"][:8] == ["run", "ps", "gpus", "top", "explain", "release", "events", "doctor"]
+    assert names["Jobs on a cluster"] == ["submit", "job"]
+    listed = {name for some in names.values() for name in some}
+    assert set(root.list_commands(click.Context(root))) - listed == {"agent", "controller"}
 
 
 def test_a_layout_of_a_file_is_suggested(machine: TestMachine) -> None:

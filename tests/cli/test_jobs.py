@@ -133,7 +133,7 @@ def test_a_cluster_without_our_classes_or_without_an_answer_is_said(api: ServedA
     assert "dra.enabled=true" in tranche(api, "submit", "--gpu-memory", "4Gi", *ANYTHING, code=47).stderr
     config = api.kubeconfig.read_text().replace(str(api.server.port), "1")
     api.kubeconfig.write_text(config)
-    assert "does not answer" in tranche(api, "list", code=40).stderr
+    assert "does not answer" in tranche(api, "job", "list", code=40).stderr
 
 
 def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None:
@@ -155,7 +155,7 @@ def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None
     assert template["metadata"]["annotations"] == {"tranche.dev/gpu": "0.2"}
     assert template["spec"]["schedulingGates"] == [{"name": "tranche.dev/share"}]
     assert not _names(api, TEMPLATES)
-    tranche(api, "delete", "train")
+    tranche(api, "job", "delete", "train")
     assert not _names(api, JOBS)
 
 
@@ -166,12 +166,12 @@ def test_whoever_may_not_read_what_nodes_offer_is_told_what_to_ask_for(api: Serv
 
 
 def test_list_shows_requests_and_status(api: ServedApi) -> None:
-    assert tranche(api, "list").stderr == "no jobs in namespace team-a\n"
+    assert tranche(api, "job", "list").stderr == "no jobs in namespace team-a\n"
     api.change(lambda server: put_job(server, status={"active": 1, "ready": 1}, completions=3))
-    rows = tranche(api, "list").stdout.splitlines()
+    rows = tranche(api, "job", "list").stdout.splitlines()
     assert rows[1].split()[:6] == ["train", "--gpu-memory", "4Gi", "Running", "1", "0/3"]
-    assert tranche(api, "list", "-A").stdout.splitlines()[1].split()[0] == "team-a"
-    (job,) = json.loads(tranche(api, "list", "-o", "json").stdout)["jobs"]
+    assert tranche(api, "job", "list", "-A").stdout.splitlines()[1].split()[0] == "team-a"
+    (job,) = json.loads(tranche(api, "job", "list", "-o", "json").stdout)["jobs"]
     assert (job["status"], job["created"]) == ("Running", "2026-11-20T10:00:00Z")
 
 
@@ -183,40 +183,40 @@ def test_logs_name_the_pod_where_there_are_several(api: ServedApi) -> None:
             server.pages[f"{PODS}/{name}/log"] = f"of {name}\n"
 
     api.change(two)
-    assert tranche(api, "logs", "train").stdout == "[train-0] of train-0\n[train-1] of train-1\n"
-    assert tranche(api, "logs", "-f", "train").stdout == "[train-0] of train-0\n[train-1] of train-1\n"
-    assert tranche(api, "logs", "train", "--pod", "train-1").stdout == "of train-1\n"
-    assert "no pod 'train-2'" in tranche(api, "logs", "train", "--pod", "train-2", code=42).stderr
+    assert tranche(api, "job", "logs", "train").stdout == "[train-0] of train-0\n[train-1] of train-1\n"
+    assert tranche(api, "job", "logs", "-f", "train").stdout == "[train-0] of train-0\n[train-1] of train-1\n"
+    assert tranche(api, "job", "logs", "train", "--pod", "train-1").stdout == "of train-1\n"
+    assert "no pod 'train-2'" in tranche(api, "job", "logs", "train", "--pod", "train-2", code=42).stderr
 
 
 def test_logs_of_a_job_that_has_not_started_say_so(api: ServedApi) -> None:
     api.change(put_job)
-    assert "nothing of job team-a/train has started" in tranche(api, "logs", "train").stderr
+    assert "nothing of job team-a/train has started" in tranche(api, "job", "logs", "train").stderr
 
 
 def test_wait_ends_as_the_job_does(api: ServedApi) -> None:
-    assert "no job 'train'" in tranche(api, "wait", "train", code=42).stderr
+    assert "no job 'train'" in tranche(api, "job", "wait", "train", code=42).stderr
     api.change(lambda server: put_job(server, status={"ready": 1}))
-    assert "runs" in tranche(api, "wait", "train", "--for", "running").stderr
-    assert "is Running after 0.01 s" in tranche(api, "wait", "train", "--timeout", "10ms", code=70).stderr
+    assert "runs" in tranche(api, "job", "wait", "train", "--for", "running").stderr
+    assert "is Running after 0.01 s" in tranche(api, "job", "wait", "train", "--timeout", "10ms", code=70).stderr
     api.change(lambda server: put_job(server, status=ended("Failed")))
-    assert "has failed: because" in tranche(api, "wait", "train", code=48).stderr
+    assert "has failed: because" in tranche(api, "job", "wait", "train", code=48).stderr
     api.change(lambda server: put_job(server, status=ended("Complete")))
-    tranche(api, "wait", "train")
+    tranche(api, "job", "wait", "train")
 
 
 def test_delete_removes_what_submit_made_and_nothing_else(api: ServedApi) -> None:
     tranche(api, "submit", "--gpus", "1", "--name", "train", *ANYTHING)
-    tranche(api, "delete", "train")
+    tranche(api, "job", "delete", "train")
     assert not _names(api, JOBS)
     assert not _names(api, TEMPLATES)
-    assert "no job 'train'" in tranche(api, "delete", "train", code=42).stderr
+    assert "no job 'train'" in tranche(api, "job", "delete", "train", code=42).stderr
 
 
 def test_delete_leaves_no_name_out_for_one_that_is_not_there(api: ServedApi) -> None:
     for name in ("a", "b", "c"):
         tranche(api, "submit", "--gpus", "1", "--name", name, *ANYTHING)
-    done = tranche(api, "delete", "a", "nosuch", "b", "neither", "c", code=42)
+    done = tranche(api, "job", "delete", "a", "nosuch", "b", "neither", "c", code=42)
     assert not _names(api, JOBS)
     for text in ("deleted team-a/c", "no job 'nosuch'", "no job 'neither'"):
         assert text in done.stderr
@@ -331,7 +331,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
         for held in gpu["held"]
     )
     assert (held["claim"], held["pods"], held["profile"]) == (None, ["team-a/train-0"], "2g.10gb")
-    assert json.loads(tranche(api, "describe", "train", "-o", "json").stdout)["given"] == [held]
+    assert json.loads(tranche(api, "job", "describe", "train", "-o", "json").stdout)["given"] == [held]
     api.change(lambda server: server.refusals.update({("GET", "/leases"): (403, {"message": "no"})}))
     assert "your account may not read what nodes have" in tranche(api, "gpus", "--cluster").stderr
 
@@ -376,7 +376,7 @@ def test_after_a_change_to_claims_leases_are_nobodys_word_and_a_pod_at_the_gate_
 ) -> None:
     api.change(_gated_job)
     assert "p4d" not in tranche(api, "gpus", "--cluster").stdout
-    for words in (("explain", "pod/train-0"), ("describe", "train")):
+    for words in (("explain", "pod/train-0"), ("job", "describe", "train")):
         text = tranche(api, *words).stdout
         assert "this cluster gives shares by claims now: nobody chooses one for it" in text
         assert "submitted again" in text
@@ -392,7 +392,7 @@ def test_after_a_change_to_gates_a_pod_with_a_claim_is_told_that_nobody_serves_i
         server.objects["/api/v1/nodes/p4d"]["status"]["capacity"] = {"tranche.dev/share": "250"}
 
     api.change(changed)
-    for words in (("explain", "pod/train-0"), ("describe", "train")):
+    for words in (("explain", "pod/train-0"), ("job", "describe", "train")):
         text = tranche(api, *words).stdout
         assert "this cluster gives shares by scheduling gates now: no node serves its claim" in text
         assert "would make room" not in text
@@ -423,7 +423,7 @@ def waiting_job(server: FakeApiServer) -> None:
 
 def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:
     api.change(waiting_job)
-    described = tranche(api, "describe", "train").stdout
+    described = tranche(api, "job", "describe", "train").stdout
     explained = tranche(api, "explain", "pod/train-0").stdout
     for text in (described, explained):
         assert "Waiting: node p4d cannot serve it now; it could later" in text
@@ -436,7 +436,10 @@ def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:
     ]
     document = json.loads(tranche(api, "explain", "pod/train-0", "-o", "json").stdout)
     assert (document["status"], document["nodes"][0]["holders"]) == ("Waiting", ["pod team-a/old"])
-    assert json.loads(tranche(api, "describe", "train", "-o", "json").stdout)["waiting"][0]["pod"] == "team-a/train-0"
+    assert (
+        json.loads(tranche(api, "job", "describe", "train", "-o", "json").stdout)["waiting"][0]["pod"]
+        == "team-a/train-0"
+    )
 
 
 def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_ready(api: ServedApi) -> None:
@@ -454,7 +457,7 @@ def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_re
         server.put("/api/v1/namespaces/team-a/events/e1", {**event, "type": "Warning"})
 
     api.change(gets_the_gpu)
-    lines = tranche(api, "describe", "train").stdout.splitlines()
+    lines = tranche(api, "job", "describe", "train").stdout.splitlines()
     assert "train-0  Pending (ContainerCreating)  p4d   all of GPU 0" in lines[6]
     assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the GPU is lost"
 
@@ -559,11 +562,11 @@ def test_a_command_that_never_ran_is_explained_in_the_kubelets_words(api: Served
     api.change(lambda server: put_job(server, status=ended("Failed", failed=1)))
     api.change(lambda server: put_pod(server, phase="Failed", terminated=START_ERROR))
     why = 'StartError: failed to start: exec: "nosuchcommand": executable file not found in $PATH'
-    described = tranche(api, "describe", "train").stdout
+    described = tranche(api, "job", "describe", "train").stdout
     assert "Failed (exit code 128)" in described
     assert f"train-0-abcde: {why}" in described
     for follow in ((), ("--follow",)):
-        said = tranche(api, "logs", "train", *follow).stderr
+        said = tranche(api, "job", "logs", "train", *follow).stderr
         assert f"train-0-abcde: {why}" in said
         assert "\x1b" not in said
 
@@ -611,21 +614,25 @@ def kubectl_in(folder: Path) -> str:
 def test_attach_and_exec_hand_over_to_kubectl(api: ServedApi, tmp_path: Path) -> None:
     path = kubectl_in(tmp_path)
     api.change(put_job)
-    assert "no pod of job team-a/train runs" in tranche(api, "attach", "train", code=42, PATH=path).stderr
+    assert "no pod of job team-a/train runs" in tranche(api, "job", "attach", "train", code=42, PATH=path).stderr
     api.change(put_pod)
-    assert tranche(api, "attach", "train", PATH=path).stdout == "-n team-a attach train-0-abcde -c main "
-    done = tranche(api, "exec", "train", "--kubeconfig", str(api.kubeconfig), "--", "nvidia-smi", "-L", PATH=path)
+    assert tranche(api, "job", "attach", "train", PATH=path).stdout == "-n team-a attach train-0-abcde -c main "
+    done = tranche(
+        api, "job", "exec", "train", "--kubeconfig", str(api.kubeconfig), "--", "nvidia-smi", "-L", PATH=path
+    )
     words = f"--kubeconfig {api.kubeconfig} -n team-a exec --stdin train-0-abcde -c main -- nvidia-smi -L "
     assert done.stdout == words
 
 
 def test_attach_without_kubectl_says_what_to_do(api: ServedApi, tmp_path: Path) -> None:
-    done = tranche(api, "attach", "train", code=127, PATH=str(tmp_path))
+    done = tranche(api, "job", "attach", "train", code=127, PATH=str(tmp_path))
     assert "needs kubectl" in done.stderr
-    assert "tranche logs -f train" in done.stderr
+    assert "tranche job logs -f train" in done.stderr
 
 
 def test_kubectl_runs_the_same_commands_under_its_own_name() -> None:
     script = "from tranche.cli.start import kubectl_main; kubectl_main()"
-    done = subprocess.run([sys.executable, "-c", script, "list", "--help"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Usage: kubectl tranche list [OPTIONS]")
+    done = subprocess.run(
+        [sys.executable, "-c", script, "job", "list", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Usage: kubectl tranche job list [OPTIONS]")

@@ -73,7 +73,7 @@ def test_a_job_owns_all_that_is_made_for_it(cluster: Cluster, classes: None, res
     where = ("-n", researcher.namespace)
     researcher.tranche("submit", "--gpu-memory", "4Gi", *where, *JOB)
     wait_for("its pod is made", lambda: any(each.startswith("pod/") for each in researcher.left()))
-    described = researcher.tranche("describe", "train", *where).stdout
+    described = researcher.tranche("job", "describe", "train", *where).stdout
     assert "request    --gpu-memory 4Gi" in described
     assert "your account may not read nodes" in described
     cluster.kubectl("delete", "job", "train", "--namespace", researcher.namespace, "--wait=false")
@@ -87,8 +87,8 @@ def test_what_a_dry_run_prints_can_be_applied_and_deleted(
     printed = researcher.tranche("submit", "--mig-profile", "1g.5gb", "--dry-run", *where, *JOB).stdout
     assert researcher.left() == []
     cluster.kubectl(f"--kubeconfig={researcher.kubeconfig}", "apply", "--filename=-", stdin=printed)
-    assert "train" in researcher.tranche("list", *where).stdout
-    researcher.tranche("delete", "train", *where)
+    assert "train" in researcher.tranche("job", "list", *where).stdout
+    researcher.tranche("job", "delete", "train", *where)
     wait_for("all of it is gone", lambda: not researcher.left())
 
 

@@ -101,7 +101,7 @@ def command(
 def _pod_name(kind: str, name: str) -> str:
     if kind.lower() not in _PODS:
         raise UsageError(
-            f"'{kind}/{name}' cannot be explained", hint="name a pod: pod/NAME; of a job: tranche describe NAME"
+            f"'{kind}/{name}' cannot be explained", hint="name a pod: pod/NAME; of a job: tranche job describe NAME"
         )
     if _POD_NAME.fullmatch(name) is None:
         raise UsageError(f"'{name}' is no name of a pod", hint="write it as pod/NAME; list them with: kubectl get pods")

@@ -21,43 +21,62 @@ from tranche.core.spelling import did_you_mean
 from tranche.documents.envelope import error_document
 from tranche.hardware.simulator_errors import simulator_errors
 
-_COMMANDS: dict[str, tuple[str, str]] = {
-    "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
-    "attach": ("tranche.cli.jobs.attach", "A terminal for a running job of a cluster"),
-    "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
-    "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
-    "cluster-dashboard": ("tranche.cli.cluster_dashboard", "A Kubernetes cluster as a live page for its people"),
-    "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
-    "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
-    "cordon": ("tranche.cli.cordon", "Give nothing more of a GPU away"),
-    "dashboard": ("tranche.cli.dashboard", "The machine as a live page in your browser"),
-    "delete": ("tranche.cli.jobs.delete", "Delete jobs of a cluster, with their claims"),
-    "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
-    "describe": ("tranche.cli.jobs.describe", "A cluster's job, its pods, and why they wait"),
-    "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
-    "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
-    "exec": ("tranche.cli.jobs.execute", "A further command in the share of a cluster's job"),
-    "explain": ("tranche.cli.explain", "Why a request waits, and what would help"),
-    "gpus": ("tranche.cli.gpus", "The GPUs, their slices and what is free"),
-    "layout": ("tranche.cli.layout", "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore"),
-    "leave": ("tranche.cli.leave", "Take the agents off a Kubernetes cluster"),
-    "list": ("tranche.cli.jobs.listing", "The jobs that were submitted to a cluster"),
-    "logs": ("tranche.cli.jobs.logs", "What a cluster's job prints"),
-    "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
-    "nodes": ("tranche.cli.nodes", "A cluster's nodes with GPUs, and what is left of them"),
-    "policy": ("tranche.cli.policy", "How GPUs may be shared: the administrator's word"),
-    "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
-    "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
-    "release": ("tranche.cli.release", "Take a share back"),
-    "replay": ("tranche.cli.replay", "Recorded decisions, made again"),
-    "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
-    "sim": ("tranche.cli.sim", "Simulated machines"),
-    "submit": ("tranche.cli.jobs.submit", "Run a command as a job on a Kubernetes cluster"),
-    "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
-    "uncordon": ("tranche.cli.uncordon", "Give a GPU away again that was cordoned"),
-    "version": ("tranche.cli.version", "The versions of Tranche, of what it stands on, and of the driver"),
-    "wait": ("tranche.cli.jobs.wait", "Wait until a cluster's job runs, or has ended"),
+_GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "This machine": {
+        "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
+        "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
+        "gpus": ("tranche.cli.gpus", "The GPUs, their slices and what is free"),
+        "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
+        "explain": ("tranche.cli.explain", "Why a request waits, and what would help"),
+        "release": ("tranche.cli.release", "Take a share back"),
+        "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
+        "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
+        "cordon": ("tranche.cli.cordon", "Give nothing more of a GPU away"),
+        "uncordon": ("tranche.cli.uncordon", "Give a GPU away again that was cordoned"),
+        "policy": ("tranche.cli.policy", "How GPUs may be shared: the administrator's word"),
+        "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
+        "version": ("tranche.cli.version", "The versions of Tranche, of what it stands on, and of the driver"),
+        "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
+    },
+    "Layouts": {
+        "layout": (
+            "tranche.cli.layout",
+            "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore",
+        ),
+        "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
+        "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
+    },
+    "Jobs on a cluster": {
+        "submit": ("tranche.cli.jobs.submit", "Run a command as a job on a Kubernetes cluster"),
+        "job": ("tranche.cli.job", "Submitted jobs: list, describe, logs, attach, exec, wait, delete"),
+    },
+    "Cluster operations": {
+        "nodes": ("tranche.cli.nodes", "A cluster's nodes with GPUs, and what is left of them"),
+        "leave": ("tranche.cli.leave", "Take the agents off a Kubernetes cluster"),
+    },
+    "Services": {
+        "dashboard": ("tranche.cli.dashboard", "The machine as a live page in your browser"),
+        "cluster-dashboard": ("tranche.cli.cluster_dashboard", "A Kubernetes cluster as a live page for its people"),
+        "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
+    },
+    "Simulator": {
+        "sim": ("tranche.cli.sim", "Simulated machines"),
+        "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
+        "replay": ("tranche.cli.replay", "Recorded decisions, made again"),
+    },
 }
+"""What `tranche --help` shows: each group with its commands, each with its module and a line of help."""
+
+_STARTED_BY_KUBERNETES = {
+    "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
+    "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
+}
+"""Nobody types these, so neither help nor completion offers them."""
+
+_OFFERED = {name: command for group in _GROUPS.values() for name, command in group.items()}
+_COMMANDS = {**_OFFERED, **_STARTED_BY_KUBERNETES}
+_OF_A_JOB = ("attach", "delete", "describe", "exec", "list", "logs", "wait")
+"""Commands of `tranche job` that a person may look for one level higher, where kubectl has them."""
 
 
 class LazyGroup(click.Group):
@@ -77,7 +96,7 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: D102
         if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            meant = did_you_mean(args[0], _COMMANDS)
+            meant = f"did you mean 'job {args[0]}'?" if args[0] in _OF_A_JOB else did_you_mean(args[0], _OFFERED)
             ctx.fail(f"No such command {args[0]!r}. {meant[:1].upper()}{meant[1:]}".rstrip())
         return super().resolve_command(ctx, args)
 
@@ -88,13 +107,15 @@ class LazyGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:  # noqa: D102
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name, help=_COMMANDS[name][1]) for name in sorted(_COMMANDS)]
+        found = [CompletionItem(name, help=_OFFERED[name][1]) for name in sorted(_OFFERED)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(each for each in found if each.value.startswith(incomplete)), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
+        width = max(map(len, _OFFERED))
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
 
 
 def _complete_machines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`tranche attach`: this terminal as that of a job's command."""
+"""`tranche job attach`: this terminal as that of a job's command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.cli.jobs.target import target_options
 from tranche.cli.settings import TrancheCommand
 
 
-@click.command("attach", cls=TrancheCommand)
+@click.command("attach", cls=TrancheCommand, short_help="A terminal for a running job.")
 @click.argument("name")
 @target_options
 @click.option("--pod", metavar="NAME", help="That pod; else the first that runs.")

@@ -1,4 +1,4 @@
-"""`tranche delete`: jobs with their pods and claims."""
+"""`tranche job delete`: jobs with their pods and claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tranche describe`: a job, its pods, and why they wait."""
+"""`tranche job describe`: a job, its pods, and why they wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = 5
 """Of how many pods the kubelet's word is shown."""
 
 
-@click.command("describe", cls=TrancheCommand)
+@click.command("describe", cls=TrancheCommand, short_help="A job, its pods, and why they wait.")
 @click.argument("name")
 @target_options
 @output_option()

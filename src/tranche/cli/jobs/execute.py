@@ -1,4 +1,4 @@
-"""`tranche exec`: a further command in a job's container, in its share."""
+"""`tranche job exec`: a further command in a job's container, in its share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.cli.jobs.target import target_options
 from tranche.cli.settings import TrancheCommand
 
 
-@click.command("exec", cls=TrancheCommand)
+@click.command("exec", cls=TrancheCommand, short_help="A further command in the share of a job.")
 @click.argument("name")
 @target_options
 @click.option("--pod", metavar="NAME", help="That pod; else the first that runs.")
@@ -22,6 +22,6 @@ def command(
     exec needs kubectl.
 
     \b
-    $ tranche exec train-x7k2p -- nvidia-smi
+    $ tranche job exec train-x7k2p -- nvidia-smi
     """
     hand_to_kubectl("exec", name, pod, namespace, kubeconfig, command_line)

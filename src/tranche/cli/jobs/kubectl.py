@@ -1,4 +1,4 @@
-"""`tranche attach` and `tranche exec` hand a terminal to kubectl, which speaks the API server's protocols for it."""
+"""`tranche job attach` and `tranche job exec` hand a terminal to kubectl, which speaks the API server's protocols for it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def hand_to_kubectl(
     program = shutil.which("kubectl")
     if program is None:
         raise CommandNotFound(
-            f"'tranche {verb}' needs kubectl, which is not on PATH",
-            hint=f"install kubectl; without it, tranche logs -f {name} shows what the job prints",
+            f"'tranche job {verb}' needs kubectl, which is not on PATH",
+            hint=f"install kubectl; without it, tranche job logs -f {name} shows what the job prints",
         )
     chosen = asked_as_person(kubeconfig, namespace, lambda api, where: _running_pod(api, where, name, pod))
     words = [program, *(["--kubeconfig", kubeconfig] if kubeconfig else []), "-n", chosen.namespace, verb]
@@ -50,5 +50,5 @@ async def _running_pod(api: ApiConnection, namespace: str, name: str, wanted: st
     running = [each for each in pods if each.started and not each.over and wanted in (None, each.name)]
     if not running:
         which = f"pod '{wanted}' of job {job} does not run" if wanted else f"no pod of job {job} runs"
-        raise KubernetesNotFound(which, hint=f"wait with: tranche wait {name} --for running -n {namespace}")
+        raise KubernetesNotFound(which, hint=f"wait with: tranche job wait {name} --for running -n {namespace}")
     return running[0]

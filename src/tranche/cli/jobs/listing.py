@@ -1,4 +1,4 @@
-"""`tranche list`: the jobs that were submitted."""
+"""`tranche job list`: the jobs that were submitted."""
 
 from __future__ import annotations
 

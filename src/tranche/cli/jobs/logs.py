@@ -1,4 +1,4 @@
-"""`tranche logs`: what a job's pods print."""
+"""`tranche job logs`: what a job's pods print."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def command(
             return
         begun = [each for each in pods if each.started or each.over]
         if not begun:
-            say(f"nothing of job {job} has started; why: tranche describe {name} -n {where}")
+            say(f"nothing of job {job} has started; why: tranche job describe {name} -n {where}")
         await print_logs(client, [each for each in begun if pod in (None, each.name)], show, tail=tail)
         _say_why([each for each in pods if pod in (None, each.name)])
 

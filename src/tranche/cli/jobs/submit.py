@@ -41,7 +41,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     help="A persistent volume claim, or with a leading / a folder of the node, at PATH; repeatable.",
 )
 @click.option("--workdir", metavar="PATH", default="", help="The folder in which the command starts.")
-@click.option("--interactive", is_flag=True, help="Give the container a terminal, for tranche attach.")
+@click.option("--interactive", is_flag=True, help="Give the container a terminal, for tranche job attach.")
 @click.option(
     "--parallelism", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="So many pods at once."
 )
@@ -142,7 +142,7 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobWish, dry_run: bo
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
-        hint(f"tranche {follow} -n {namespace}; why it waits: tranche describe {wish.name} -n {namespace}")
+        hint(f"tranche job {follow} -n {namespace}; why it waits: tranche job describe {wish.name} -n {namespace}")
     _print([each for each in (template, job) if each is not None], output)
 
 

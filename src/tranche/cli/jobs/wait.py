@@ -1,4 +1,4 @@
-"""`tranche wait`: until a job runs, or has ended."""
+"""`tranche job wait`: until a job runs, or has ended."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def command(name: str, namespace: str | None, kubeconfig: str | None, state: str
             async with asyncio.timeout(timeout), aclosing(client.watch_job(where, name, random.random)) as changes:
                 async for job in changes:
                     if job is None:
-                        raise JobFailed(f"job {seen} was deleted", hint="list jobs with: tranche list")
+                        raise JobFailed(f"job {seen} was deleted", hint="list jobs with: tranche job list")
                     seen = job
                     if word := _reached(job, state):
                         return word
         except TimeoutError as error:
             raise WaitTimeout(
-                f"job {seen} is {seen.status} after {timeout:g} s", hint=f"why: tranche describe {name} -n {where}"
+                f"job {seen} is {seen.status} after {timeout:g} s", hint=f"why: tranche job describe {name} -n {where}"
             ) from error
         raise AssertionError("a watch lasts until it is closed")
 
@@ -65,7 +65,9 @@ def _reached(job: KubeJob, state: str) -> str:
     from tranche.kubernetes.jobs.job import JobStatus
 
     if job.status is JobStatus.FAILED:
-        raise JobFailed(f"job {job} has failed: {job.message}", hint=f"see: tranche logs {job.name} -n {job.namespace}")
+        raise JobFailed(
+            f"job {job} has failed: {job.message}", hint=f"see: tranche job logs {job.name} -n {job.namespace}"
+        )
     if job.status is JobStatus.SUCCEEDED:
         return f"job {job} has succeeded"
     if state == "running" and job.status is JobStatus.RUNNING:

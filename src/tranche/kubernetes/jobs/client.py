@@ -147,7 +147,7 @@ class JobClient:
         meant = did_you_mean(name, names)
         return KubernetesNotFound(
             f"there is no job '{name}' in namespace {namespace}",
-            hint=f"{meant}list them with: tranche list, in all namespaces with: tranche list -A",
+            hint=f"{meant}list them with: tranche job list, in all namespaces with: tranche job list -A",
         )
 
 
@@ -157,7 +157,7 @@ def _explained(answer: Answer, body: Mapping[str, Any]) -> Mapping[str, Any]:
         kind = "a job" if body["kind"] == "Job" else "a claim's template"
         raise KubernetesRejected(
             f"there is {kind} '{name}' in namespace {namespace} already",
-            hint=f"give another --name, or remove it with: tranche delete {name} -n {namespace}",
+            hint=f"give another --name, or remove it with: tranche job delete {name} -n {namespace}",
         )
     if answer.status == 404 and f'namespaces "{namespace}"' in answer.message:
         raise KubernetesNotFound(f"there is no namespace '{namespace}'", hint="name another one with -n")

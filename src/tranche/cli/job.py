@@ -1,0 +1,23 @@
+"""`tranche job`: the jobs that were submitted to a cluster."""
+
+from __future__ import annotations
+
+import click
+
+from tranche.cli.jobs import attach, delete, describe, execute, listing, logs, wait
+from tranche.cli.settings import TrancheGroup
+
+
+@click.group("job", cls=TrancheGroup)
+def command() -> None:
+    """List, follow and delete the jobs that tranche submit made on a Kubernetes cluster.
+
+    \b
+    $ tranche job list
+    $ tranche job logs -f train-x7k2p
+    $ tranche job exec train-x7k2p -- nvidia-smi
+    """
+
+
+for module in (listing, describe, logs, attach, execute, wait, delete):
+    command.add_command(module.command)
