@@ -18,16 +18,16 @@ from bench import (
     cold_start,
     cutting,
     dashboard,
+    decisions,
     dra_order,
     fleet,
-    placement,
     sharing,
 )
 from bench.report import Report
 
 BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "cutting": cutting.run,
-    "placement": placement.run,
+    "decisions": decisions.run,
     "acceptance": acceptance.run,
     "cold_start": cold_start.run,
     "dashboard": dashboard.run,

@@ -3,8 +3,8 @@
 Poisson arrivals, exponential service of mean 1, a request that finds no place is lost; 100 GPUs with seven compute slices. Load
 is the offered population over the most of the mix that the GPUs hold when everything may be moved at will. The first fifth of
 the arrivals is not counted. All policies see the same arrivals. `repack` accepts whatever is packable with free migration: a
-target that no policy without migration reaches, not a strict bound. All but `repack`, first-fit and best-fit decide as
-`tranche run` does; `product` also keeps released instances and reuses them, where the others cut each slice anew.
+target that no policy without migration reaches, not a strict bound. `product` decides as `tranche run` does, and keeps and reuses
+released instances; first-fit and best-fit cut each slice anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from statistics import mean, stdev
 from bench.machine import Placer, ProductPath, Spot, board_of
 from bench.optimum import fluid_optimum, packable_on_seven_slices
 from bench.report import Report
-from tranche.planning.policy import FRAGMENTATION_GRADIENT, TABLE
 from tranche.planning.tables import Geometry, geometry_of
 
 BOARD = "A100-40GB"
@@ -28,8 +27,6 @@ GPUS = 100
 ARRIVALS = 10_000
 LOADS = (85, 95, 100)
 POLICY_NAMES = ("first-fit", "best-fit", "product", "repack")
-# Each decides as the product does, but cuts every slice anew: what a policy is worth by itself. In the long form only.
-CUT_ANEW = {"gradient anew": FRAGMENTATION_GRADIENT, "table anew": TABLE}
 SLICES = (1, 1, 2, 3, 4, 7)
 # Weights of 1g, 1g with double memory, 2g, 3g, 4g, 7g.
 MIXES = {
@@ -161,9 +158,9 @@ def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds:
         f"{GPUS} GPUs of {BOARD}; {ARRIVALS:,} arrivals a run; seeds {seeds[0]} to {seeds[-1]}, the same for every policy.",
         "Cells: percent accepted by count / weighted by compute slices, mean over the seeds.",
     )
-    geometry, names = _geometry(), (*POLICY_NAMES, *CUT_ANEW) if report.long else POLICY_NAMES
+    geometry = _geometry()
     rows: list[list[str]] = []
-    gaps: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    gaps: dict[str, list[tuple[float, float]]] = {name: [] for name in POLICY_NAMES}
     against_best_fit: list[tuple[str, float, float, float, float]] = []
     cells: list[tuple[str, int, Sequence[int], float]] = []
     for mix_name, weights in mixes.items():
@@ -171,21 +168,21 @@ def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds:
         most = float(fluid_optimum(geometry, mix).population) * GPUS
         cells += [(mix_name, load, weights, most * load / 100) for load in LOADS]
     with ProcessPoolExecutor() as pool:
-        jobs = [pool.submit(_cell, weights, rate, seeds, names) for _, _, weights, rate in cells]
+        jobs = [pool.submit(_cell, weights, rate, seeds) for _, _, weights, rate in cells]
         for (mix_name, load, _, _), job in zip(cells, jobs, strict=True):
             cell = job.result()
             means = {name: (mean(a.count for a in runs), mean(a.slices for a in runs)) for name, runs in cell.items()}
             rows.append([mix_name, str(load), *(f"{c:.2f} / {s:.2f}" for c, s in means.values())])
-            for name in names:
+            for name in POLICY_NAMES:
                 gaps[name].append((means["repack"][0] - means[name][0], means["repack"][1] - means[name][1]))
             pairs = list(zip(cell["product"], cell["best-fit"], strict=True))
             by_count, by_slices = [a.count - b.count for a, b in pairs], [a.slices - b.slices for a, b in pairs]
             label = f"{mix_name} {load}"
             against_best_fit.append((label, mean(by_count), _error(by_count), mean(by_slices), _error(by_slices)))
-    report.table(["mix", "load", *names], rows)
+    report.table(["mix", "load", *POLICY_NAMES], rows)
     report.table(
         ["gap to repack, percentage points", "count: mean", "worst", "slices: mean", "worst"],
-        [[name, *_mean_and_worst(gaps[name])] for name in names if name != "repack"],
+        [[name, *_mean_and_worst(gaps[name])] for name in POLICY_NAMES if name != "repack"],
     )
     _judge(report, gaps, against_best_fit)
 
@@ -196,10 +193,10 @@ def _geometry() -> Geometry:
     return geometry_of(board.memory_slices, board.profiles)
 
 
-def _cell(weights: Sequence[int], rate: float, seeds: range, names: Sequence[str]) -> dict[str, list[Accepted]]:
+def _cell(weights: Sequence[int], rate: float, seeds: range) -> dict[str, list[Accepted]]:
     """What each policy accepts of the arrivals of each seed."""
     paths = [arrivals(weights, rate, ARRIVALS, seed) for seed in seeds]
-    return {name: [accepted(_placer(name), path) for path in paths] for name in names}
+    return {name: [accepted(_placer(name), path) for path in paths] for name in POLICY_NAMES}
 
 
 def _placer(name: str) -> Placer:
@@ -208,10 +205,8 @@ def _placer(name: str) -> Placer:
             return ByIndex(_geometry(), GPUS, tightest=name == "best-fit")
         case "repack":
             return Repack(GPUS)
-        case "product":
-            return ProductPath(board_of(BOARD), GPUS)
         case _:
-            return ProductPath(board_of(BOARD), GPUS, CUT_ANEW[name], keep_idle=False)
+            return ProductPath(board_of(BOARD), GPUS)
 
 
 def _random_mixes(number: int, seed: int) -> dict[str, tuple[int, ...]]:

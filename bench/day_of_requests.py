@@ -24,7 +24,7 @@ from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
 from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.indexed_view import IndexedView
+from tranche.planning.effect import apply
 
 _ARRIVALS = 3_000
 _SEEDS = range(3)
@@ -102,21 +102,20 @@ def day_of(memory: int, seed: int, hard: float = 0.0) -> list[Visit]:
 
 def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
     """What became of the visits."""
-    index = IndexedView(view)
     here: list[tuple[float, int]] = []
     served = asked = alone = 0
     for number, visit in enumerate(day):
         while here and here[0][0] <= visit.time:
-            index.release(str(heappop(here)[1]))
+            gone = str(heappop(here)[1])
+            view = replace(view, allocations=tuple(each for each in view.allocations if each.id != gone))
         try:
-            decision = decide(index, visit.request)
+            decision = decide(view, visit.request)
         except TrancheError:
             continue  # no state of this machine could serve it
         if not isinstance(decision, Granted):
             continue
-        if decision.plan.steps:
-            index.carry_out(decision.plan)
-        index.promise(Allocation(str(number), visit.request, decision.grants, Phase.ACTIVE, 0.0))
+        allocation = Allocation(str(number), visit.request, decision.grants, Phase.ACTIVE, 0.0)
+        view = replace(apply(decision.plan, view), allocations=(*view.allocations, allocation))
         heappush(here, (visit.time + visit.stay, number))
         served += 1
         asked += isinstance(visit.request.demand, GpuMemory)

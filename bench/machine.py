@@ -1,20 +1,19 @@
-"""A machine as large as one likes, and its index as `tranche run` and a simulation use it."""
+"""A machine as large as one likes, on which slices come and go by the product's own decision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from tranche.core.allocation import Allocation, NodeView, Phase, Slice
+from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode, NodeState
-from tranche.planning.allocate import Granted, decide
-from tranche.planning.indexed_view import IndexedView
-from tranche.planning.plan import Plan
-from tranche.planning.policy import DEFAULT, Policy
-from tranche.planning.steps import DestroyInstance
+from tranche.planning.allocate import granted
+from tranche.planning.answers import Preference, asked_gpus
+from tranche.planning.effect import apply
+from tranche.planning.options import Freedom, Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +53,58 @@ class Placer(Protocol):
 
 
 class ProductPath:
-    """Takes and gives back slices by `decide`, on an index that is told what was promised, made and released.
+    """Takes and gives back slices as `decide` chooses them; instances stay when they are released, as they do on a machine.
 
-    Instances stay when they are released, as they do on a machine, unless `keep_idle` is off: then every slice is cut anew,
-    which shows what a policy is worth by itself.
+    A simulation asks a hundred GPUs ten thousand times, and one of them has changed since the last time: what the others answer
+    is kept. A test compares with `decide` on the whole machine.
     """
 
-    def __init__(self, board: Board, gpus: int, policy: Policy = DEFAULT, *, keep_idle: bool = True) -> None:
-        self.index = IndexedView(empty_machine(board, gpus))
-        self.requests = tuple(Request(MigSlice(profile.name)) for profile in plain_shapes(board))
-        self._policy = policy
-        self._keep_idle = keep_idle
+    def __init__(self, board: Board, gpus: int) -> None:
+        self._views = [NodeView(NodeState((gpu,))) for gpu in empty_machine(board, gpus).node]
+        self._requests = tuple(Request(MigSlice(profile.name)) for profile in plain_shapes(board))
+        self._best: list[dict[int, tuple[Preference, Option] | None]] = [{} for _ in self._requests]
         self._ids = map(str, count())
         self._held: dict[Spot, str] = {}
 
+    @property
+    def view(self) -> NodeView:
+        """The whole machine as it is now."""
+        return NodeView(
+            NodeState(tuple(gpu for view in self._views for gpu in view.node)),
+            tuple(each for view in self._views for each in view.allocations),
+            frozenset(key for view in self._views for key in view.owned),
+        )
+
     def place(self, shape: int) -> Spot | None:
         """Take a slice of that shape; None when there is none."""
-        request = self.requests[shape]
-        decision = decide(self.index, request, policy=self._policy)
-        if not isinstance(decision, Granted):
+        request, best = self._requests[shape], self._best[shape]
+        for gpu, view in enumerate(self._views):
+            if gpu not in best:
+                best[gpu] = asked_gpus(view, request, {})[0].best_option(Freedom(), thrifty=False)
+        ranked = [(found[0], gpu, found[1]) for gpu, found in best.items() if found is not None]
+        if not ranked:
             return None
-        grant = decision.grants[0]
-        assert isinstance(grant, Slice)
-        if decision.plan.steps:
-            self.index.carry_out(decision.plan)
-        allocation = Allocation(next(self._ids), request, decision.grants, Phase.ACTIVE, 0.0)
-        self.index.promise(allocation)
-        spot = Spot(self.index.gpu(grant.gpu_uuid).index, grant.placement.mask)
+        _, gpu, option = min(ranked, key=lambda each: each[:2])
+        decided, after = granted(request, [option]), self._views[gpu]
+        if decided.plan.steps:
+            after = apply(decided.plan, after)
+        allocation = Allocation(next(self._ids), request, decided.grants, Phase.ACTIVE, 0.0)
+        self._change(gpu, replace(after, allocations=(*after.allocations, allocation)))
+        slot = option.grant.slot
+        assert slot is not None
+        spot = Spot(gpu, slot.placement.mask)
         self._held[spot] = allocation.id
         return spot
 
     def release(self, spot: Spot) -> None:
         """Give a slice back."""
-        grant = self.index.release(self._held.pop(spot)).grants[0]
-        if not self._keep_idle and isinstance(grant, Slice):
-            self.index.carry_out(Plan("clear", (DestroyInstance(grant.gpu_uuid, grant.profile, grant.placement),)))
+        view, gone = self._views[spot.gpu], self._held.pop(spot)
+        self._change(spot.gpu, replace(view, allocations=tuple(each for each in view.allocations if each.id != gone)))
+
+    def _change(self, gpu: int, view: NodeView) -> None:
+        self._views[gpu] = view
+        for best in self._best:
+            best.pop(gpu, None)
 
 
 def gpu_of(board: Board, index: int) -> GpuState:

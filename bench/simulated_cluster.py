@@ -42,7 +42,7 @@ class SimulatedCluster:
         machine = ProductPath(board_of("A100-40GB"), GPUS)
         while machine.place(self._random.choice((0, 2, 3, 3)) if self._mixed else 0) is not None:
             pass
-        return json.dumps(overview_data(machine.index.view, (), ()))
+        return json.dumps(overview_data(machine.view, (), ()))
 
     def snapshot(self, taken: float) -> ClusterSnapshot:
         """All of it as it is."""

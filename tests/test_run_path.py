@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.machines import TestMachine, machine_in
 
 REPOSITORY = Path(__file__).parents[1]
-LOOP = ("tranche.node.repertoire", "tranche.hardware.nvml")
+LOOP = ("tranche.node.step_acts", "tranche.hardware.nvml")
 
 
 def listed() -> list[str]:

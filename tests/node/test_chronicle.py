@@ -25,7 +25,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.node.held import Held
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
-from tranche.planning.steps import KINDS
+from tranche.planning.steps import step_from_dict
 
 ADA = Actor("dashboard", "ada")
 SLICE = Request(MigSlice(parse_profile("1g.5gb")))
@@ -53,7 +53,7 @@ def test_a_change_is_the_cause_of_its_steps_and_of_its_end(a100: Node) -> None:
         done = of_kind(host, EventKind.STEP_DONE)
         assert [event.cause for event in done] == [begun.position] * 2
         data = [event.data for event in done]
-        assert [KINDS.decode(each.step) for each in data if isinstance(each, StepDone)] == list(steps)
+        assert [step_from_dict(each.step) for each in data if isinstance(each, StepDone)] == list(steps)
         assert {each.plan_id for each in data if isinstance(each, StepDone)} == {begun.data.plan_id}
 
 

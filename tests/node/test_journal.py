@@ -20,7 +20,6 @@ from tranche.node.ledger import Ledger
 from tranche.node.records import PlanStatus
 from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
 from tranche.planning.steps import (
-    KINDS,
     Before,
     CreateInstance,
     DestroyInstance,
@@ -29,6 +28,7 @@ from tranche.planning.steps import (
     Step,
     before_from_dict,
     before_to_dict,
+    step_from_dict,
 )
 from tranche.planning.undo import StepStatus
 
@@ -73,7 +73,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @given(steps())
 def test_a_step_survives_being_written_down(step: Step) -> None:
-    assert KINDS.decode(step.to_dict()) == step
+    assert step_from_dict(step.to_dict()) == step
 
 
 @given(befores)

@@ -15,6 +15,7 @@ from tests.strategies import (
     instance_of,
     node_views,
     placed,
+    repeated,
     requests,
     requests_for,
     uncuttable_gpu,
@@ -25,14 +26,13 @@ from tranche.core.board import Board, board_by_key
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
 from tranche.core.grid import Occupant, Placement, profiles_exclude
 from tranche.core.profile import parse_profile
+from tranche.core.quantity import GIB
 from tranche.core.request import MigSlice, Request, parse_request
 from tranche.core.state import GpuInstance, GpuProcess, InstanceKey, MigMode
 from tranche.planning.allocate import Granted, Waiting, decide
-from tranche.planning.policy import POLICIES, Policy
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 PLACEMENT_ERRORS = (GpuNotFound, ProfileUnknown, DoesNotFit, SharingUnavailable)
-policies = st.sampled_from(list(POLICIES.values()))
 
 
 def board(key: str) -> Board:
@@ -64,12 +64,12 @@ def allocated(view: NodeView, decision: Granted, request: Request) -> NodeView:
     return replace(view, allocations=(*view.allocations, allocation), owned=view.owned | made)
 
 
-@given(st.data(), policies, st.booleans())
-def test_a_grant_is_free_and_its_plan_reaches_it(data: st.DataObject, policy: Policy, foreign: bool) -> None:
+@given(st.data(), st.booleans())
+def test_a_grant_is_free_and_its_plan_reaches_it(data: st.DataObject, foreign: bool) -> None:
     view = data.draw(node_views())
     request = data.draw(requests_for(view))
     try:
-        decision = decide(view, request, policy=policy, adopt_foreign_destroy=foreign)
+        decision = decide(view, request, adopt_foreign_destroy=foreign)
     except TrancheError:
         return
     if isinstance(decision, Waiting):
@@ -102,10 +102,10 @@ def test_a_grant_is_free_and_its_plan_reaches_it(data: st.DataObject, policy: Po
             assert InstanceKey(step.gpu_uuid, step.profile, step.placement) in view.owned
 
 
-@given(node_views(), requests(), policies)
-def test_what_waits_says_why_for_each_gpu_that_fails(view: NodeView, request: Request, policy: Policy) -> None:
+@given(node_views(), requests())
+def test_what_waits_says_why_for_each_gpu_that_fails(view: NodeView, request: Request) -> None:
     try:
-        decision = decide(view, request, policy=policy)
+        decision = decide(view, request)
     except PLACEMENT_ERRORS:
         return
     if isinstance(decision, Waiting):
@@ -114,14 +114,14 @@ def test_what_waits_says_why_for_each_gpu_that_fails(view: NodeView, request: Re
         assert all(each.text for each in decision.obstacles)
 
 
-@given(st.data(), policies)
-def test_slices_are_granted_until_the_grid_is_full(data: st.DataObject, policy: Policy) -> None:
-    """Every profile alone fills an empty GPU as often as the driver allows, under every policy."""
+@given(st.data())
+def test_slices_are_granted_until_the_grid_is_full(data: st.DataObject) -> None:
+    """Every profile alone fills an empty GPU as often as the driver allows."""
     chosen = data.draw(boards())
     profile = data.draw(st.sampled_from(placed(chosen)))
     view = view_of(gpu_on(chosen))
     count = 0
-    while isinstance(decision := decide(view, Request(MigSlice(profile.name)), policy=policy), Granted):
+    while isinstance(decision := decide(view, Request(MigSlice(profile.name))), Granted):
         view = allocated(carry_out(view, decision.plan), decision, Request(MigSlice(profile.name)))
         count += 1
     assert count == profile.max_instances
@@ -278,3 +278,37 @@ def test_a_promised_slot_counts_even_with_occupant_equality() -> None:
     )
     assert view.promised_on(gpu.uuid) == (Occupant(parse_profile("1g.5gb"), Placement(6, 1)),)
     assert grant_now(view, parse_request(mig_profile="1g.5gb")).grants[0] != grant
+
+
+@given(st.data(), st.integers(17, 40))
+def test_on_a_large_machine_every_gpu_that_is_in_the_way_is_counted(data: st.DataObject, gpus: int) -> None:
+    view = repeated(data.draw(node_views()), gpus)
+    try:
+        decision = decide(view, data.draw(requests_for(view)))
+    except PLACEMENT_ERRORS:
+        return
+    if isinstance(decision, Waiting):
+        assert len(decision.obstacles) <= 16
+        assert sum(1 + each.alike for each in decision.obstacles) + decision.unnamed + decision.ready == gpus
+
+
+def test_a_full_machine_of_many_gpus_is_told_in_one_line() -> None:
+    view = view_of(*(gpu_on(A100, index) for index in range(100)))
+    held = tuple(
+        Allocation(f"a-{gpu.index}", parse_request(gpus="1"), (WholeGpu(gpu.uuid),), Phase.ACTIVE, 0.0)
+        for gpu in view.node
+    )
+    decision = decide(replace(view, allocations=held), parse_request(mig_profile="1g.5gb"))
+    assert isinstance(decision, Waiting)
+    assert decision.reasons == ("GPU 0: held whole by a-0 (and 99 more GPUs like it)",)
+
+
+def test_obstacles_that_are_not_alike_are_named_up_to_a_number_and_the_rest_is_counted() -> None:
+    small = [uncuttable_gpu(index, memory=(index + 1) * GIB) for index in range(20)]
+    large = uncuttable_gpu(20, memory=80 * GIB)
+    held = Allocation("a-1", parse_request(gpus="1"), (WholeGpu(large.uuid),), Phase.ACTIVE, 0.0)
+    decision = decide(view_of(*small, large, allocations=[held]), parse_request(gpu_memory="70Gi"))
+    assert isinstance(decision, Waiting)
+    assert [each.gpu_index for each in decision.obstacles] == list(range(16))
+    assert decision.unnamed == 5
+    assert decision.reasons[-1] == "and 5 more GPUs"

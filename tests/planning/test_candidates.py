@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, uncuttable_gpu
+from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, uncuttable_gpu, view_of
 from tranche.core.board import Board, board_by_key
 from tranche.core.errors import SharingUnavailable, TooManyGpus
 from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
 from tranche.planning.candidates import Candidate, candidate, check_possible, plain_profiles
-from tranche.planning.gpu_rules import NO_RULES, GpuRules
 from tranche.planning.obstacle import Obstacle
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -124,23 +123,24 @@ def test_a_gpu_without_mig_serves_only_what_leaves_no_room_for_another_like_it(
 
 
 def test_only_gpus_that_could_serve_one_share_count_for_several() -> None:
-    gpus = [(gpu_on(FAMILY_BOARDS[0]), NO_RULES, 1), (uncuttable_gpu(1), NO_RULES, 2)]
-    check_possible(parse_request(gpu="0.2"), gpus)
+    view = view_of(gpu_on(FAMILY_BOARDS[0]), uncuttable_gpu(1), uncuttable_gpu(2))
+    check_possible(view, parse_request(gpu="0.2"))
     with pytest.raises(SharingUnavailable, match="asks for 2 GPUs and this machine has 1 that could serve one of its"):
-        check_possible(parse_request(gpu="0.2", count="2"), gpus)
+        check_possible(view, parse_request(gpu="0.2", count="2"))
     with pytest.raises(TooManyGpus, match="asks for 4 GPUs and this machine has 1 that could serve one of its shares"):
-        check_possible(parse_request(gpu="0.2", count="4"), gpus)
+        check_possible(view, parse_request(gpu="0.2", count="4"))
 
 
 def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None:
-    two = [(gpu_on(A100, index), GpuRules(use), 1) for index, use in enumerate((GpuUse.AUTO, GpuUse.OFF))]
+    two = view_of(gpu_on(A100, 0), gpu_on(A100, 1))
+    two = replace(two, uses={two.node.gpus[1].uuid: GpuUse.OFF})
     with pytest.raises(
         SharingUnavailable, match=r"has 1 that could serve one of its shares; any other is given whole or"
     ) as caught:
-        check_possible(parse_request(gpu="0.2", count="2"), two)
+        check_possible(two, parse_request(gpu="0.2", count="2"))
     assert caught.value.hint == "ask for fewer GPUs"
     with pytest.raises(TooManyGpus, match="asks for 3 GPUs"):
-        check_possible(parse_request(gpu="0.2", count="3"), two)
+        check_possible(two, parse_request(gpu="0.2", count="3"))
 
 
 def test_a_whole_gpu_has_no_more_memory_than_programs_can_use() -> None:

@@ -9,14 +9,14 @@ import pytest
 from tests.planning.test_daemons import CUT, GIB, SLICE, T4, THERE, served
 from tranche.core.grid import Occupant
 from tranche.core.state import ComputeMode, DaemonState, GpuState
-from tranche.planning.steps import KINDS, Before, StartMps, StopMps, TakesSharing
+from tranche.planning.steps import Before, StartMps, StopMps, TakesSharing, step_from_dict
 from tranche.planning.steps.step import before_from_dict, before_to_dict
 
 
 @pytest.mark.parametrize("occupant", [None, THERE])
 def test_a_step_survives_being_written_down(occupant: Occupant | None) -> None:
     for step in (StartMps("GPU-0", occupant, 3 * GIB), StopMps("GPU-0", occupant)):
-        assert KINDS.decode(step.to_dict()) == step
+        assert step_from_dict(step.to_dict()) == step
         assert ("profile" in step.to_dict()) is (occupant is not None)
 
 

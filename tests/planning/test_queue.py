@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, uncuttable_gpu, view_of
+from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, sharing_views, uncuttable_gpu, view_of
+from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
-from tranche.core.request import parse_request
+from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuProcess, MigMode
-from tranche.planning.allocate import Granted, Waiting, decide
+from tranche.planning.allocate import Decision, Granted, Waiting, decide
 from tranche.planning.candidates import Candidate, candidate
-from tranche.planning.queue import WaitingRequest, may_start
+from tranche.planning.queue import WaitingRequest, may_start, outlooks, startable
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 
@@ -79,3 +82,33 @@ def test_a_waiter_that_can_never_start_holds_nobody_up() -> None:
 def test_an_unknown_waiter_is_an_error() -> None:
     with pytest.raises(AllocationUnknown, match="w-9"):
         may_start(view_of(gpu_on(A100)), [], "w-9")
+
+
+@given(st.data())
+def test_who_is_startable_and_every_outlook_are_what_the_waiters_meet(data: st.DataObject) -> None:
+    view = data.draw(node_views(max_gpus=3) | sharing_views(max_gpus=3))
+    waiters = queue_of(data.draw(st.lists(requests_for(view), min_size=1, max_size=6)))
+    expected = [_met(view, waiters, waiter.id) for waiter in waiters]
+    may = [waiter.id for waiter, met in zip(waiters, expected, strict=True) if isinstance(met, Granted)]
+    assert list(startable(view, waiters)) == may
+    found = [str(each) if isinstance(each, TrancheError) else each for each in outlooks(view, waiters)]
+    assert found == expected
+
+
+def _met(view: NodeView, waiters: Sequence[WaitingRequest], waiter_id: str) -> Decision | str:
+    try:
+        return may_start(view, waiters, waiter_id)
+    except TrancheError as error:
+        return str(error)
+
+
+def test_very_many_waiters_are_looked_at_once_for_each_different_request() -> None:
+    view = view_of(gpu_on(A100, 0), gpu_on(A100, 1))
+    requests = [parse_request(mig_profile=name) for name in ("7g.40gb", "1g.5gb", "2g.10gb")]
+    waiters = queue_of([requests[number % 3] for number in range(10_000)])
+    assert list(startable(view, waiters)) == ["w-0"]
+    assert isinstance(may_start(view, waiters, "w-9999"), Waiting)
+
+
+def queue_of(requests: Sequence[Request]) -> list[WaitingRequest]:
+    return [WaitingRequest(f"w-{number}", request) for number, request in enumerate(requests)]

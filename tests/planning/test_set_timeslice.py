@@ -13,7 +13,7 @@ from tranche.core.state import NodeState
 from tranche.core.timeslice import Timeslice
 from tranche.planning.daemons import with_daemons
 from tranche.planning.plan import Plan
-from tranche.planning.steps import KINDS, SetTimeslice
+from tranche.planning.steps import SetTimeslice, step_from_dict
 
 LENGTHS = [None, *Timeslice]
 
@@ -21,7 +21,7 @@ LENGTHS = [None, *Timeslice]
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_step_survives_being_written_down(length: Timeslice | None) -> None:
     step = SetTimeslice("GPU-0", length)
-    assert KINDS.decode(step.to_dict()) == step
+    assert step_from_dict(step.to_dict()) == step
 
 
 @pytest.mark.parametrize("before", LENGTHS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 from bench.day_of_requests import WAYS, a100s, day_of, machine, served, t4
@@ -173,12 +172,10 @@ def test_more_than_half_of_a_gpu_is_a_whole_one_even_when_room_is_short(by: Shar
 
 @pytest.mark.long
 def test_of_a_days_requests_all_ways_together_serve_about_as_many_as_the_better_one_alone() -> None:
-    """Parts alone serve a few more on eight GPUs, where the first to come have slices as long as there is room to spare."""
-    for gpus in ((t4(),), a100s(1), a100s(8)):
-        days = [day_of(sum(gpu.memory for gpu in gpus), seed) for seed in range(2)]
-        slices, parts, both = (
-            mean(served(machine(gpus, use, means), day).accepted for day in days) for use, means in WAYS.values()
-        )
+    """Parts alone serve a few more on several GPUs, where the first to come have slices as long as there is room to spare."""
+    for gpus in ((t4(),), a100s(1), a100s(4)):
+        day = day_of(sum(gpu.memory for gpu in gpus), seed=0)
+        slices, parts, both = (served(machine(gpus, use, means), day).accepted for use, means in WAYS.values())
         assert both >= slices
         assert both >= parts - 0.005
 

@@ -14,7 +14,6 @@ from tranche.core.grid import Occupant, placements
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.explain import explain
-from tranche.planning.indexed_view import IndexedView
 from tranche.planning.obstacle import Reason
 from tranche.planning.recording import view_from_dict, view_to_dict
 from tranche.planning.remedies import Kind
@@ -53,7 +52,7 @@ def across(grant: Grant, place: Grant) -> bool:
     return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
 
 
-def decided(view: NodeView | IndexedView, request: Request) -> Granted | Waiting | str:
+def decided(view: NodeView, request: Request) -> Granted | Waiting | str:
     try:
         return decide(view, request)
     except TrancheError as error:
@@ -98,11 +97,8 @@ def test_what_is_kept_for_large_requests_goes_to_those_that_name_its_size(
 
 
 @given(withholding(for_large=False))
-def test_a_view_that_withholds_is_the_same_with_an_index_and_as_json(drawn: tuple[NodeView, NodeView, Request]) -> None:
-    _, view, request = drawn
-    index = IndexedView(view)
-    assert decided(index, request) == decided(view, request)
-    assert set(index.view.withheld) == set(view.withheld)
+def test_a_view_that_withholds_is_the_same_as_json(drawn: tuple[NodeView, NodeView, Request]) -> None:
+    _, view, _ = drawn
     assert view_from_dict(view_to_dict(view)) == view
 
 

@@ -67,7 +67,7 @@ def preview_data(decision: LayoutDecision, view: NodeView) -> dict[str, Any]:
 
 
 def _step_counts(steps: Sequence[Step]) -> list[str]:
-    ranks = {name: rank for rank, name in enumerate(KINDS.names)}
+    ranks = {name: rank for rank, name in enumerate(KINDS)}
     deeds = Counter(step.deed for step in sorted(steps, key=lambda step: ranks.get(step.action, len(ranks))))
     return [f"{deed.verb} {counted(number, deed.noun)}" for deed, number in deeds.items()]
 

@@ -256,7 +256,7 @@ class DaemonCare:
             if told:
                 chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
             journal.open_plan(db, plan_id, plan, session=session, created=self._clock())
-            steps = journal.step_records(db, plan_id, self._executor.repertoire.kinds)
+            steps = journal.step_records(db, plan_id)
         error: TrancheError | None = None
         try:
             self._executor.execute(plan_id, steps)

@@ -19,16 +19,16 @@ from tranche.core.state import GpuState, InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal
-from tranche.node.acts import BUILT_IN
+from tranche.node.act_tools import Tools
 from tranche.node.deciding import taking_gpu
 from tranche.node.guards import Guards
 from tranche.node.interrupts import interruptible, uninterruptible
 from tranche.node.ledger import Ledger
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.records import disown_instances, own_instance, owned_instances
-from tranche.node.repertoire import Repertoire, Tools
+from tranche.node.step_acts import carry_out
 from tranche.node.timeslices import Timeslices
-from tranche.planning.steps import BuiltInStep, Step
+from tranche.planning.steps import Step
 from tranche.planning.undo import StepRecord, undo_steps
 
 Progress = Callable[[GpuState, Step], None]
@@ -50,18 +50,16 @@ class Executor:
         daemons: MpsDaemons,
         timeslices: Timeslices,
         *,
-        repertoire: Repertoire[BuiltInStep] = BUILT_IN,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         boundary: Callable[[], None] = lambda: None,
     ) -> None:
-        self.repertoire = repertoire
         self._driver = driver
         self._ledger = ledger
         self._locks = locks
         self._clock = clock
         self._boundary = boundary
-        self._guards = Guards(ledger, repertoire.kinds)
+        self._guards = Guards(ledger)
         self._tools = Tools(driver, daemons, timeslices, interruptible()(sleep))
 
     def execute(
@@ -107,7 +105,7 @@ class Executor:
         """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""
         with self._ledger.write() as db:
             journal.begin_undo(db, plan_id)
-            records = journal.step_records(db, plan_id, self.repertoire.kinds)
+            records = journal.step_records(db, plan_id)
         self._boundary()
         with ExitStack() as stack:
             if not held:
@@ -181,7 +179,6 @@ class Executor:
     def _run_step(
         self, plan_id: str, ordinal: int, step: Step, gpu: GpuState, allocation_id: str, progress: Progress
     ) -> GpuState:
-        self.repertoire.check([step])
         if step.in_effect(gpu):
             with self._ledger.write() as db:
                 journal.write_needless(db, plan_id, ordinal)
@@ -194,7 +191,7 @@ class Executor:
         self._boundary()
         with interruptible():
             progress(gpu, step)
-        gpu = self.repertoire.carry_out(step, gpu, self._tools)
+        gpu = carry_out(step, gpu, self._tools)
         with self._ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)
             _record_ownership(db, step.ownership(before))
@@ -206,11 +203,11 @@ class Executor:
         first: TrancheError | None = None
         try:
             gpu = self._tools.observe_gpu(gpu_uuid)
-            for undo in undo_steps(records, gpu, self.repertoire.kinds):
+            for undo in undo_steps(records, gpu):
                 try:
                     if not undo.step.in_effect(gpu):
                         self._guards.check(undo.step, gpu, allocation_id)
-                        gpu = self.repertoire.carry_out(undo.step, gpu, self._tools)
+                        gpu = carry_out(undo.step, gpu, self._tools)
                     with self._ledger.write() as db:
                         _record_ownership(db, undo.ownership)
                 except TrancheError as error:

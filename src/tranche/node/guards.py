@@ -22,22 +22,17 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
 from tranche.node.ledger import Ledger
 from tranche.planning.plan import Plan
-from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
 class Guards:
     """Checks steps against the ledger and the GPU as it was just seen."""
 
-    def __init__(self, ledger: Ledger, kinds: Kinds) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._kinds = kinds
 
     def check(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
-        """GpuBusy when the step would take something from anybody but the allocation that it is done for.
-
-        PlanInvalid when the step is of a kind that is not known here: what it takes cannot be trusted.
-        """
-        self._kinds.check(step)
+        """GpuBusy when the step would take something from anybody but the allocation that it is done for."""
         for taking in step.takes:
             match taking:
                 case TakesInstance(occupant):

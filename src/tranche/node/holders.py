@@ -17,7 +17,7 @@ from tranche.core.request import Request
 from tranche.node import chronicle, journal, register
 from tranche.node.journal import PlanRecord
 from tranche.node.ledger import Ledger
-from tranche.planning.steps import Kinds, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 from tranche.planning.undo import StepStatus
 
 
@@ -27,7 +27,6 @@ class Holders:
     def __init__(
         self,
         ledger: Ledger,
-        kinds: Kinds,
         *,
         clock: Callable[[], float],
         new_id: Callable[[], str],
@@ -36,7 +35,6 @@ class Holders:
         self.clock = clock
         self.new_id = new_id
         self._ledger = ledger
-        self._kinds = kinds
         self._boundary = boundary
 
     def add(
@@ -74,7 +72,7 @@ class Holders:
 
     def open_plans(self, db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
         """Every plan without an end."""
-        return journal.running_plans(db, self._kinds)
+        return journal.running_plans(db)
 
     def settle(
         self,

@@ -34,7 +34,6 @@ from tranche.hardware.driver import Driver
 from tranche.hardware.simulated_containers import meets_this_machine
 from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
-from tranche.node.acts import BUILT_IN
 from tranche.node.admission import refuse_fenced_parts
 from tranche.node.apart import carry_out_apart
 from tranche.node.daemon_care import DaemonCare
@@ -54,13 +53,11 @@ from tranche.node.memory_groups import MemoryGroups
 from tranche.node.mps_daemons import MpsDaemons
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
-from tranche.node.repertoire import Repertoire
 from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
 from tranche.node.timeslices import Timeslices
 from tranche.planning.daemons import refuse_fenced, refuse_recut, with_daemons
 from tranche.planning.plan import Plan
-from tranche.planning.steps import BuiltInStep
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
@@ -85,7 +82,6 @@ class Host:
         driver: Driver,
         state_dir: Path,
         *,
-        repertoire: Repertoire[BuiltInStep] = BUILT_IN,
         is_of_this_machine: Callable[[int], bool] = meets_this_machine,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -105,7 +101,6 @@ class Host:
         self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
         self._clock = clock
         self._new_id = new_id
-        self._repertoire = repertoire
         self._boundary = boundary
         self.daemons = MpsDaemons(self.places, environment)
         self.timeslices = Timeslices(self.places)
@@ -115,12 +110,11 @@ class Host:
             self.places.gpu_locks,
             self.daemons,
             self.timeslices,
-            repertoire=repertoire,
             clock=clock,
             sleep=sleep,
             boundary=boundary,
         )
-        self.holders = Holders(self.ledger, repertoire.kinds, clock=clock, new_id=new_id, boundary=boundary)
+        self.holders = Holders(self.ledger, clock=clock, new_id=new_id, boundary=boundary)
         self.memory_groups = MemoryGroups(self.places)
         trials = LimitTrials(self.places, environment, clock)
         self._limited = LimitedShares(self.memory_groups, trials, self.ledger, clock)
@@ -140,7 +134,6 @@ class Host:
             recovery=self._recovery,
             care=self._care,
             holders=self.holders,
-            kinds=repertoire.kinds,
             session=lambda: self._session[0],
             clock=clock,
             new_id=lambda: self._new_id(),
@@ -258,7 +251,6 @@ class Host:
             plan = with_daemons(decide(view), (), view)
             if plan.empty:
                 return plan
-            self._repertoire.check(plan.steps)
             refuse_changing(view, plan)
             parts = {self._new_id(): part for part in (plan.apart if apart else (plan,))}
             with self.ledger.write() as db:
@@ -364,7 +356,6 @@ class Host:
 
     def _promise(self, decision: Granted, waiter: records.Waiter, view: NodeView) -> tuple[Held, str]:
         """Write allocation and plan in one transaction; from then on nobody else is given that room."""
-        self._repertoire.check(decision.plan.steps)
         key = secrets.token_hex(16)
         allocation = Allocation(
             id=self._new_id(),
@@ -474,7 +465,7 @@ class Host:
 
     def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress, seconds: float | None) -> None:
         with self.ledger.read() as db:
-            steps = journal.step_records(db, plan_id, self._repertoire.kinds)
+            steps = journal.step_records(db, plan_id)
         try:
             self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress, seconds=seconds)
         except (TrancheError, Terminated) as error:

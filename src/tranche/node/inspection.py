@@ -33,7 +33,6 @@ from tranche.node.recovery import Recovery
 from tranche.node.schema import ADOPT_SHARES
 from tranche.node.session import Places
 from tranche.node.timeslices import Timeslices
-from tranche.planning.steps import Kinds
 
 
 class Inspection:
@@ -51,7 +50,6 @@ class Inspection:
         recovery: Recovery,
         care: DaemonCare,
         holders: Holders,
-        kinds: Kinds,
         session: Callable[[], str],
         clock: Callable[[], float],
         new_id: Callable[[], str],
@@ -66,7 +64,6 @@ class Inspection:
         self._recovery = recovery
         self._care = care
         self._holders = holders
-        self._kinds = kinds
         self._session = session
         self._clock = clock
         self._new_id = new_id
@@ -178,7 +175,7 @@ class Inspection:
             allocations = register.allocations(db)
             owned = records.owned_instances(db)
             changing, policy = records.changing_gpus(db), records.sharing_policy(db)
-            plans, withheld = journal.running_plans(db, self._kinds), cordoned(records.cordons(db))
+            plans, withheld = journal.running_plans(db), cordoned(records.cordons(db))
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.node()

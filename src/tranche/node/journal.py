@@ -11,7 +11,7 @@ from tranche.core.state import InstanceKey
 from tranche.node.change_totals import ChangeKind, ChangeOutcome, count_change
 from tranche.node.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.plan import Plan
-from tranche.planning.steps import KINDS, Before, Kinds, before_from_dict, before_to_dict
+from tranche.planning.steps import Before, before_from_dict, before_to_dict, step_from_dict
 from tranche.planning.undo import StepRecord, StepStatus
 
 _KEPT_PLANS = 1_000
@@ -110,22 +110,20 @@ def close_plan(
     )
 
 
-def running_plans(db: sqlite3.Connection, kinds: Kinds = KINDS) -> tuple[PlanRecord, ...]:
-    """Every plan without an end, oldest first; PlanInvalid when one has a step of none of the kinds."""
+def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
+    """Every plan without an end, oldest first; PlanInvalid when one has a step of an unknown kind."""
     return tuple(
-        PlanRecord(
-            each.id, each.status, each.purpose, each.session, each.allocation_id, step_records(db, each.id, kinds)
-        )
+        PlanRecord(each.id, each.status, each.purpose, each.session, each.allocation_id, step_records(db, each.id))
         for each in open_plans(db)
     )
 
 
-def step_records(db: sqlite3.Connection, plan_id: str, kinds: Kinds = KINDS) -> tuple[StepRecord, ...]:
-    """The steps of a plan with what was journaled of each, in order; PlanInvalid when one is of none of the kinds."""
+def step_records(db: sqlite3.Connection, plan_id: str) -> tuple[StepRecord, ...]:
+    """The steps of a plan with what was journaled of each, in order; PlanInvalid when one is of an unknown kind."""
     rows = db.execute("SELECT step, status, before FROM steps WHERE plan_id = ? ORDER BY ordinal", (plan_id,))
     return tuple(
         StepRecord(
-            kinds.decode(json.loads(row[0])),
+            step_from_dict(json.loads(row[0])),
             StepStatus(row[1]),
             None if row[2] is None else before_from_dict(json.loads(row[2])),
         )

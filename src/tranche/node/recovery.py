@@ -55,7 +55,7 @@ class Recovery:
         """Clear everything that dead processes left; the decision lock is held."""
         with self._ledger.read() as db:
             dead = interrupted_plans(db, self._places)
-            plans = journal.running_plans(db, self._executor.repertoire.kinds)
+            plans = journal.running_plans(db)
             interrupted = [each for each in plans if each.id in dead and self._executor.shows(each.gpu_uuids)]
         for plan in interrupted:
             self._settle(plan)

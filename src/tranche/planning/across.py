@@ -9,7 +9,6 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.planning.allocate import Granted, Offer, offer
-from tranche.planning.policy import DEFAULT, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +27,7 @@ class NoMachine:
     possible: bool
 
 
-def decide_across(
-    machines: Mapping[str, NodeView], request: Request, *, policy: Policy = DEFAULT
-) -> ChosenMachine | NoMachine:
+def decide_across(machines: Mapping[str, NodeView], request: Request) -> ChosenMachine | NoMachine:
     """The machine that serves the request in the best way, by the preferences of one machine's decision.
 
     Among equals the one with more allocations, so that empty machines stay empty, and then the first by name.
@@ -40,7 +37,7 @@ def decide_across(
     possible = False
     for name, view in machines.items():
         try:
-            found = offer(view, request, policy=policy)
+            found = offer(view, request)
         except TrancheError as error:
             reasons[name] = error.message
             continue

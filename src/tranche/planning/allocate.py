@@ -16,15 +16,12 @@ from tranche.core.allocation import Grant, NodeView, Part
 from tranche.core.quantity import format_memory
 from tranche.core.request import Request
 from tranche.core.state import NodeState
-from tranche.planning.answers import Reserved, Terms, answers, option_at, ranking_of
-from tranche.planning.candidates import Candidate, gpus_needed
+from tranche.planning.answers import Preference, Reserved, answers, asked_gpus
+from tranche.planning.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.daemons import with_daemons
-from tranche.planning.indexed_view import IndexedView, indexed
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.options import Effort, Freedom, Option
 from tranche.planning.plan import Plan
-from tranche.planning.policy import DEFAULT, Policy
-from tranche.planning.ranking import Preference, Ranking
 from tranche.planning.thrift import why_thrifty
 
 
@@ -70,46 +67,38 @@ class Offer:
 
 
 def decide(
-    view: NodeView | IndexedView,
-    request: Request,
-    *,
-    policy: Policy = DEFAULT,
-    adopt_foreign_destroy: bool = False,
-    reserved: Reserved | None = None,
+    view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
 ) -> Decision:
     """Grant the request on the cheapest GPU that can serve it now, or say what it waits for.
 
-    GPUs of the kinds in `reserved` may not be used. Raises GpuNotFound, ProfileUnknown, SharingUnavailable or DoesNotFit when no
-    state of this machine could ever serve the request.
+    GPUs in `reserved` may not be used. Raises GpuNotFound, ProfileUnknown, SharingUnavailable or DoesNotFit when no state of this
+    machine could ever serve the request.
     """
-    found = offer(view, request, policy=policy, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+    found = offer(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
     return found.granted if isinstance(found, Offer) else found
 
 
 def offer(
-    view: NodeView | IndexedView,
-    request: Request,
-    *,
-    policy: Policy = DEFAULT,
-    adopt_foreign_destroy: bool = False,
-    reserved: Reserved | None = None,
+    view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
 ) -> Offer | Waiting:
     """The decision, with what makes it better or worse than another machine's. Raises what `decide` raises."""
-    index = indexed(view)
-    index.check_possible(request)
-    terms = Terms(Freedom(adopt_foreign_destroy), policy, bool(why_thrifty(index, request)))
-    needed = gpus_needed(request)
-    best: list[tuple[Preference, int, Candidate, Ranking]] = []
-    for kind, answer in index.candidates(request).items():
-        if isinstance(answer, Candidate) and not (reserved and kind in reserved):
-            ranking = ranking_of(index, kind, answer, terms)
-            best += [(preference, place, answer, ranking) for preference, place in ranking.best(needed)]
+    asked, needed, freedom = (
+        asked_gpus(view, request, reserved or {}),
+        gpus_needed(request),
+        Freedom(adopt_foreign_destroy),
+    )
+    if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
+        check_possible(view, request)
+    thrifty = bool(why_thrifty(request, view.node.sharing, [each.here for each in asked]))
+    best: list[tuple[Preference, int, Option]] = []
+    for place, each in enumerate(asked):
+        if (found := each.best_option(freedom, thrifty=thrifty)) is not None:
+            best.append((found[0], place, found[1]))
     if len(best) < needed:
-        found = answers(index, request, terms, reserved or {})
-        return Waiting(found.obstacles, found.unnamed, found.ready)
+        answered = answers(asked, freedom)
+        return Waiting(answered.obstacles, answered.unnamed, answered.ready)
     best.sort(key=lambda each: each[:2])
-    chosen = granted(request, [option_at(index, *each[1:], terms) for each in best[:needed]])
-    return Offer(tuple(each[0] for each in best[:needed]), chosen)
+    return Offer(tuple(each[0] for each in best[:needed]), granted(request, [each[2] for each in best[:needed]]))
 
 
 def granted(request: Request, chosen: Sequence[Option]) -> Granted:

@@ -7,16 +7,17 @@ measured in bytes, no profile but the whole GPU would ever reach a half.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
 from tranche.core.gpu_use import GpuUse
 from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
-from tranche.planning.gpu_rules import NO_RULES, GpuRules
+from tranche.planning.gpu_rules import NO_RULES, GpuRules, rules_of
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.part_wish import PartWish, no_part_text, part_wish, smallest_share
 
@@ -134,29 +135,27 @@ def one_of(request: Request) -> Request:
     return replace(request, demand=WholeGpus(1)) if isinstance(request.demand, WholeGpus) else replace(request, count=1)
 
 
-def check_possible(request: Request, gpus: Iterable[tuple[GpuState, GpuRules, int]]) -> None:
+def check_possible(view: NodeView, request: Request) -> None:
     """Raise the error that says why no state of these GPUs could ever serve the request; return if one could.
 
-    Each GPU comes with its rules, and with how many there are of its kind. Raises GpuNotFound (no GPU, or none of the model),
-    ProfileUnknown, SharingUnavailable, DoesNotFit or TooManyGpus.
+    Raises GpuNotFound (no GPU, or none of the model), ProfileUnknown, SharingUnavailable, DoesNotFit or TooManyGpus.
     """
-    numbers = list(gpus)
-    matching = [each for each in numbers if matches_model(request, each[0])]
-    if not matching:
-        raise _no_gpu(request, [gpu for gpu, _, _ in numbers])
+    of_model = [gpu for gpu in view.node if matches_model(request, gpu)]
+    if not of_model:
+        raise _no_gpu(request, view.node.gpus)
     # What a lost GPU could serve, were it there, is not known: the others decide. Without others, nobody can.
-    lost = sum(number for gpu, _, number in matching if gpu.lost)
-    matching = [each for each in matching if not each[0].lost]
+    matching = [(gpu, rules_of(view, gpu)) for gpu in of_model if not gpu.lost]
     if not matching:
         return
-    answers = [(candidate(request, gpu, rules), number) for gpu, rules, number in matching]
-    obstacles = [answer for answer, _ in answers if isinstance(answer, Obstacle)]
+    lost = len(of_model) - len(matching)
+    answers = [candidate(request, gpu, rules) for gpu, rules in matching]
+    obstacles = [answer for answer in answers if isinstance(answer, Obstacle)]
     if len(obstacles) == len(matching):
-        raise _impossible(request, [(gpu, rules) for gpu, rules, _ in matching], obstacles)
-    count = sum(number for answer, number in answers if isinstance(answer, Candidate))
-    refused = [(answer, number) for answer, number in answers if isinstance(answer, Obstacle) and _is_refusal(answer)]
-    if count + lost < gpus_needed(request) <= count + lost + sum(number for _, number in refused):
-        texts = dict.fromkeys(answer.text for answer, _ in refused)
+        raise _impossible(request, matching, obstacles)
+    count = len(matching) - len(obstacles)
+    refused = list(filter(_is_refusal, obstacles))
+    if count + lost < gpus_needed(request) <= count + lost + len(refused):
+        texts = dict.fromkeys(answer.text for answer in refused)
         raise SharingUnavailable(
             f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count} that could serve one of its shares; "
             f"any other {'; '.join(texts)}",
@@ -187,14 +186,16 @@ def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuUse) -> Candidate | Ob
     return Candidate(profile, False, named=True)
 
 
-def _no_gpu(request: Request, gpus: list[GpuState]) -> TrancheError:
+def _no_gpu(request: Request, gpus: Sequence[GpuState]) -> TrancheError:
     if not gpus:
         return GpuNotFound("this machine has no GPU", hint="try a simulated machine: tranche sim create p4d.24xlarge")
     names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
     return GpuNotFound(f"no GPU of this machine is a '{request.gpu_model}'; it has: {names}")
 
 
-def _impossible(request: Request, known: list[tuple[GpuState, GpuRules]], obstacles: list[Obstacle]) -> TrancheError:
+def _impossible(
+    request: Request, known: Sequence[tuple[GpuState, GpuRules]], obstacles: Sequence[Obstacle]
+) -> TrancheError:
     refused = list(filter(_is_refusal, obstacles))
     gpus = [gpu for gpu, _ in known]
     if refused:
@@ -227,7 +228,7 @@ def _is_refusal(answer: Obstacle) -> bool:
     return answer.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)
 
 
-def _way_out(request: Request, known: list[tuple[GpuState, GpuRules]]) -> str:
+def _way_out(request: Request, known: Sequence[tuple[GpuState, GpuRules]]) -> str:
     """What to ask for instead of a part that no GPU gives."""
     shares = (smallest_share(request, gpu, rules) for gpu, rules in known if rules.use is not GpuUse.OFF)
     if enough := min((each for each in shares if each is not None), default=None):

@@ -14,12 +14,11 @@ from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.answers import Answers, GpuAnswer, Terms, answers
+from tranche.planning.answers import Answers, GpuAnswer, answers, asked_gpus
 from tranche.planning.candidates import gpus_needed
-from tranche.planning.indexed_view import IndexedView, indexed
+from tranche.planning.gpu_rules import rules_of
 from tranche.planning.options import Freedom
 from tranche.planning.part_wish import accepted
-from tranche.planning.policy import DEFAULT
 from tranche.planning.queue import WaitingRequest, reserved_for
 from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies, stronger
 
@@ -67,44 +66,38 @@ class Explanation:
 
 
 def explain(
-    view: NodeView | IndexedView,
+    view: NodeView,
     request: Request,
     waiters: Sequence[WaitingRequest] = (),
     *,
     adopt_foreign_destroy: bool = False,
 ) -> Explanation:
     """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
-    index = indexed(view)
-    reserved = reserved_for(index, waiters)
-    terms = Terms(Freedom(adopt_foreign_destroy), DEFAULT)
-    found = answers(index, request, terms, reserved)
+    reserved, freedom = reserved_for(view, waiters), Freedom(adopt_foreign_destroy)
+    found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
     impossible: TrancheError | None = None
     try:
-        decision = decide(
-            index,
-            request,
-            adopt_foreign_destroy=adopt_foreign_destroy,
-            reserved=reserved,
-        )
+        decision = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
         granted = decision if isinstance(decision, Granted) else None
     except TrancheError as error:
         impossible = error
     if granted is not None:
         shares = any(isinstance(grant, Part) for grant in granted.grants)
-        more = stronger(index, request, terms, reserved) if shares else NO_ADVICE
-        return Explanation(request, granted, None, found, more, _passed_over(index, request, granted))
-    return Explanation(request, None, impossible, found, remedies(index, request, terms, reserved))
+        more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
+        return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
+    return Explanation(request, None, impossible, found, remedies(view, request, freedom, reserved))
 
 
-def _passed_over(index: IndexedView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
+def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
     """Why parts of what is granted are not by a stronger mechanism, where the machine or the GPU lacks that."""
     found: dict[Sharing, str] = {}
     for grant in granted.grants:
         if isinstance(grant, Part):
-            ways, rules = accepted(request), index.rules(grant.gpu_uuid)
+            gpu = view.node.gpu(grant.gpu_uuid)
+            ways, rules = accepted(request), rules_of(view, gpu)
             for way in ways[: ways.index(grant.sharing)]:
-                if why := rules.why_not(way, index.gpu(grant.gpu_uuid)):
+                if why := rules.why_not(way, gpu):
                     found[way] = why
                 elif grant.slot is not None and way is Sharing.MEMORY_LIMITS:
                     found[way] = "the driver does not limit MIG slices"

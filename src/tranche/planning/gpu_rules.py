@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tranche.core.allocation import NodeView
 from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
 from tranche.core.state import GpuState
@@ -29,3 +30,8 @@ class GpuRules:
 
 NO_RULES = GpuRules()
 """Of a GPU of which nobody has said anything, on a machine that was not asked."""
+
+
+def rules_of(view: NodeView, gpu: GpuState) -> GpuRules:
+    """The rules of one of the view's GPUs."""
+    return GpuRules(view.use_of(gpu.uuid), view.node.sharing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 from tranche.core.allocation import Grant, Slice, WholeGpu, overlap
@@ -76,16 +76,6 @@ def ways_alone(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tupl
     if not gpu.mig_enabled:
         return _cut_first(tenancy, candidate.profile)
     return slice_options(tenancy, candidate.profile, freedom)
-
-
-def same_option(option: Option, gpu: GpuState) -> Option:
-    """The option on another GPU, which is of the same kind and in the same situation.
-
-    It holds for options that destroy one instance at most: in which order several go is told by the GPU.
-    """
-    steps = tuple(replace(step, gpu_uuid=gpu.uuid) for step in option.steps)
-    grant = option.grant.moved_to(gpu.uuid)
-    return Option(gpu, grant, option.change, steps, option.memory, option.mask, option.left)
 
 
 def reusable(instance: GpuInstance) -> Effort | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranche.core.errors import PlanInvalid
-from tranche.planning.steps import KINDS, Kinds, Step
+from tranche.planning.steps import Step, step_from_dict
 
 FORMAT_VERSION = "tranche.dev/v1"
 
@@ -65,13 +65,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from_dict(data: object, kinds: Kinds = KINDS) -> Plan:
-    """The plan that plan_to_dict wrote; PlanInvalid when it is not one, or has a step of none of the kinds."""
+def plan_from_dict(data: object) -> Plan:
+    """The plan that plan_to_dict wrote; PlanInvalid when it is not one, or has a step of an unknown kind."""
     if not isinstance(data, dict) or data.get("kind") != "Plan" or data.get("apiVersion") != FORMAT_VERSION:
         raise PlanInvalid(f"this is not a {FORMAT_VERSION} Plan", hint="write one with: tranche layout plan -o json")
     try:
         fingerprints = {str(gpu): str(mark) for gpu, mark in data["fingerprints"].items()}
-        steps = tuple(kinds.decode(step) for step in data["steps"])
+        steps = tuple(step_from_dict(step) for step in data["steps"])
         return Plan(str(data["purpose"]), steps, fingerprints)
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanInvalid("the plan lacks its purpose, fingerprints or steps") from error

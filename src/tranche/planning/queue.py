@@ -14,9 +14,9 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
 from tranche.planning.allocate import Decision, Granted, decide
-from tranche.planning.candidates import Candidate
-from tranche.planning.indexed_view import IndexedView, indexed
-from tranche.planning.situation import GpuKind
+from tranche.planning.answers import Reserved
+from tranche.planning.candidates import Candidate, candidate, check_possible
+from tranche.planning.gpu_rules import rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WaitingRequest:
 
 
 def may_start(
-    view: NodeView | IndexedView,
+    view: NodeView,
     waiters: Sequence[WaitingRequest],
     waiter_id: str,
     *,
@@ -38,72 +38,70 @@ def may_start(
 
     Raises AllocationUnknown when the id is not among them, and what `decide` raises when the request can never be served.
     """
-    index = indexed(view)
     for position, waiter in enumerate(waiters):
         if waiter.id == waiter_id:
             return decide(
-                index,
+                view,
                 waiter.request,
                 adopt_foreign_destroy=adopt_foreign_destroy,
-                reserved=reserved_for(index, waiters[:position]),
+                reserved=reserved_for(view, waiters[:position]),
             )
     raise AllocationUnknown(f"no request {waiter_id} waits")
 
 
-def reserved_for(view: NodeView | IndexedView, waiters: Iterable[WaitingRequest]) -> dict[GpuKind, str]:
-    """The kinds of GPU that the waiters want, each with the id of the first of them that does.
-
-    A waiter wants all GPUs of a kind or none, because what it wants does not depend on what is on them.
-    """
-    index = indexed(view)
-    reserved: dict[GpuKind, str] = {}
+def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
+    """The UUIDs of the GPUs that the waiters want, each with the id of the first of them that does."""
+    reserved: dict[str, str] = {}
     for request, waiter_id in _first_of_each(waiters):
-        if len(reserved) == len(index.kinds):
+        if len(reserved) == len(view.node.gpus):
             break
-        for kind in _wanted(index, request):
-            reserved.setdefault(kind, waiter_id)
+        for uuid in _wanted(view, request):
+            reserved.setdefault(uuid, waiter_id)
     return reserved
 
 
 def startable(
-    view: NodeView | IndexedView,
+    view: NodeView,
     waiters: Iterable[WaitingRequest],
     *,
     adopt_foreign_destroy: bool = False,
 ) -> Iterator[str]:
     """The ids of the waiters that may start now, in order of arrival; `adopt_foreign_destroy` is that of `decide`."""
-    index = indexed(view)
-    reserved: dict[GpuKind, str] = {}
+    reserved: dict[str, str] = {}
     # Of equal requests only the first can be startable: it reserves all that the others want.
     for request, waiter_id in _first_of_each(waiters):
-        if len(reserved) == len(index.kinds):
+        if len(reserved) == len(view.node.gpus):
             return
-        wanted = _wanted(index, request)
-        if not all(kind in reserved for kind in wanted):
-            decision = decide(
-                index,
-                request,
-                adopt_foreign_destroy=adopt_foreign_destroy,
-                reserved=reserved,
-            )
+        wanted = _wanted(view, request)
+        if not all(uuid in reserved for uuid in wanted):
+            decision = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
             if isinstance(decision, Granted):
                 yield waiter_id
-        for kind in wanted:
-            reserved.setdefault(kind, waiter_id)
+        for uuid in wanted:
+            reserved.setdefault(uuid, waiter_id)
 
 
-def outlooks(view: NodeView | IndexedView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:
+def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:
     """What each waiter gets now, in order of arrival, or why it can never get anything."""
-    index = indexed(view)
-    reserved: dict[GpuKind, str] = {}
+    reserved: dict[str, str] = {}
+    known: dict[Request, Decision | TrancheError] = {}
     for waiter in waiters:
-        try:
-            yield decide(index, waiter.request, reserved=reserved)
-        except TrancheError as error:
-            yield error
-        if len(reserved) < len(index.kinds):
-            for kind in _wanted(index, waiter.request):
-                reserved.setdefault(kind, waiter.id)
+        if waiter.request not in known:
+            known[waiter.request] = _outlook(view, waiter.request, reserved)
+        yield known[waiter.request]
+        if len(reserved) < len(view.node.gpus):
+            before = len(reserved)
+            for uuid in _wanted(view, waiter.request):
+                reserved.setdefault(uuid, waiter.id)
+            if len(reserved) > before:
+                known.clear()
+
+
+def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision | TrancheError:
+    try:
+        return decide(view, request, reserved=reserved)
+    except TrancheError as error:
+        return error
 
 
 def _first_of_each(waiters: Iterable[WaitingRequest]) -> Iterator[tuple[Request, str]]:
@@ -115,9 +113,9 @@ def _first_of_each(waiters: Iterable[WaitingRequest]) -> Iterator[tuple[Request,
             yield waiter.request, waiter.id
 
 
-def _wanted(index: IndexedView, request: Request) -> tuple[GpuKind, ...]:
+def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     try:
-        index.check_possible(request)
+        check_possible(view, request)
     except TrancheError:
         return ()  # it can never start here, so it must not hold others up
-    return tuple(kind for kind, answer in index.candidates(request).items() if isinstance(answer, Candidate))
+    return tuple(gpu.uuid for gpu in view.node if isinstance(candidate(request, gpu, rules_of(view, gpu)), Candidate))

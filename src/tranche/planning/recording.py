@@ -26,7 +26,7 @@ from tranche.core.wire import (
 )
 from tranche.planning.allocate import Granted, Waiting
 from tranche.planning.queue import WaitingRequest, may_start
-from tranche.planning.steps import KINDS, Step
+from tranche.planning.steps import Step, step_from_dict
 
 FORMAT_VERSION = "tranche.dev/v1"
 
@@ -147,6 +147,6 @@ _CODEC = Codec(
         Form(Grant, grant_to_dict, grant_from_dict),
         Form(Keeper, keeper_to_dict, keeper_from_dict),
         Form(Withheld, _withheld_to_dict, _withheld_from_dict),
-        Form(Step, Step.to_dict, KINDS.decode),
+        Form(Step, Step.to_dict, step_from_dict),
     ]
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import combinations, islice
+from itertools import combinations, islice, zip_longest
 
 from tranche.core.allocation import Allocation, NodeView, Part, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile, catalogue
@@ -20,12 +20,13 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.answers import NAMED_AT_MOST, Reserved, Terms, some_of_each
+from tranche.planning.answers import NAMED_AT_MOST, Reserved, asked_gpus
 from tranche.planning.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.foresee import with_granted, without
-from tranche.planning.indexed_view import IndexedView
-from tranche.planning.obstacle import Reason
-from tranche.planning.tenancy import tenancy
+from tranche.planning.gpu_rules import rules_of
+from tranche.planning.obstacle import Obstacle, Reason
+from tranche.planning.options import Freedom
+from tranche.planning.tenancy import tenancies, tenancy
 from tranche.planning.thrift import why_thrifty
 
 _NAMED_AT_MOST = 4
@@ -78,13 +79,13 @@ NO_ADVICE = Advice(())
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A request that does not start now, with the terms it was asked under. `near` is as much of the view as is searched."""
+    """A request that does not start now, and how it was asked. `near` is as much of the view as is searched."""
 
-    index: IndexedView
+    view: NodeView
     near: NodeView
     request: Request
     reserved: Reserved
-    terms: Terms
+    freedom: Freedom
 
     def granted(
         self,
@@ -93,19 +94,21 @@ class _Question:
         *,
         skip_queue: bool = False,
     ) -> Granted | None:
-        """What would be granted if the view, the request or the terms were these; None for nothing."""
-        freedom = self.terms.freedom
+        """What would be granted if the view, the request or the order were these; None for nothing."""
         try:
             decision = decide(
-                view or self.index,
+                view or self.view,
                 request or self.request,
-                policy=self.terms.policy,
-                adopt_foreign_destroy=freedom.destroy_foreign,
+                adopt_foreign_destroy=self.freedom.destroy_foreign,
                 reserved={} if skip_queue else self.reserved,
             )
         except TrancheError:
             return None
         return decision if isinstance(decision, Granted) else None
+
+    def candidates(self) -> tuple[Candidate | Obstacle, ...]:
+        """What of each GPU would serve the request were the GPU empty."""
+        return tuple(candidate(self.request, gpu, rules_of(self.view, gpu)) for gpu in self.view.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +127,9 @@ class _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
 
 
-def remedies(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Advice:
+def remedies(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved) -> Advice:
     """What would help the request, which does not start now; empty when nothing is known to."""
-    question = _question(index, request, terms, reserved)
+    question = _question(view, request, freedom, reserved)
     places = question.near.node.gpus
     found = [
         *_other_slices(question),
@@ -137,20 +140,20 @@ def remedies(index: IndexedView, request: Request, terms: Terms, reserved: Reser
         *_recuts(question),
         *_models(question),
     ]
-    return Advice(tuple(found), len(places) if len(places) < len(index) else 0)
+    return Advice(tuple(found), len(places) if len(places) < len(view.node.gpus) else 0)
 
 
-def stronger(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> Advice:
+def stronger(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved) -> Advice:
     """What would give the request, which gets a part of a shared device now, something for itself alone.
 
     It is there where the machine is careful with its room; otherwise somebody has to end first.
     """
     if request.compute is not None:
         return NO_ADVICE
-    question = _question(index, replace(request, isolation=Isolation.HARD), terms, reserved)
+    question = _question(view, replace(request, isolation=Isolation.HARD), freedom, reserved)
     free = question.granted()
     if free is not None:
-        why = why_thrifty(index, request)
+        why = why_thrifty(request, view.node.sharing, tuple(tenancies(view)))
         text = f"{free.note}, is kept for who asks for it with --isolation hard, because {why}"
         return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request),))
     holders = _fewest_holders(question)
@@ -164,27 +167,40 @@ def stronger(index: IndexedView, request: Request, terms: Terms, reserved: Reser
     names = _names(question.near, holders)
     text = f"as {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
     # Whether the machine has room to spare then, only all of its GPUs tell.
-    as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(index) else None
+    as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(view.node.gpus) else None
     if as_asked is None or any(isinstance(grant, Part) for grant in as_asked.grants):
         text += ", with --isolation hard"
     ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
     return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request, ids, pids),))
 
 
-def _question(index: IndexedView, request: Request, terms: Terms, reserved: Reserved) -> _Question:
+def _question(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved) -> _Question:
     """The question, with as much of the machine as is searched."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
-    places = some_of_each(index, request, terms, reserved, number) if len(index) > number else range(len(index))
-    return _Question(index, index.part(places), request, reserved, terms)
+    near = view
+    if len(view.node.gpus) > number:
+        gpus = tuple(view.node.gpus[place] for place in _some_of_each(view, request, freedom, reserved, number))
+        near = replace(view, node=replace(view.node, gpus=gpus))
+    return _Question(view, near, request, reserved, freedom)
+
+
+def _some_of_each(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved, number: int) -> Sequence[int]:
+    """The places of so many GPUs, of all that answer unlike ones, in index order: those to look at where all are too many."""
+    groups: dict[object, list[int]] = {}
+    for place, each in enumerate(asked_gpus(view, request, reserved)):
+        obstacle = each.answer(freedom).obstacle
+        groups.setdefault((each.here.gpu.name, obstacle and obstacle.likeness), []).append(place)
+    in_turn = (place for nth in zip_longest(*groups.values()) for place in nth if place is not None)
+    return sorted(islice(in_turn, number))
 
 
 def _other_slices(question: _Question) -> Iterator[Remedy]:
     """The largest smaller slice and the smallest larger one that could start now."""
     if gpus_needed(question.request) > 1:
         return
-    asked = [each for each in question.index.candidates(question.request).values() if isinstance(each, Candidate)]
+    asked = [each for each in question.candidates() if isinstance(each, Candidate)]
     sizes = {(each.profile.size, each.profile.slices) for each in asked if each.profile is not None}
-    offered = {p.name: p for gpu in question.index.last_of_each_kind() for p in plain_profiles(gpu)}
+    offered = {p.name: p for gpu in question.view.node if not gpu.lost for p in plain_profiles(gpu)}
     by_size = sorted(offered.values(), key=lambda p: (p.size, p.slices, p.memory or 0, p.name))
     wanted = {each.profile.name for each in asked if each.profile is not None}
     other = [p for p in by_size if p.name not in wanted]
@@ -250,10 +266,9 @@ def _uncordoned(view: NodeView, uuids: Collection[str]) -> NodeView:
 
 def _foreign(question: _Question) -> Iterator[Remedy]:
     """Foreign idle instances go; when that alone is not enough and waiting alone is not either, both together."""
-    if question.terms.freedom.destroy_foreign:
+    if question.freedom.destroy_foreign:
         return
-    terms = replace(question.terms, freedom=replace(question.terms.freedom, destroy_foreign=True))
-    allowed = replace(question, terms=terms)
+    allowed = replace(question, freedom=Freedom(destroy_foreign=True))
     holders = _Holders()
     granted = allowed.granted()
     if granted is None and _fewest_holders(question) is None:
@@ -262,8 +277,8 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     if granted is None:
         return
     keys = [key for step in granted.plan.steps if (key := step.destroys) is not None]
-    foreign = tuple(key for key in keys if not question.index.owns(key))
-    names = ", ".join(f"{k.profile} at {k.placement} of {question.index.gpu(k.gpu_uuid).label}" for k in foreign)
+    foreign = tuple(key for key in keys if key not in question.view.owned)
+    names = ", ".join(f"{k.profile} at {k.placement} of {question.view.node.gpu(k.gpu_uuid).label}" for k in foreign)
     text = f"let instances that Tranche did not make be destroyed ({names}): --adopt-foreign=destroy"
     if holders != _Holders():
         text = f"{_wait_text(question.near, holders)}, then {text}"
@@ -287,11 +302,10 @@ def _models(question: _Question) -> Iterator[Remedy]:
     if request.gpu_model:
         granted = question.granted(request=replace(request, gpu_model=""))
         if granted is not None:
-            gpu = question.index.gpu(granted.grants[0].gpu_uuid)
+            gpu = question.view.node.gpu(granted.grants[0].gpu_uuid)
             yield Remedy(Kind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
             return
-    answers = question.index.candidates(request).values()
-    if any(isinstance(each, Candidate) or each.reason is Reason.POLICY for each in answers):
+    if any(isinstance(each, Candidate) or each.reason is Reason.POLICY for each in question.candidates()):
         return
     products = _boards_that_serve(request)
     if products:
@@ -319,7 +333,7 @@ def _fewest_holders(question: _Question) -> _Holders | None:
 def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
     """The fewest holders whose end lets this GPU serve one share of the request: none when it can already."""
     one = one_of(question.request)
-    answer = candidate(one, gpu, question.index.rules(gpu.uuid))
+    answer = candidate(one, gpu, rules_of(question.view, gpu))
     if not isinstance(answer, Candidate):
         return None
     alone = _alone(question.near, gpu)
@@ -415,7 +429,7 @@ def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | 
             if place is None:
                 return None
             view = with_granted(view, again, place)
-            places.append(question.index.gpu(place.grants[0].gpu_uuid).label)
+            places.append(question.view.node.gpu(place.grants[0].gpu_uuid).label)
         homes.append(" and ".join(places))
     return homes
 

@@ -55,13 +55,6 @@ def arrangeable(shapes: tuple[Shape, ...], mask: int) -> bool:
 
 
 @cache
-def fragmentation(geometry: Geometry, mask: int) -> float:
-    """Free memory slices that a footprint cannot use, averaged over the footprints."""
-    unusable = _unusable(geometry, mask)
-    return sum(unusable) / len(unusable)
-
-
-@cache
 def potential(geometry: Geometry, mask: int) -> float:
     """A score of an occupancy, of which only differences mean something: the more a place lowers it, the worse the place.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Withheld
@@ -44,7 +45,7 @@ class Tenancy(NamedTuple):
     not, to those allocations. `shared` has the account of each device that is given away in parts, by its slot, or by None for
     the uncut GPU. Instances without an allocation are `in_use` (they have a process, or are about to go because
     they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`. Nothing is given away
-    of `withheld` places.
+    of `withheld` places, nor while a layout is `changing` the GPU.
     """
 
     gpu: GpuState
@@ -55,6 +56,7 @@ class Tenancy(NamedTuple):
     idle_foreign: tuple[GpuInstance, ...]
     shared: Mapping[InstanceKey | None, Account]
     withheld: tuple[Withheld, ...] = ()
+    changing: bool = False
 
     @property
     def idle(self) -> tuple[GpuInstance, ...]:
@@ -94,21 +96,27 @@ class Tenancy(NamedTuple):
 
 def tenancy(view: NodeView, gpu: GpuState) -> Tenancy:
     """The tenancy of one of the view's GPUs."""
-    here = [
-        (allocation, grant)
-        for allocation in view.allocations
-        for grant in allocation.grants
-        if grant.gpu_uuid == gpu.uuid
-    ]
-    withheld = tuple(each for each in view.withheld if each.place.gpu_uuid == gpu.uuid)
-    return tenancy_of(gpu, here, view.owned, withheld)
+    return next(tenancies(replace(view, node=replace(view.node, gpus=(gpu,)))))
 
 
-def tenancy_of(
+def tenancies(view: NodeView) -> Iterator[Tenancy]:
+    """The tenancy of each of the view's GPUs, in index order."""
+    held: dict[str, list[tuple[Allocation, Grant]]] = {gpu.uuid: [] for gpu in view.node}
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if grant.gpu_uuid in held:
+                held[grant.gpu_uuid].append((allocation, grant))
+    for gpu in view.node:
+        withheld = tuple(each for each in view.withheld if each.place.gpu_uuid == gpu.uuid)
+        yield _sorted_out(gpu, held[gpu.uuid], view.owned, withheld, gpu.uuid in view.changing)
+
+
+def _sorted_out(
     gpu: GpuState,
     held: Iterable[tuple[Allocation, Grant]],
     owned: Collection[InstanceKey],
-    withheld: tuple[Withheld, ...] = (),
+    withheld: tuple[Withheld, ...],
+    changing: bool,
 ) -> Tenancy:
     """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
     whole: dict[str, Allocation] = {}
@@ -142,7 +150,9 @@ def tenancy_of(
         else:
             foreign.append(instance)
     slots = {slot: tuple(holders.values()) for slot, holders in promised.items()}
-    return Tenancy(gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared, withheld)
+    return Tenancy(
+        gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared, withheld, changing
+    )
 
 
 def occupant(instance: GpuInstance) -> Occupant:

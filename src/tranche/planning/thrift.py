@@ -6,14 +6,15 @@ GPUs on which nothing is, which only a request for a whole GPU, a large one or o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from tranche.core.allocation import ComputeSlice, Part
 from tranche.core.devices import memory_of
 from tranche.core.request import GpuMemory, GpuShare, Request
+from tranche.core.sharing import SharingMeans
 from tranche.planning.candidates import gpus_needed
-from tranche.planning.indexed_view import IndexedView
-from tranche.planning.options import Effort, Option
+from tranche.planning.options import Effort, Option, gpu_blocked
 from tranche.planning.part_wish import PartWish, accepted
 from tranche.planning.tenancy import Tenancy
 
@@ -37,7 +38,7 @@ class Toll(IntEnum):
     SPREAD = 7
 
 
-def why_thrifty(index: IndexedView, request: Request) -> str:
+def why_thrifty(request: Request, means: SharingMeans, gpus: Sequence[Tenancy]) -> str:
     """Why the machine is careful with its room, in words that follow "because"; "" when it has room to spare.
 
     It has as long as slices are all that anybody holds, and half of its GPUs would stay untouched if the request took one more.
@@ -45,11 +46,14 @@ def why_thrifty(index: IndexedView, request: Request) -> str:
     """
     if not isinstance(request.demand, GpuMemory | GpuShare) or not accepted(request):
         return ""
-    if not index.means.offered:
+    if not means.offered:
         return ""
-    if index.undivided:
+    if any(here.whole for here in gpus):
         return "GPUs are held whole or in parts here"
-    if 2 * (index.untouched - gpus_needed(request)) < len(index):
+    untouched = sum(
+        here.untouched and not here.changing and not here.withheld and gpu_blocked(here) is None for here in gpus
+    )
+    if 2 * (untouched - gpus_needed(request)) < len(gpus):
         return "fewer than half of the GPUs would stay untouched"
     return ""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tranche.core.state import GpuState, InstanceKey
-from tranche.planning.steps import KINDS, Before, CreateInstance, DestroyInstance, Kinds, SlotBefore, Step
+from tranche.planning.steps import Before, CreateInstance, DestroyInstance, SlotBefore, Step
 
 
 class StepStatus(StrEnum):
@@ -45,14 +45,10 @@ class UndoStep:
     ownership: Mapping[InstanceKey, bool] = field(default_factory=dict)
 
 
-def undo_steps(records: Sequence[StepRecord], now: GpuState, kinds: Kinds = KINDS) -> tuple[UndoStep, ...]:
-    """The steps that put one GPU back to what it was before these steps of a plan, last change first.
-
-    PlanInvalid when a step is of none of the kinds: how it is undone is not known.
-    """
+def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[UndoStep, ...]:
+    """The steps that put one GPU back to what it was before these steps of a plan, last change first."""
     undo: list[UndoStep] = []
     for record in reversed(records):
-        kinds.check(record.step)
         if record.step.gpu_uuid == now.uuid and record.before is not None and record.may_have_acted:
             undo += (_undo_step(inverse) for inverse in record.step.inverse(record.before, now))
     return tuple(undo)

@@ -22,7 +22,6 @@ from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.planning.across import ChosenMachine, decide_across
 from tranche.planning.allocate import Granted
 from tranche.planning.foresee import with_granted
-from tranche.planning.policy import DEFAULT, Policy
 
 HOST_LABEL = "kubernetes.io/hostname"
 
@@ -78,7 +77,6 @@ def place(
     unknown: Mapping[str, str] | None = None,
     avoided: Mapping[str, frozenset[str]] | None = None,
     spread: Spread | None = None,
-    policy: Policy = DEFAULT,
 ) -> tuple[PodPlacement | Unplaced, ...]:
     """What becomes of each pod, those of the highest priority first and among equals the oldest.
 
@@ -98,7 +96,7 @@ def place(
             away = {**uneven, **away}
         away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "has refused the pod just now")
         near = {name: node.view for name, node in known.items() if name not in away}
-        chosen = decide_across(near, pod.request, policy=policy)
+        chosen = decide_across(near, pod.request)
         if not isinstance(chosen, ChosenMachine):
             # A node that would do for the pod's other rules may serve it one day, even if its GPUs never were asked.
             possible = chosen.possible or any(_could_serve(known[name].view, pod.request) for name in away)

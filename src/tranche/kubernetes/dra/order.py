@@ -15,8 +15,7 @@ from tranche.core.allocation import NodeView, Slice
 from tranche.core.state import InstanceKey
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
 from tranche.planning.options import reusable
-from tranche.planning.policy import DEFAULT, Policy
-from tranche.planning.tables import Geometry, geometry_of
+from tranche.planning.tables import Geometry, geometry_of, potential
 from tranche.planning.tenancy import Tenancy, tenancy
 
 
@@ -31,19 +30,19 @@ class _Cost(NamedTuple):
     policy: float
 
 
-def in_order(group: Sequence[NodeDevice], view: NodeView, policy: Policy = DEFAULT) -> tuple[NodeDevice, ...]:
+def in_order(group: Sequence[NodeDevice], view: NodeView) -> tuple[NodeDevice, ...]:
     """The devices of one kind, of all GPUs, in the order in which they shall be tried."""
     if not group:
         return ()
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
     if group[0].kind in (OfferKind.SLICE, OfferKind.SHARED_SLICE):
-        return _slices(group, tenancies, policy)
+        return _slices(group, tenancies)
     if group[0].kind is OfferKind.SHARED_GPU:
         return tuple(sorted(group, key=lambda each: _sharing_key(each, tenancies[each.gpu_uuid])))
     return tuple(sorted(group, key=lambda each: _whole_key(each, tenancies[each.gpu_uuid])))
 
 
-def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, Tenancy], policy: Policy) -> tuple[NodeDevice, ...]:
+def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, Tenancy]) -> tuple[NodeDevice, ...]:
     shared = [
         each for each in group if _account(each, tenancies[each.gpu_uuid]) is not None and each.sharing is not None
     ]
@@ -52,7 +51,7 @@ def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, Tenancy], polic
     by_gpu: dict[str, list[NodeDevice]] = {}
     for each in rest:
         by_gpu.setdefault(each.gpu_uuid, []).append(each)
-    queues = [_sequence(devices, tenancies[uuid], policy) for uuid, devices in by_gpu.items()]
+    queues = [_sequence(devices, tenancies[uuid]) for uuid, devices in by_gpu.items()]
     # One queue for each GPU, merged: what a GPU's next place costs depends on that GPU alone.
     heap = [(queue[0][0], queue[0][1].number, number, 0) for number, queue in enumerate(queues) if queue]
     heapify(heap)
@@ -70,7 +69,7 @@ def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, Tenancy], polic
     return (*first, *chosen, *last)
 
 
-def _sequence(devices: Sequence[NodeDevice], tenancy: Tenancy, policy: Policy) -> list[tuple[_Cost, NodeDevice]]:
+def _sequence(devices: Sequence[NodeDevice], tenancy: Tenancy) -> list[tuple[_Cost, NodeDevice]]:
     """The places of one GPU as one request after another would take them, each with its cost."""
     if tenancy.whole:
         return []
@@ -83,7 +82,7 @@ def _sequence(devices: Sequence[NodeDevice], tenancy: Tenancy, policy: Policy) -
     taken = tenancy.lasting_mask
     found = []
     while free:
-        cost, start = min((_cost(each, taken, geometry, idle, tenancy, policy), start) for start, each in free.items())
+        cost, start = min((_cost(each, taken, geometry, idle, tenancy), start) for start, each in free.items())
         device = free[start]
         found.append((cost, device))
         taken |= _mask(device)
@@ -97,14 +96,14 @@ def _cost(
     geometry: Geometry,
     idle: Collection[InstanceKey],
     tenancy: Tenancy,
-    policy: Policy,
 ) -> _Cost:
     assert isinstance(device.offered, Slice)
     mask = _mask(device)
     there = device.offered.slot in idle
     destroyed = 0 if there else sum(bool(each.placement.mask & mask) for each in tenancy.idle_owned)
     before = taken & ~mask
-    return _Cost(not tenancy.gpu.mig_enabled, not there, destroyed, policy.cost(geometry, before, before | mask))
+    cost = potential(geometry, before) - potential(geometry, before | mask)
+    return _Cost(not tenancy.gpu.mig_enabled, not there, destroyed, cost)
 
 
 def _sharing_key(device: NodeDevice, tenancy: Tenancy) -> tuple[object, ...]:

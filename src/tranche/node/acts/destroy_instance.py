@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tranche.core.errors import GpuBusy
 from tranche.core.state import GpuState
-from tranche.node.repertoire import Tools
+from tranche.node.act_tools import Tools
 from tranche.planning.steps import DestroyInstance
 
 # A GPU instance can stay in use for a moment after its last compute instance is gone (seen on A100 and H100).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tranche.core.state import GpuState
-from tranche.node.repertoire import Tools
+from tranche.node.act_tools import Tools
 from tranche.planning.steps import StopMps
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
-
 from tranche.planning.steps.create_instance import CreateInstance
 from tranche.planning.steps.destroy_instance import DestroyInstance
-from tranche.planning.steps.kinds import Kinds
+from tranche.planning.steps.kinds import KINDS, step_from_dict
 from tranche.planning.steps.reset_gpu import ResetGpu
 from tranche.planning.steps.set_mig_mode import SetMigMode
 from tranche.planning.steps.set_timeslice import SetTimeslice
@@ -15,17 +13,12 @@ from tranche.planning.steps.step import Before, Deed, SlotBefore, Step, before_f
 from tranche.planning.steps.stop_mps import StopMps
 from tranche.planning.steps.taking import TakesGpu, TakesInstance, TakesRoom, TakesSharing, Taking
 
-BuiltInStep = SetMigMode | ResetGpu | DestroyInstance | CreateInstance | StartMps | StopMps | SetTimeslice
-KINDS: Final = Kinds(get_args(BuiltInStep))
-
 __all__ = [
     "KINDS",
     "Before",
-    "BuiltInStep",
     "CreateInstance",
     "Deed",
     "DestroyInstance",
-    "Kinds",
     "ResetGpu",
     "SetMigMode",
     "SetTimeslice",
@@ -40,4 +33,5 @@ __all__ = [
     "Taking",
     "before_from_dict",
     "before_to_dict",
+    "step_from_dict",
 ]

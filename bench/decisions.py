@@ -1,0 +1,198 @@
+"""What somebody waits for until a share is chosen: by commands on one machine, among the nodes of a cluster, and in a replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from statistics import median
+
+from bench.machine import ProductPath, Spot, board_of
+from bench.report import Report, figure
+from tranche.core.allocation import NodeView
+from tranche.core.request import Request, parse_request
+from tranche.core.state import InstanceKey
+from tranche.kubernetes.controller.node_fit import NodeRoom
+from tranche.kubernetes.controller.placer import GatedPod, GpuNode, place
+from tranche.planning.allocate import decide
+from tranche.planning.explain import explain
+from tranche.planning.queue import WaitingRequest
+from tranche.planning.recording import Question, RecordedDecision, answer, decision_from_dict, decision_to_dict
+
+BOARD = "A100-40GB"
+SEED = 7
+MACHINES = (1, 8, 16)
+NODES = (10, 100, 1_000)
+GPUS_OF_A_NODE = 8
+HELD = 5
+_KINDS_OF_NODES = 5
+_COMMANDS = 9
+_REPETITIONS = 51
+_STARTS = parse_request(mig_profile="1g.5gb")
+_WAITS = parse_request(mig_profile="7g.40gb")
+_TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
+# Of 1g, 1g with double memory, 2g: what the machines hold.
+_HELD_WEIGHTS = (70, 10, 20, 0, 0, 0)
+
+
+def run(report: Report) -> None:
+    """Measure the three."""
+    _commands(report)
+    _decisions(report)
+    _nodes(report)
+    _replay(report)
+
+
+def _commands(report: Report) -> None:
+    report.section(
+        "What a person waits for, in ms of a new process: wall time / processor time",
+        f"A simulated machine of {BOARD} with MIG mode on, whose operations take no time; medians of {_COMMANDS} runs.",
+        "Each run of `tranche run` gets the idle slice of the last one, starts `true`, and gives the slice back.",
+    )
+    commands = {
+        "tranche run": ("run", "-q", "--mig-profile", "1g.5gb", "--", "true"),
+        "explain, it would start": ("explain", "--mig-profile", "1g.5gb"),
+        "explain, it would wait": ("explain", "--gpus", "{all}"),
+    }
+    empty = (sys.executable, "-c", "import click")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {"TRANCHE_SIM_ROOT": folder, "TRANCHE_SIM_TIME_SCALE": "0"}
+        environment = {**os.environ, **variables}
+        for gpus in MACHINES:
+            name = f"with-{gpus}"
+            for prepare in (
+                ("sim", "create", name, *("--gpu", BOARD) * gpus, "--time-scale", "0"),
+                ("--simulate", name, "layout", "apply", "-c", "all-enabled"),
+            ):
+                subprocess.run((*_TRANCHE, *prepare), env=environment, check=True, capture_output=True)
+            row = [str(gpus)]
+            for words in commands.values():
+                command = (*_TRANCHE, "--simulate", name, *(word.format(all=gpus) for word in words))
+                row.append(_spent(command, environment))
+            rows.append([*row, _spent(empty, environment)])
+    report.table(["GPUs", *commands, "python -c 'import click'"], rows)
+
+
+def _decisions(report: Report) -> None:
+    report.section(
+        "The decision within them, in ms of CPU time",
+        f"{BOARD}, {HELD} slices held on each GPU, seed {SEED}; medians of {_REPETITIONS}, from what was observed to the answer.",
+    )
+    rows = []
+    for gpus in MACHINES:
+        view = filled(gpus, SEED)
+        found = [_milliseconds(partial(decide, view, asked)) for asked in (_STARTS, _WAITS)]
+        found += [_milliseconds(partial(explain, view, asked)) for asked in (_STARTS, _WAITS)]
+        rows.append([str(gpus), *map(figure, found)])
+    report.table(["GPUs", "decide, starts", "decide, waits", "explain, starts", "explain, waits"], rows)
+
+
+def _nodes(report: Report) -> None:
+    report.section(
+        "The choice of node and share for a gated pod, in ms of CPU time",
+        f"Nodes with {GPUS_OF_A_NODE} GPUs as above, {_KINDS_OF_NODES} different ones in turn; medians of 5.",
+    )
+    views = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
+    rows = []
+    for count in NODES:
+        nodes = [
+            GpuNode(NodeRoom(f"node-{number:04}"), _moved(views[number % len(views)], number))
+            for number in range(count)
+        ]
+        found = [_milliseconds(partial(place, [_pod(asked)], nodes), 5) for asked in (_STARTS, _WAITS)]
+        rows.append([f"{count:,}", *map(figure, found)])
+    report.table(["nodes", "has room", "has to wait"], rows)
+
+
+def _replay(report: Report) -> None:
+    decisions = 100_000 if report.long else 500
+    report.section(
+        "A replay of recorded requests, in seconds of CPU time",
+        f"{decisions:,} decisions of a machine with {GPUS_OF_A_NODE} GPUs as above, read from their JSON and made again.",
+    )
+    lines = [_recorded(filled(GPUS_OF_A_NODE, SEED + number)) for number in range(_KINDS_OF_NODES)]
+    began = time.process_time()
+    same = 0
+    for number in range(decisions):
+        recorded = decision_from_dict(json.loads(lines[number % len(lines)]))
+        same += answer(recorded.question) == recorded.outcome
+    spent = time.process_time() - began
+    report.table(
+        ["decisions", "seconds", "of 100,000"], [[f"{decisions:,}", figure(spent), figure(spent / decisions * 1e5)]]
+    )
+    report.verdict("all are made again as they were", same == decisions)
+
+
+def filled(gpus: int, seed: int) -> NodeView:
+    """A machine on which slices came and went until so many are held."""
+    random, product = Random(seed), ProductPath(board_of(BOARD), gpus)
+    live: list[Spot] = []
+    while len(live) < HELD * gpus:
+        spot = product.place(random.choices(range(len(_HELD_WEIGHTS)), _HELD_WEIGHTS)[0])
+        if spot is not None:
+            live.append(spot)
+        if spot is None or random.random() < 0.1:
+            product.release(live.pop(random.randrange(len(live))))
+    return product.view
+
+
+def _moved(view: NodeView, number: int) -> NodeView:
+    """The machine as one of many: its GPUs have names of their own."""
+
+    def named(uuid: str) -> str:
+        return f"{uuid}-{number}"
+
+    def key(each: InstanceKey) -> InstanceKey:
+        return replace(each, gpu_uuid=named(each.gpu_uuid))
+
+    return replace(
+        view,
+        node=replace(view.node, gpus=tuple(replace(gpu, uuid=named(gpu.uuid)) for gpu in view.node)),
+        allocations=tuple(
+            replace(each, grants=tuple(grant.moved_to(named(grant.gpu_uuid)) for grant in each.grants))
+            for each in view.allocations
+        ),
+        owned=frozenset(map(key, view.owned)),
+    )
+
+
+def _pod(request: Request) -> GatedPod:
+    return GatedPod("default", "train", "uid-train", request)
+
+
+def _recorded(view: NodeView) -> str:
+    question = Question(view, (WaitingRequest("w-1", _STARTS),), "w-1")
+    return json.dumps(decision_to_dict(RecordedDecision(0.0, question, answer(question))))
+
+
+def _spent(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Wall time of a new process, and processor time, which other work on the machine disturbs less."""
+    wall, processor = [], []
+    for turn in range(_COMMANDS + 1):
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        spent, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if done.returncode:
+            raise AssertionError(f"{command}: {done.stderr}")
+        if turn:  # the first turn only warms the file cache
+            wall.append(1000 * spent)
+            processor.append(1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
+    return f"{median(wall):.0f} / {median(processor):.0f}"
+
+
+def _milliseconds(work: Callable[[], object], repetitions: int = _REPETITIONS) -> float:
+    times = []
+    for _ in range(repetitions):
+        began = time.process_time()
+        work()
+        times.append(1000 * (time.process_time() - began))
+    return median(times)
