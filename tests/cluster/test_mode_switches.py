@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600 + 60 * SWITCHES)]
 def either_way_on(cluster: Cluster, node: Node, namespace: str) -> Iterator[None]:
     """The agent on a node whose GPUs go by the device plugin or by claims; they are new afterwards."""
     try:
-        with agent_on(cluster, node, "--mig-strategy=mixed", "--with-dra", "--refresh-seconds=0.3"):
+        with agent_on(cluster, node, "--mig-strategy=mixed", "--with-dra", "--share-by-mps", "--refresh-seconds=0.3"):
             try:
                 yield
             finally:

@@ -107,6 +107,20 @@ sharing:
 """
 
 
+def test_without_cuda_in_the_agents_container_nothing_is_shared_by_mps(cluster: Cluster, g4dn: Node) -> None:
+    """The chart gives it without shareByMps none of CUDA; the programs are there, as in a mounted root of the driver."""
+    install_rights(cluster)
+    name = {"name": "sharing", "namespace": "tranche-system"}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": name, "data": {"default": AS_NVIDIA_WRITES_IT}})
+    try:
+        with agent_on(cluster, g4dn, "--refresh-seconds=0.3", "--plugin-config-map=sharing"):
+            events = ("get", "events", "--all-namespaces", "--field-selector=reason=DevicesNotShared")
+            wait_for("an event says why", lambda: "the chart's shareByMps=true" in cluster.kubectl(*events))
+            plugin.wait_for_counts(cluster, g4dn)
+    finally:
+        g4dn.renew_machine()
+
+
 def test_a_gpu_is_shared_by_mps_as_nvidias_documentation_has_it(cluster: Cluster, g4dn: Node, namespace: str) -> None:
     install_rights(cluster)
     name = {"name": "sharing", "namespace": "tranche-system"}

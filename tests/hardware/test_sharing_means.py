@@ -24,6 +24,12 @@ MACHINE = MachineFacts("580.95.05", (13, 0), (), "", privileged=True)
         (MACHINE._replace(driver=""), "the driver does not tell its version"),
         (MACHINE._replace(missing=("nvidia-cuda-mps-server",)), "nvidia-cuda-mps-server is not installed"),
         (MACHINE._replace(privileged=False), "only root may set a GPU's compute mode"),
+        (MACHINE._replace(capabilities="compute,utility"), ""),
+        (MACHINE._replace(capabilities="all"), ""),
+        (
+            MACHINE._replace(capabilities="utility", missing=("nvidia-cuda-mps-control",)),
+            "NVIDIA_DRIVER_CAPABILITIES=utility gives this container no CUDA; the chart's shareByMps=true does",
+        ),
     ],
 )
 def test_mps_needs_a_driver_with_limits_its_programs_and_root(facts: MachineFacts, reason: str) -> None:
@@ -56,6 +62,13 @@ def test_each_mechanism_is_offered_or_refused_in_words_and_turns_always_work(fac
     assert all(means.refused.values())
     assert isinstance(means.offered, frozenset), "recordings know frozen sets only"
     assert Sharing.TIME_SLICING in means.offered
+
+
+def test_what_this_container_was_given_of_the_driver_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_DRIVER_CAPABILITIES", "utility")
+    assert read_machine_facts("", None, "").capabilities == "utility"
+    monkeypatch.delenv("NVIDIA_DRIVER_CAPABILITIES")
+    assert read_machine_facts("", None, "").capabilities == ""
 
 
 def test_programs_are_looked_for_in_the_folders_that_are_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ _FIRST_WITH_MEMORY_LIMITS: Final = 615
 _FIRST_WITH_MPS_LIMITS: Final = 495
 """The first release whose MPS daemon knows limits of memory (CUDA 11.5)."""
 _MPS_PROGRAMS: Final = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+_CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 _CLIENTS: Final = 48
 _CLIENTS_FROM_CUDA_13_1: Final = 60
 """Clients of MPS on one GPU from Volta on, by NVIDIA's MPS documentation of releases 580 and 615."""
@@ -25,7 +26,7 @@ class MachineFacts(NamedTuple):
 
     `driver` is its version, `cuda` the newest CUDA that it serves. `missing` are the programs of MPS that are not found.
     `groups` says why memory cannot be limited for control groups here, "" when it can. `privileged` says whether this process may
-    set limits and compute modes.
+    set limits and compute modes. `capabilities` are those for which this container was given the driver, "" where nobody says.
     """
 
     driver: str
@@ -33,6 +34,7 @@ class MachineFacts(NamedTuple):
     missing: tuple[str, ...]
     groups: str
     privileged: bool
+    capabilities: str = ""
 
 
 def sharing_means(facts: MachineFacts) -> SharingMeans:
@@ -51,7 +53,8 @@ def sharing_means(facts: MachineFacts) -> SharingMeans:
 
 def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:
     """The facts of this machine; `folders` is where programs are looked for, as in PATH."""
-    return MachineFacts(driver, cuda, _missing(folders), _no_groups(), _privileged(os.environ))
+    given = os.environ.get(_CAPABILITIES, "")
+    return MachineFacts(driver, cuda, _missing(folders), _no_groups(), _privileged(os.environ), given)
 
 
 def _no_memory_limits(facts: MachineFacts) -> str:
@@ -63,6 +66,8 @@ def _no_memory_limits(facts: MachineFacts) -> str:
 def _no_mps(facts: MachineFacts) -> str:
     if why := _older(facts.driver, _FIRST_WITH_MPS_LIMITS):
         return why
+    if facts.capabilities and not {"compute", "all"}.intersection(facts.capabilities.split(",")):
+        return f"{_CAPABILITIES}={facts.capabilities} gives this container no CUDA; the chart's shareByMps=true does"
     if facts.missing:
         return f"{facts.missing[0]} is not installed"
     return "" if facts.privileged else "only root may set a GPU's compute mode"
