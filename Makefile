@@ -24,12 +24,15 @@ $(STAMP): requirements.lock pyproject.toml simulator/pyproject.toml
 demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in slices
 	$(BIN)/tranche demo
 
+# Not $(MAKE) itself in the recipe, or `make -n test` would run it.
+AGAIN := $(MAKE) --no-print-directory
+
 # Getting a cluster's programs takes minutes the first time, so that runs beside the checks and the tests that need none. The
 # tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so.
 test: $(STAMP)   ## every check, and the tests, each kind once
 	@$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
 	trap 'kill $$prepared' INT TERM; \
-	$(MAKE) --no-print-directory check && $(BIN)/python -m pytest -n 2 --durations=40 --durations-min=5; \
+	$(AGAIN) check && $(BIN)/python -m pytest -n 2 --durations=40 --durations-min=5; \
 	code=$$?; kill $$prepared 2>/dev/null; exit $$code
 
 test-long: export TRANCHE_LONG := 1
