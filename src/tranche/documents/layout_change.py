@@ -43,6 +43,8 @@ def sum_up(decision: LayoutDecision) -> str:
     """One line on what a change did: `destroyed 1 instance, created 2 instances, kept 3 instances`."""
     words = _step_counts(decision.plan.steps)
     kept = sum(len(change.cut.kept) for change in decision.changes)
+    if not words and any(change.blockers for change in decision.changes):
+        return "nothing can be changed while something is in the way"
     if not words and decision.lost:
         return "nothing to do: the GPUs that can be reached are as declared"
     if not words:
