@@ -32,7 +32,7 @@ from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, devices_of
 from tranche.kubernetes.dra.encoding import encode_device
 from tranche.kubernetes.dra.pool import MOST_DEVICES, SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, slice_writes
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -76,7 +76,7 @@ def by_policy(
     name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
 ) -> tuple[SliceContent, ...]:
     """The product."""
-    against = reasons_against(devices, view, Circumstances(NodeMode.DYNAMIC))
+    against = reasons_against(devices, view, TaintCauses(NodeMode.DYNAMIC))
     return pool_contents(name, devices, view, against, shown)
 
 

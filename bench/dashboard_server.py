@@ -20,11 +20,11 @@ from starlette.routing import Route
 
 from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.app import static_file
+from tranche.dashboard.cluster.cluster_history import ClusterHistory
 from tranche.dashboard.cluster.live import LiveCluster
-from tranche.dashboard.cluster.memory_book import MemoryBook
-from tranche.dashboard.cluster.past_book import PastBook
+from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.routes import ServedCluster, node_routes
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 
 _TURN_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
-    async def everybody(request: Request) -> ViewerSight:
-        return ViewerSight(everywhere=True)
+    async def everybody(request: Request) -> NameVisibility:
+        return NameVisibility(everywhere=True)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -69,7 +69,7 @@ def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
 
 async def _play(cluster: SimulatedCluster, live: LiveCluster, changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
-    snapshot, books = cluster.snapshot(time.time()), (PastBook(), MemoryBook())
+    snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(), MemoryHistory())
     live.take(snapshot)
     for book in books:
         book.take(snapshot)

@@ -20,7 +20,7 @@ from bench.report import Report, figure
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
 from tranche.core.state import InstanceKey
-from tranche.kubernetes.controller.node_fit import NodeRoom
+from tranche.kubernetes.controller.node_fit import NodeCapacity
 from tranche.kubernetes.controller.placer import GatedPod, GpuNode, place
 from tranche.planning.allocate import decide
 from tranche.planning.explain import explain
@@ -105,7 +105,7 @@ def _nodes(report: Report) -> None:
     rows = []
     for count in NODES:
         nodes = [
-            GpuNode(NodeRoom(f"node-{number:04}"), _moved(views[number % len(views)], number))
+            GpuNode(NodeCapacity(f"node-{number:04}"), _moved(views[number % len(views)], number))
             for number in range(count)
         ]
         found = [_milliseconds(partial(place, [_pod(asked)], nodes), 5) for asked in (_STARTS, _WAITS)]

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from tranche.core.allocation import NodeView
 from tranche.kubernetes.api.client import KubeClient
-from tranche.kubernetes.api.connection import Answer, ApiConnection
+from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -29,7 +29,7 @@ from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.budget import Budget
-from tranche.kubernetes.rollout.own_ticket import Me
+from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
@@ -76,7 +76,7 @@ class CountingConnection(ApiConnection):
         *,
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ApiResponse:
         """As the product's."""
         self._counts.add(method, path)
         try:
@@ -135,26 +135,26 @@ class FleetAgent:
             api=api,
             connection=self._connection,
             leases=LeaseClient(self._connection, NAMESPACE, now=now, random=random.random),
-            tier=Live(),
+            tier=LatestValue(),
             node=self._watch.latest,
             node_pods=self._pods.latest,
             inventory=self._inventory,
             gpu_events=cast(GpuEvents, None),
             pods=cast(PodRegister, None),
             host=cast(Host, self.machine),
-            state_problem=Live(),
+            state_problem=LatestValue(),
         )
         rollout = Rollout(
             services.leases,
             budget,
             lambda: api.daemon_set_size(NAMESPACE, DAEMON_SET),
-            Me(name, self._uid),
+            RolloutNode(name, self._uid),
             clock=time.monotonic,
             random=random.random,
         )
-        strategy: Live[MigStrategy] = Live()
+        strategy: LatestValue[MigStrategy] = LatestValue()
         strategy.publish(MigStrategy.SINGLE)
-        sharing: Live[ReplicaRules] = Live()
+        sharing: LatestValue[ReplicaRules] = LatestValue()
         sharing.publish(NOT_SHARED)
         self.manager = MigManager(services, MigSettings(config_map=LAYOUTS), rollout=rollout)
         self._labeler = FeatureLabeler(services, strategy, sharing)

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from bench.machine import ProductPath, board_of
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
 from tranche.documents.overview import overview_data
 
 NAMESPACES = ("vision", "speech", "ranking", "search", "ads")
@@ -57,7 +57,7 @@ class SimulatedCluster:
 
     def _seen(self, name: str, taken: float) -> SeenNode:
         number = int(name.removeprefix("node-"))
-        standing = NodeStanding(ready=True, unschedulable=self._mixed and number % 20 == 3, mode="dynamic")
+        standing = KubeNodeState(ready=True, unschedulable=self._mixed and number % 20 == 3, mode="dynamic")
         silent = "its agent does not answer" if self._mixed and number % 20 == 6 else ""
         return SeenNode(name, standing, self.overviews[name], taken, silent)
 

@@ -260,7 +260,7 @@ def test_the_page_of_the_state_folder_names_everything_in_it() -> None:
     places = Places(Path())
     for path in (places.ledger, places.decision_lock, places.gpu_locks / "UUID.lock"):
         assert f"`{path}`" in page
-    for path in (places.session("NAME"), places.allocation("ID"), places.waiter("ID"), places.doorbell("ID")):
+    for path in (places.session("NAME"), places.allocation("ID"), places.waiter("ID"), places.wakeup_pipe("ID")):
         assert f"`{path}`" in page
     for table in re.findall(r"CREATE TABLE (\w+)", inspect.getsource(schema)):
         assert f"`{table}`" in page

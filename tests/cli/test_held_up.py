@@ -19,8 +19,8 @@ from tests.node.processes import in_child
 from tranche.core.errors import TrancheError, WaitTimeout
 from tranche.core.request import Request, WholeGpus
 from tranche.node.locks import FileLock
-from tranche.node.patience import Patience
 from tranche.node.session import Places, process_start_time
+from tranche.node.wait_limit import WaitLimit
 
 SLICE = ("--mig-profile", "1g.5gb")
 READERS = (("ps",), ("top", "--once"), ("explain", *SLICE), ("gpus",))
@@ -96,10 +96,10 @@ def test_a_timeout_holds_also_while_somebody_else_begins_to_write_when_a_request
 
 
 def test_who_does_not_wait_gives_others_a_minute() -> None:
-    assert Patience(wait=False).with_others(100) == 60
-    assert Patience().with_others(100) is None
-    assert Patience(seconds=60).with_others(45) == 15
-    assert Patience(seconds=60).with_others(60) == 1
+    assert WaitLimit(wait=False).with_others(100) == 60
+    assert WaitLimit().with_others(100) is None
+    assert WaitLimit(seconds=60).with_others(45) == 15
+    assert WaitLimit(seconds=60).with_others(60) == 1
 
 
 def test_doctor_says_who_decides_for_too_long(two_a100: TestMachine, decider: Path) -> None:

@@ -25,7 +25,7 @@ from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.plugin_server import PluginServer
 from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
 from tranche.kubernetes.dra.share_edits import cdi_name
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 pytestmark = pytest.mark.cluster
 
@@ -55,7 +55,7 @@ class Servant:
 @contextmanager
 def serving(node: Node, name: str) -> Iterator[Servant]:
     """A driver on the node's kubelet, registered."""
-    servant, registered = Servant(name, node), Live[bool]()
+    servant, registered = Servant(name, node), LatestValue[bool]()
     sockets = PluginSockets(node.paths.kubelet, name)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -64,7 +64,7 @@ def serving(node: Node, name: str) -> Iterator[Servant]:
     def now(work: Callable[[], object]) -> None:
         asyncio.run_coroutine_threadsafe(_awaited(work), loop).result(_PATIENCE_SECONDS)
 
-    server = PluginServer(sockets.plugin, node.name, servant, Live(), now=lambda: 0.0)
+    server = PluginServer(sockets.plugin, node.name, servant, LatestValue(), now=lambda: 0.0)
     registration = PluginRegistration(sockets, server, registered)
     try:
         now(registration.start)

@@ -16,7 +16,7 @@ from tranche.core.errors import TrancheError
 from tranche.local.queue import Queue
 from tranche.node.held import Held
 from tranche.node.host import Host
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche_simulator.machine import SimulatedMachine
 
 
@@ -64,7 +64,7 @@ class _Life:
     def take(self) -> None:
         """Take a share and put a process in it."""
         request = random_request(self._host.view(), self._rng)
-        held = self._queue.acquire(request, command="work", pid=os.getpid(), patience=Patience(wait=False))
+        held = self._queue.acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
         grant = held.allocation.grants[0]
         gpu = self._host.driver.observe_gpu(grant.gpu_uuid)
         device = gpu.uuid

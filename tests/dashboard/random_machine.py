@@ -47,8 +47,8 @@ class RandomMachine:
 
     def step(self) -> str:
         """Let something happen, and say what."""
-        deeds = [self._come, self._come, self._come, self._go, self._go, self._lay_out, self._cut_by_hand]
-        return self.random.choice(deeds)()
+        actions = [self._come, self._come, self._come, self._go, self._go, self._lay_out, self._cut_by_hand]
+        return self.random.choice(actions)()
 
     def end(self) -> None:
         """End everybody."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.machines import needs_root
 from tranche.core.errors import PermissionDenied
 from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, DashboardRefusal, Gate, heard
-from tranche.dashboard.cluster.entrance import ClusterEntrance
+from tranche.dashboard.cluster.authentication import RequestAuthenticator
 from tranche.dashboard.refusal_page import STYLE_HASH
 from tranche.dashboard.token_file import read_token, token_path
 
@@ -55,7 +55,7 @@ def test_this_machine_is_called_by_the_names_of_its_loopback(host: str) -> None:
     ],
 )
 def test_a_name_that_somebody_else_gave_this_machine_is_refused(host: str) -> None:
-    for gate in (GATE, ClusterEntrance()):
+    for gate in (GATE, RequestAuthenticator()):
         refused = gate.strange("GET", {"host": host})
         assert refused is not None
         assert refused.status is HTTPStatus.MISDIRECTED_REQUEST

@@ -130,8 +130,8 @@ FORGERIES: dict[str, tuple[int, Forger]] = {
     "a browser that says it is another site's": (403, lambda form, me, other: (form, {"Sec_Fetch_Site": "same-site"})),
     "another name of the machine": (421, lambda form, me, other: (form, {"Host": "evil.example"})),
     "another's session": (403, lambda form, me, other: (form, {"Cookie": other.cookie})),
-    "another deed": (403, lambda form, me, other: (form.with_fields(layout="all-2g.10gb"), {})),
-    "another deed's form": (
+    "another action": (403, lambda form, me, other: (form.with_fields(layout="all-2g.10gb"), {})),
+    "another action's form": (
         403,
         lambda form, me, other: (form.with_fields(key=me.form(LAYOUT.replace("1g.5gb", "2g.10gb")).fields["key"]), {}),
     ),

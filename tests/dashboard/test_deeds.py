@@ -1,4 +1,4 @@
-"""A deed does what its plan says, or nothing: also when the machine changes after the plan was compared, before the lock."""
+"""An action does what its plan says, or nothing: also when the machine changes after the plan was compared, before the lock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.node.processes import isolated
 from tranche.core.errors import StateMoved
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.dashboard.acting.deed import DashboardDeed
-from tranche.dashboard.acting.layout import LayoutDeed
-from tranche.dashboard.acting.release import ReleaseDeed
+from tranche.dashboard.acting.action import DashboardAction
+from tranche.dashboard.acting.layout import LayoutAction
+from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
 from tranche.node.held import Held
@@ -34,36 +34,36 @@ def seen_by(host: Host) -> MachineSnapshot:
     return MachineSnapshot(1, 0.0, view, queue, frozenset(), overview_data(view, queue, ()), None)
 
 
-def refused(deed: DashboardDeed, host: Host, plan: str) -> None:
+def refused(action: DashboardAction, host: Host, plan: str) -> None:
     before, events, told = host.view(), host.events(), list[str]()
     with pytest.raises(StateMoved):
-        deed.do(host, plan, told.append)
+        action.do(host, plan, told.append)
     assert (host.view(), host.events(), told) == (before, events, [])
 
 
 @isolated
 def test_a_layout_is_applied_by_the_plan_that_was_confirmed_alone(a100: Node) -> None:
     with a100.host() as host:
-        deed, told = LayoutDeed("all-1g.5gb"), list[str]()
-        plan = deed.plan(seen_by(host), host.places)
-        other = LayoutDeed("all-2g.10gb")
+        action, told = LayoutAction("all-1g.5gb"), list[str]()
+        plan = action.plan(seen_by(host), host.places)
+        other = LayoutAction("all-2g.10gb")
         other.do(host, other.plan(seen_by(host), host.places).digest, told.append)
-        refused(deed, host, plan.digest)
+        refused(action, host, plan.digest)
         told.clear()
-        again = deed.plan(seen_by(host), host.places)
+        again = action.plan(seen_by(host), host.places)
         assert again.digest != plan.digest
-        deed.do(host, again.digest, told.append)
+        action.do(host, again.digest, told.append)
         assert told == [f"{where}: {step}" for where, step in again.steps]
-        assert not deed.plan(seen_by(host), host.places).possible
+        assert not action.plan(seen_by(host), host.places).possible
 
 
 @isolated
 def test_a_request_is_cancelled_by_the_plan_that_was_confirmed_alone(a100: Node) -> None:
     with a100.host() as host:
         ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
-        deed = ReleaseDeed(ticket.id)
-        refused(deed, host, "0" * 32)
-        assert deed.plan(seen_by(host), host.places).possible
+        action = ReleaseAction(ticket.id)
+        refused(action, host, "0" * 32)
+        assert action.plan(seen_by(host), host.places).possible
         host.leave(ticket)
 
 
@@ -73,4 +73,4 @@ def test_a_share_in_which_this_very_process_runs_is_not_taken_by_another_plan(a1
         ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
         held = host.start(ticket, lambda view, queue: decide(view, SLICE))
         assert isinstance(held, Held)
-        refused(ReleaseDeed(held.allocation.id), host, "0" * 32)
+        refused(ReleaseAction(held.allocation.id), host, "0" * 32)

@@ -1,4 +1,4 @@
-"""The keys of forms: for one session, one deed and one plan, once, and not for ever."""
+"""The keys of forms: for one session, one action and one plan, once, and not for ever."""
 
 from __future__ import annotations
 

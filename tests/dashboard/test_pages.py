@@ -19,9 +19,9 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.events import Event
 from tranche.core.request import Request, parse_request
 from tranche.core.state import NodeState
-from tranche.dashboard.acting.deed import DeedPlan
+from tranche.dashboard.acting.action import ActionPlan
 from tranche.dashboard.acting.pages import plan_page
-from tranche.dashboard.acting.release import ReleaseDeed
+from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
 from tranche.dashboard.pages import page_at
@@ -348,8 +348,8 @@ def test_what_needs_somebody_comes_with_time_alone_and_is_not_denied_where_nobod
 
 
 def test_the_button_that_kills_says_what_and_looks_like_it() -> None:
-    plan = DeedPlan((("pid 7", "SIGTERM"),), (), "d", "tranche release 11111111", ends="pid 7: train.py")
+    plan = ActionPlan((("pid 7", "SIGTERM"),), (), "d", "tranche release 11111111", ends="pid 7: train.py")
     for ends, said, look in (("pid 7: train.py", "Kill pid 7: train.py", "danger"), ("", "Take it back", None)):
-        page = tree_of(plan_page(ReleaseDeed("11111111"), replace(plan, ends=ends), "key", same=True, moved=False))
+        page = tree_of(plan_page(ReleaseAction("11111111"), replace(plan, ends=ends), "key", same=True, moved=False))
         (button,) = page.iter("button")
         assert (text_of(button), button.get("class")) == (said, look)

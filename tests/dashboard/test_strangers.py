@@ -23,7 +23,7 @@ from tests.dashboard.cluster.test_cluster_server import wait_until
 from tests.dashboard.served import ServedDashboard
 from tests.kubernetes.fleet.clusters import node as node_object
 from tranche.dashboard.connection import guarded
-from tranche.dashboard.doorway import Doorway, let_in
+from tranche.dashboard.connection_limit import ConnectionLimit, let_in
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
 
 GARBAGE = (
@@ -242,7 +242,7 @@ def test_strangers_push_one_another_out_and_not_whoever_was_let_in() -> None:
 def test_the_doorway_gives_up_whoever_came_first_and_of_those_inside_only_whoever_has_most(
     acts: list[tuple[str, int]], most: int
 ) -> None:
-    doorway: Doorway[int] = Doorway(most)
+    doorway: ConnectionLimit[int] = ConnectionLimit(most)
     waiting: list[int] = []
     inside: dict[int, str] = {}
     for act, connection in acts:
@@ -267,7 +267,7 @@ def test_the_doorway_gives_up_whoever_came_first_and_of_those_inside_only_whoeve
 
 
 def test_one_viewer_does_not_take_all_places_of_the_others() -> None:
-    doorway: Doorway[int] = Doorway(3)
+    doorway: ConnectionLimit[int] = ConnectionLimit(3)
     doorway.let_in(1, "ana")
     for connection in (2, 3):
         doorway.let_in(connection, "eve")

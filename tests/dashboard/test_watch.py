@@ -16,7 +16,7 @@ from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError
 from tranche.dashboard import live
-from tranche.dashboard.live import LiveMachine, PageNews
+from tranche.dashboard.live import LiveMachine, PageUpdate
 from tranche.node.session import Places
 
 NOTHING = view_of()
@@ -66,7 +66,7 @@ def watching(machine: Machine, work: Callable[[LiveMachine], Any]) -> None:
     asyncio.run(run())
 
 
-async def news_until(found: LiveMachine, wanted: Callable[[PageNews], bool]) -> PageNews:
+async def news_until(found: LiveMachine, wanted: Callable[[PageUpdate], bool]) -> PageUpdate:
     async for news in found.news():
         if wanted(news):
             return news

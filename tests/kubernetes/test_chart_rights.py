@@ -41,8 +41,8 @@ from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.gates.leases import GPUS, NodeGpus, gpus_to_lease, lease_name
-from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import MigState, Report

@@ -22,20 +22,27 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
-from tranche.kubernetes.device_plugin.counted import STATUS_SECONDS, Counted, Grants, KubeletHeard, Listable, listed
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
+from tranche.kubernetes.device_plugin.listed_devices import (
+    STATUS_SECONDS,
+    Grants,
+    KubeletDevices,
+    ListableDevice,
+    ListedDevices,
+    listed,
+)
 from tranche.kubernetes.device_plugin.offers import held_otherwise
-from tranche.kubernetes.dra.devices import NodeDevice, devices_of
-from tranche.kubernetes.dra.one_way import (
-    Opening,
-    OtherWay,
-    Shown,
+from tranche.kubernetes.dra.claimable_devices import (
+    ClaimableDevices,
+    PluginHoldings,
+    UnconfirmedGpus,
     counted_otherwise,
     open_gpus,
     to_claims,
 )
-from tranche.kubernetes.dra.taints import Circumstances, excludes, reasons_against
-from tranche.kubernetes.observation.ways import PluginOffer
+from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.dra.taints import TaintCauses, excludes, reasons_against
+from tranche.kubernetes.observation.advertisement_arbiter import PluginAdvertisement
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 UUIDS = ("GPU-0", "GPU-1")
@@ -59,8 +66,8 @@ Content = Mapping[str, Mapping[str, bool]]
 """What ResourceSlices show: of each GPU by UUID, each device by name, and whether it is free."""
 
 
-def shown(content: Content) -> Shown:
-    return Shown.of(
+def shown(content: Content) -> ClaimableDevices:
+    return ClaimableDevices.of(
         {"name": name, "attributes": {"uuid": {"string": uuid}}, "taints": [] if free else [{}]}
         for uuid, devices in content.items()
         for name, free in devices.items()
@@ -75,9 +82,9 @@ class Agent:
     status: Mapping[str, str] | None = None
     slices: Content | None = None
     allocations: tuple[Allocation, ...] | None = None
-    counted: Counted = field(default_factory=Counted)
-    offer: PluginOffer | None = None
-    opening: Opening = field(default_factory=Opening)
+    counted: ListedDevices = field(default_factory=ListedDevices)
+    offer: PluginAdvertisement | None = None
+    opening: UnconfirmedGpus = field(default_factory=UnconfirmedGpus)
     heard: dict[str, frozenset[str]] = field(default_factory=dict)
     sent: dict[str, Mapping[str, Grant]] = field(default_factory=dict)
     opened: frozenset[str] | None = None
@@ -166,7 +173,7 @@ class TwoWays:
         static, view = agent.mode is NodeMode.STATIC, agent.view
         chosen = listed(_listable(view), static=static, to_claims=agent.to_claims)
         devices = {resource: {each.device.id: each.grant for each in members} for resource, members in chosen.items()}
-        heard = KubeletHeard(self.run, dict(agent.heard))
+        heard = KubeletDevices(self.run, dict(agent.heard))
         agent.counted = agent.counted.look(devices, heard, agent.status, self.now)
         agent.offer = agent.counted.offer
         for resource, members in devices.items():
@@ -184,14 +191,14 @@ class TwoWays:
         assert agent.offer is not None
         assert agent.slices is not None
         seen, view = shown(agent.slices), agent.view
-        other = OtherWay(agent.offer.grants, agent.offer.strangers(agent.status or {}))
+        other = PluginHoldings(agent.offer.grants, agent.offer.strangers(agent.status or {}))
         held = {
             grant.gpu_uuid for each in view.allocations if isinstance(each.keeper, ClaimKeeper) for grant in each.grants
         }
         opened = open_gpus(agent.mode, view, other, seen, held)
         agent.opening = agent.opening.begin(agent.mode, opened)
         devices = [each for each in DEVICES.values() if each.gpu_uuid in opened]
-        against = reasons_against(devices, view, Circumstances(agent.mode))
+        against = reasons_against(devices, view, TaintCauses(agent.mode))
         counted = counted_otherwise(devices, other, seen)
         agent.opened, agent.writing_mode = opened, agent.mode
         wanted: dict[str, dict[str, bool]] = {uuid: {} for uuid in UUIDS}
@@ -310,8 +317,8 @@ class TwoWays:
         self.api = {name: each for name, each in {**self.api, uuid: devices}.items() if each}
 
 
-def _listable(view: NodeView) -> dict[str, list[Listable]]:
-    found: dict[str, list[Listable]] = {}
+def _listable(view: NodeView) -> dict[str, list[ListableDevice]]:
+    found: dict[str, list[ListableDevice]] = {}
     for resource, devices in PLUGIN_DEVICES.items():
         found[resource] = []
         for name, grant in devices.items():
@@ -320,7 +327,7 @@ def _listable(view: NodeView) -> dict[str, list[Listable]]:
                 for each in view.allocations
             )
             if held_otherwise(grant, resource, view.allocations) is None:
-                found[resource].append(Listable(ListedDevice(name), grant, given))
+                found[resource].append(ListableDevice(ListedDevice(name), grant, given))
     return found
 
 

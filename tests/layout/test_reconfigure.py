@@ -30,7 +30,7 @@ from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
 from tranche.planning.assertion import find_mismatches
 from tranche.planning.generate import generate_layouts
-from tranche.planning.gpu_users import gpu_users
+from tranche.planning.layout_occupancy import gpu_users
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.recut import check_possible
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode

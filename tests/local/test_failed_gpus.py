@@ -18,7 +18,7 @@ from tranche.local.failed_gpus import FailedGpus
 from tranche.local.queue import Queue
 from tranche.node.held import Held
 from tranche.node.host import Host
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 from tranche.planning.obstacle import Reason
 
@@ -34,7 +34,7 @@ def two(tmp_path: Path) -> Node:
 
 
 def acquire(host: Host, request: Request = SLICE, **options: object) -> Held:
-    settings: dict[str, object] = {"patience": Patience(wait=False), **options}
+    settings: dict[str, object] = {"patience": WaitLimit(wait=False), **options}
     return Queue(host).acquire(request, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def test_when_no_gpu_is_left_the_errors_of_all_are_told_and_nothing_is_left_over
     with two.host(sleep=lambda seconds: None) as host:
         two.machine.inject_error(CREATE, UNKNOWN, calls=1_000)
         with pytest.raises(HardwareError, match=r"GPU 0: cannot create .*; GPU 1: cannot create .*"):
-            acquire(host, patience=Patience())
+            acquire(host, patience=WaitLimit())
         assert tries(host) == 2
         view = host.view()
         assert (view.allocations, host.waiters(), view.owned) == ((), (), frozenset())
@@ -97,7 +97,7 @@ def test_two_gpus_at_once_are_not_had_when_one_of_two_fails(tmp_path: Path) -> N
             change(host, *enable(gpu))
         node.machine.inject_error("nvmlDeviceSetMigMode", UNKNOWN, calls=1_000, gpu=1)
         with pytest.raises(HardwareError, match="disable MIG mode"):
-            acquire(host, Request(WholeGpus(2)), patience=Patience())
+            acquire(host, Request(WholeGpus(2)), patience=WaitLimit())
         assert tries(host) == 1
 
 
@@ -125,7 +125,7 @@ def test_who_waits_is_told_of_the_failure_and_gets_the_other_gpu_when_it_is_free
                 other.lock.release()
             told.append(outcome)
 
-        held = acquire(host, patience=Patience(), waiting=note)
+        held = acquire(host, patience=WaitLimit(), waiting=note)
         assert gpu_of(held) == host.view().node.gpus[1].uuid
         assert told[0].obstacles[0].reason is Reason.DRIVER_ERROR
 
@@ -135,7 +135,7 @@ def test_what_concerns_all_gpus_is_tried_on_one_only(two: Node) -> None:
     with two.host(sleep=lambda seconds: None) as host:
         two.machine.inject_error(CREATE, NO_PERMISSION, calls=1_000)
         with pytest.raises(PermissionDenied):
-            acquire(host, patience=Patience())
+            acquire(host, patience=WaitLimit())
         assert tries(host) == 1
 
 

@@ -18,7 +18,7 @@ from tranche.local.queue import Queue
 from tranche.node.held import Held
 from tranche.node.host import Host
 from tranche.node.interrupts import Terminated, heed_signals, ignore_signals
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 
 IN_USE, UNKNOWN = 19, 999
@@ -34,7 +34,7 @@ def a100(tmp_path: Path) -> Node:
 
 
 def acquire(host: Host, **options: object) -> Held:
-    settings: dict[str, object] = {"patience": Patience(wait=False), **options}
+    settings: dict[str, object] = {"patience": WaitLimit(wait=False), **options}
     return Queue(host).acquire(WHOLE, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_changed_for_a_request_whose_time_is_over(a100: Node, when: s
         record = pass_time if when == "before the decision" else None
         queue = Queue(host, monotonic=lambda: now[0], record=record)
         with pytest.raises(WaitTimeout, match="got no share within 5 s: that time was over"):
-            queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience(seconds=5.0))
+            queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=WaitLimit(seconds=5.0))
         assert a100.taken() == []
         assert (host.view().allocations, host.waiters()) == ((), ())
 
@@ -85,7 +85,7 @@ def test_nothing_is_changed_for_a_request_that_was_told_to_end_while_the_machine
     with a100.host() as host:
         queue = Queue(host, record=lambda *_: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Terminated):
-            queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience())
+            queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=WaitLimit())
         ignore_signals()
         assert a100.taken() == []
         assert (host.view().allocations, host.waiters()) == ((), ())
@@ -112,7 +112,7 @@ def test_who_waits_is_told_how_many_are_ahead_until_patience_ends(a100: Node) ->
         acquire(other)
         first = other.enqueue(WHOLE, command="first", pid=os.getpid())
         with pytest.raises(WaitTimeout, match=r"0\.05 s"):
-            acquire(host, patience=Patience(seconds=0.05), waiting=note)
+            acquire(host, patience=WaitLimit(seconds=0.05), waiting=note)
         assert [waiter.id for waiter in host.waiters()] == [first.id]
     assert set(told) == {1}
 
@@ -136,14 +136,14 @@ def test_nobody_is_overtaken_by_a_request_for_the_same_gpu(a100: Node) -> None:
         change(host, *enable(host.view().node.gpus[0]))
         change(host, create(host.view().node.gpus[0], "1g.5gb", 0))
         small = Request(MigSlice(parse_profile("1g.5gb")))
-        held = Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        held = Queue(host).acquire(small, command="small", pid=os.getpid(), patience=WaitLimit(wait=False))
         large = other.enqueue(WHOLE, command="large", pid=os.getpid())
         with pytest.raises(NoRoom, match=large.id):
             Queue(host, clock=lambda: time.time() + LONG).acquire(
-                small, command="small", pid=os.getpid(), patience=Patience(wait=False)
+                small, command="small", pid=os.getpid(), patience=WaitLimit(wait=False)
             )
         other.leave(large)
-        Queue(host).acquire(small, command="small", pid=os.getpid(), patience=Patience(wait=False))
+        Queue(host).acquire(small, command="small", pid=os.getpid(), patience=WaitLimit(wait=False))
         assert held.allocation.id in {allocation.id for allocation in host.view().allocations}
 
 
@@ -161,7 +161,7 @@ def test_who_will_not_wait_lets_those_decide_who_have_only_just_asked(a100: Node
                 other.leave(ahead)
             return time.time()
 
-        held = Queue(host, clock=clock).acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience(wait=False))
+        held = Queue(host, clock=clock).acquire(WHOLE, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
         assert [allocation.id for allocation in host.view().allocations] == [held.allocation.id]
         assert looks >= 4
 
@@ -178,5 +178,5 @@ def test_who_will_not_wait_is_refused_when_those_ahead_have_decided_to(a100: Nod
             return now
 
         with pytest.raises(NoRoom, match=ahead.id):
-            Queue(host, clock=clock).acquire(WHOLE, command="work", pid=os.getpid(), patience=Patience(wait=False))
+            Queue(host, clock=clock).acquire(WHOLE, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
         assert [waiter.id for waiter in host.waiters()] == [ahead.id]

@@ -20,7 +20,7 @@ from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.local import limits_watch, server_ends
 from tranche.local.limits_watch import watching_limits
-from tranche.local.server_ends import ServerEnds
+from tranche.local.server_ends import ServerEndWatch
 from tranche.local.side_thread import beside
 from tranche.node.mps_records import DaemonRecords, record_of
 from tranche.node.session import boot_id, children_pids, process_start_time
@@ -81,13 +81,13 @@ def daemon() -> Iterator[Parent]:
         made.end()
 
 
-def taken(servers: ServerEnds, poll: select.poll, *, seconds: float) -> tuple[int, ...]:
+def taken(servers: ServerEndWatch, poll: select.poll, *, seconds: float) -> tuple[int, ...]:
     return servers.take({descriptor for descriptor, _ in poll.poll(seconds * 1000)})
 
 
 def test_a_server_is_named_once_however_late_its_daemon_takes_note_of_its_end(daemon: Parent) -> None:
     poll = select.poll()
-    servers = ServerEnds([daemon.process.pid], poll)
+    servers = ServerEndWatch([daemon.process.pid], poll)
     for _ in range(3):
         server = daemon.start()
         servers.look()
@@ -103,7 +103,7 @@ def test_a_server_is_named_once_however_late_its_daemon_takes_note_of_its_end(da
 
 def test_of_two_servers_each_is_named(daemon: Parent) -> None:
     poll = select.poll()
-    servers = ServerEnds([daemon.process.pid], poll)
+    servers = ServerEndWatch([daemon.process.pid], poll)
     one, other = daemon.start(), daemon.start()
     servers.look()
     os.kill(one, signal.SIGKILL)

@@ -19,12 +19,12 @@ from tests.support.length import cases
 from tranche.core.request import parse_request
 from tranche.local.run import run
 from tranche.node import journal, records, register
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 
 CASES = cases(24, "TRANCHE_SIGNAL_CASES")
 """At how many lines, about, over all signals; TRANCHE_SIGNAL_CASES asks for more. There are about 900 lines."""
 
-_TRACED = ("local/", "node/host.py", "node/locks.py", "node/executor.py", "node/deciding.py", "node/doorbell.py")
+_TRACED = ("local/", "node/host.py", "node/locks.py", "node/executor.py", "node/deciding.py", "node/wakeup_pipe.py")
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def lines_of_a_run(
                     parse_request(mig_profile=profile),
                     ["true"],
                     environment=os.environ,
-                    patience=Patience(),
+                    patience=WaitLimit(),
                 )
             finally:
                 sys.settrace(None)

@@ -27,8 +27,8 @@ from tranche.core.wire import request_to_dict
 from tranche.local.queue import Queue
 from tranche.node.adoption import part_word
 from tranche.node.host import Host
-from tranche.node.patience import Patience
 from tranche.node.session import pid_namespace, process_start_time
+from tranche.node.wait_limit import WaitLimit
 
 LOITER = "import sys; sys.stdin.read()"
 
@@ -70,7 +70,7 @@ def test_a_new_ledger_takes_the_shares_of_running_commands_over(tmp_path: Path) 
             assert LOITER in found.command
             queue = Queue(host)
             request = parse_request(mig_profile="1g.5gb")
-            other = queue.acquire(request, command="x", pid=1, patience=Patience(False, None))
+            other = queue.acquire(request, command="x", pid=1, patience=WaitLimit(False, None))
             assert other.allocation.grants[0] != place
             first.kill()
             first.wait()
@@ -91,7 +91,7 @@ def test_a_whole_gpu_is_taken_over_as_well_and_every_command_that_names_it_is_on
             assert found.keeper.pid in (first.pid, second.pid)
             with pytest.raises(NoRoom):
                 Queue(host).acquire(
-                    parse_request(gpus="1", gpu_model="A30"), command="x", pid=1, patience=Patience(False, None)
+                    parse_request(gpus="1", gpu_model="A30"), command="x", pid=1, patience=WaitLimit(False, None)
                 )
 
 
@@ -141,13 +141,13 @@ def test_who_still_has_the_lost_ledger_open_decides_nothing_by_it(tmp_path: Path
         with node.host() as fresh:
             _take_all(fresh)
         with pytest.raises(LedgerUnavailable):
-            ticket.acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=Patience(False, None))
+            ticket.acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=WaitLimit(False, None))
     assert gpu.instances[0].placement == Placement(0, 1)
 
 
 def _take_all(host: Host) -> None:
     for _ in range(2):
-        Queue(host).acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=Patience(False, None))
+        Queue(host).acquire(parse_request(mig_profile="1g.5gb"), command="x", pid=1, patience=WaitLimit(False, None))
 
 
 def test_programs_in_parts_of_one_gpu_are_all_taken_over(tmp_path: Path) -> None:

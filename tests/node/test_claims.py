@@ -20,9 +20,9 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
-from tranche.node.claims import ClaimOrder, ClaimPromise
+from tranche.node.claims import ClaimRequest, ClaimReservation
 from tranche.node.host import Host
-from tranche.planning.realise import Wanted
+from tranche.planning.realise import DeviceAlternative
 from tranche_simulator.machine import SimulatedMachine
 
 __all__ = ["short", "t4"]  # fixtures
@@ -40,22 +40,22 @@ def slice_of(gpu: GpuState, name: str, start: int) -> Slice:
     return Slice(gpu.uuid, profile.name, Placement(start, profile.size))
 
 
-def order(name: str, *grants: Wanted) -> ClaimOrder:
+def order(name: str, *grants: DeviceAlternative) -> ClaimRequest:
     slot = grants[0].slot
     request = Request(WholeGpus(1) if slot is None else MigSlice(slot.profile))
     if isinstance(grants[0], Part):
         request = Request(GpuMemory(grants[0].memory))
-    return ClaimOrder(ClaimKeeper("team", name, f"uid-{name}"), request, grants)
+    return ClaimRequest(ClaimKeeper("team", name, f"uid-{name}"), request, grants)
 
 
-def prepare(host: Host, *orders: ClaimOrder) -> list[Allocation | TrancheError]:
+def prepare(host: Host, *orders: ClaimRequest) -> list[Allocation | TrancheError]:
     """Every order prepared, as soon as it can be."""
     found: dict[str, Allocation | TrancheError] = {}
     left = list(orders)
     while left:
         answers = host.claims.promise(left)
         for each, answer in zip(left, answers, strict=True):
-            if isinstance(answer, ClaimPromise):
+            if isinstance(answer, ClaimReservation):
                 found[each.keeper.uid] = host.claims.fulfil(answer)
             elif answer is not None:
                 found[each.keeper.uid] = answer
@@ -63,7 +63,7 @@ def prepare(host: Host, *orders: ClaimOrder) -> list[Allocation | TrancheError]:
     return [found[each.keeper.uid] for each in orders]
 
 
-def prepared(host: Host, one: ClaimOrder) -> Allocation:
+def prepared(host: Host, one: ClaimRequest) -> Allocation:
     (found,) = prepare(host, one)
     assert isinstance(found, Allocation), found
     return found
@@ -78,7 +78,7 @@ def test_a_backlog_is_decided_at_once_and_carried_out_in_order(a100s: Node) -> N
         answers = host.claims.promise(orders)
         assert [answer is None for answer in answers] == [False, *[True] * 6, False], "the mode is changed first"
         for answer in answers:
-            if isinstance(answer, ClaimPromise):
+            if isinstance(answer, ClaimReservation):
                 host.claims.fulfil(answer)
         found = prepare(host, *orders)
         assert all(isinstance(each, Allocation) and each.phase is Phase.ACTIVE for each in found)
@@ -121,7 +121,7 @@ def test_orders_of_one_backlog_see_each_other(a100s: Node) -> None:
         orders += [order("c", slice_of(gpu, "2g.10gb", 0))]
         answers = host.claims.promise(orders)
         assert [answer is None for answer in answers] == [False, True, True], "an idle instance goes first"
-        assert isinstance(answers[0], ClaimPromise)
+        assert isinstance(answers[0], ClaimReservation)
         host.claims.fulfil(answers[0])
         first, second, third = prepare(host, *orders)
         assert isinstance(first, Allocation)
@@ -138,7 +138,7 @@ def test_a_failure_is_undone_and_leaves_the_others(a100s: Node) -> None:
         change(host, *enable(gpu))
         answers = host.claims.promise([order("a", slice_of(gpu, "1g.5gb", 0)), order("b", slice_of(gpu, "1g.5gb", 1))])
         a100s.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 1)
-        first, second = (each for each in answers if isinstance(each, ClaimPromise))
+        first, second = (each for each in answers if isinstance(each, ClaimReservation))
         with pytest.raises(TrancheError):
             host.claims.fulfil(first)
         host.claims.fulfil(second)
@@ -210,7 +210,7 @@ def test_the_limits_of_a_part_are_in_force_when_it_is_prepared(t4: Node) -> None
 
 
 def test_whoever_is_killed_in_a_preparation_leaves_all_or_nothing(a100s: Node) -> None:
-    def orders(host: Host) -> list[ClaimOrder]:
+    def orders(host: Host) -> list[ClaimRequest]:
         first, second = host.view().node.gpus
         return [order("a", slice_of(first, "2g.10gb", 0)), order("b", slice_of(second, "3g.20gb", 4))]
 

@@ -22,8 +22,8 @@ from tranche.node.checkup import Status, check_ledger
 from tranche.node.contradictions import contradictory_tables
 from tranche.node.held import Held
 from tranche.node.host import Host
-from tranche.node.patience import Patience
 from tranche.node.session import Places
+from tranche.node.wait_limit import WaitLimit
 
 SLICE = parse_request(mig_profile="1g.5gb")
 TABLES = ["allocations", "grants", "units", "devices", "parts"]
@@ -36,7 +36,7 @@ def edit(node: Node, statement: str) -> None:
 
 
 def take(host: Host, request: Request = SLICE) -> Held:
-    return Queue(host).acquire(request, command="x", pid=1, patience=Patience(False, None))
+    return Queue(host).acquire(request, command="x", pid=1, patience=WaitLimit(False, None))
 
 
 def share(host: Host, gpu: GpuState) -> tuple[Allocation, Allocation]:

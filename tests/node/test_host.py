@@ -16,7 +16,7 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, HardwareError, State
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
-from tranche.node.held import Held, Ticket
+from tranche.node.held import Held, QueuePlace
 from tranche.node.host import Host
 from tranche.node.locks import is_held
 from tranche.planning.allocate import Waiting, decide
@@ -28,7 +28,7 @@ def slice_of(profile: str) -> Request:
     return Request(MigSlice(parse_profile(profile)))
 
 
-def ask(host: Host, request: Request) -> Ticket:
+def ask(host: Host, request: Request) -> QueuePlace:
     return host.enqueue(request, command="work", pid=os.getpid())
 
 

@@ -187,7 +187,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> 
 def test_every_name_has_a_place_of_its_own(tmp_path: Path) -> None:
     places = Places(tmp_path)
     found = [places.ledger, places.decision_lock, places.gpu_locks, *map(places.session, "ab")]
-    found += [*map(places.allocation, "ab"), *map(places.waiter, "ab"), *map(places.doorbell, "ab")]
+    found += [*map(places.allocation, "ab"), *map(places.waiter, "ab"), *map(places.wakeup_pipe, "ab")]
     assert len(set(found)) == len(found)
     assert all(tmp_path in path.parents for path in found)
 

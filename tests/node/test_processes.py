@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
-from tranche.core.evidence import Life
+from tranche.core.evidence import Liveness
 from tranche.core.keeper import ProcessKeeper
 from tranche.node.keeping import Remains
 from tranche.node.processes import MARK, Process, Traces, digest_of, find_traces, may_have_inherited, process_at
@@ -106,7 +106,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone() -> None:
 
         traces = in_child(look)
         assert [each.pid for each in traces.hidden] == [child.pid]
-        assert Remains(traces=traces).life is Life.UNKNOWN
+        assert Remains(traces=traces).life is Liveness.UNKNOWN
         kept = Remains(traces=traces).keeper(ProcessKeeper())
         assert kept is not None
         assert (kept.pid, kept.suspected) == (child.pid, True)

@@ -18,8 +18,8 @@ from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.ledger import Ledger
-from tranche.node.patience import Patience
 from tranche.node.pod_processes import any_pod_runs
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.assertion import find_mismatches
 from tranche.planning.boot_layout import boot_layout
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
@@ -98,7 +98,7 @@ class CutAtBoot:
 
         self._free_shares_of_pods(host.ledger)
         self.tell(f"cutting the GPUs as {self.wanted.text} asks")
-        decision = Change(host, HookRunner(), Patience(wait=False), progress=self.progress).to_layout(decide)
+        decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=self.progress).to_layout(decide)
         node = host.driver.observe()
         self._verify(node)
         decision.refuse_if_lost()

@@ -75,15 +75,15 @@ def _agent(context: click.Context, **values: Any) -> None:
 
 def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.agent import parts
-    from tranche.kubernetes.live import Live
+    from tranche.kubernetes.latest_value import LatestValue
     from tranche.kubernetes.mig_manager.drain import InUsePolicy
     from tranche.kubernetes.mig_manager.manager import MigSettings
-    from tranche.kubernetes.observation.ways import Ways
+    from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
     from tranche.kubernetes.rollout.budget import parse_budget
     from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
 
     by_claims = "dra" not in values["without"]
-    told: Live[ToldLayouts] = Live()
+    told: LatestValue[ToldLayouts] = LatestValue()
     if "mig-manager" in values["without"]:
         told.publish(NOT_MANAGED)
     settings = MigSettings(
@@ -102,10 +102,10 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         daemon_set=values["daemon_set"],
         layouts=told,
     )
-    registered: Live[bool] = Live()
-    reserved: Live[frozenset[str]] = Live()
-    fallen: Live[frozenset[str]] = Live()
-    ways = Ways() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
+    registered: LatestValue[bool] = LatestValue()
+    reserved: LatestValue[frozenset[str]] = LatestValue()
+    fallen: LatestValue[frozenset[str]] = LatestValue()
+    ways = AdvertisementArbiter() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
     shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"])
     driver = partial(
         parts.claim_driver,

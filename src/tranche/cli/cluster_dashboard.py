@@ -81,13 +81,13 @@ def command(
     "another namespace". Logs go to stderr, as JSON lines unless a person reads them.
     """
     try:
-        from tranche.dashboard.aside import WrittenAside
+        from tranche.dashboard.background_writer import BackgroundWriter
         from tranche.dashboard.cluster.cluster_server import ClusterPageOptions, serve_cluster_page
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:
         extra = "dashboard" if error.name in ("starlette", "uvicorn") else "kubernetes"
         raise extra_missing("'tranche cluster-dashboard'", extra, error) from error
-    logs.set_up(WrittenAside(sys.stderr.fileno()), as_json=log_as_json(log_format), verbose=verbose)
+    logs.set_up(BackgroundWriter(sys.stderr.fileno()), as_json=log_as_json(log_format), verbose=verbose)
     os.umask(0o077)
     serve_cluster_page(
         ClusterPageOptions(

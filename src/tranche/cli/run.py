@@ -22,7 +22,7 @@ from tranche.core.state import GpuProcess, GpuState
 from tranche.local.run import run
 from tranche.node.held import Held
 from tranche.node.keeping import Remains
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 from tranche.planning.steps import Step
 
@@ -76,7 +76,7 @@ def command(
             "--no-wait and --timeout exclude each other", hint="--no-wait refuses at once, and --timeout waits"
         )
     asked = request_from(**request)
-    patience = Patience(wait=wait, seconds=timeout)
+    patience = WaitLimit(wait=wait, seconds=timeout)
     voice = _Silence() if quiet else _Voice()
     with ExitStack() as stack:
         recorder = None if record is None else stack.enter_context(closing(_recorder(record)))

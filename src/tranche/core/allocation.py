@@ -9,12 +9,20 @@ from typing import NamedTuple
 
 from tranche.core.gpu_use import GpuUse
 from tranche.core.grid import Occupant, Placement
+from tranche.core.isolation_properties import (
+    INSIDE_WALLS,
+    OWN_WALLS,
+    BandwidthIsolation,
+    ComputeIsolation,
+    FaultIsolation,
+    IsolationProperties,
+    MemoryIsolation,
+)
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey, NodeState
-from tranche.core.walls import INSIDE_WALLS, OWN_WALLS, BandwidthWall, ComputeWall, FaultWall, MemoryWall, Walls
 
 
 class Phase(StrEnum):
@@ -45,7 +53,7 @@ class WholeGpu:
         return "whole"
 
     @property
-    def walls(self) -> Walls:
+    def walls(self) -> IsolationProperties:
         """What is its own: everything."""
         return OWN_WALLS
 
@@ -78,7 +86,7 @@ class Slice:
         return "mig"
 
     @property
-    def walls(self) -> Walls:
+    def walls(self) -> IsolationProperties:
         """What is its own: everything."""
         return OWN_WALLS
 
@@ -120,7 +128,7 @@ class ComputeSlice:
         return "mig"
 
     @property
-    def walls(self) -> Walls:
+    def walls(self) -> IsolationProperties:
         """Memory and faults are shared with the neighbours, and nothing limits what each takes."""
         return INSIDE_WALLS
 
@@ -131,9 +139,9 @@ class ComputeSlice:
 
 
 _MEMORY_WALLS = {
-    Sharing.MEMORY_LIMITS: MemoryWall.DRIVER,
-    Sharing.MPS: MemoryWall.PROCESS,
-    Sharing.TIME_SLICING: MemoryWall.NONE,
+    Sharing.MEMORY_LIMITS: MemoryIsolation.DRIVER,
+    Sharing.MPS: MemoryIsolation.PROCESS,
+    Sharing.TIME_SLICING: MemoryIsolation.NONE,
 }
 
 
@@ -184,14 +192,14 @@ class Part:
         return not self.unlimited and (self.sharing is not Sharing.MPS or self.limit is None)
 
     @property
-    def walls(self) -> Walls:
+    def walls(self) -> IsolationProperties:
         """What the mechanism keeps; memory and compute without a wall once its limits are lost."""
         ceiling = self.compute is not None and not self.unlimited
-        return Walls(
-            _MEMORY_WALLS[self.sharing] if self.kept else MemoryWall.NONE,
-            ComputeWall.CEILING if ceiling else ComputeWall.TURNS,
-            FaultWall.SHARED if self.sharing is Sharing.MPS else FaultWall.OWN,
-            BandwidthWall.SHARED,
+        return IsolationProperties(
+            _MEMORY_WALLS[self.sharing] if self.kept else MemoryIsolation.NONE,
+            ComputeIsolation.CEILING if ceiling else ComputeIsolation.TURNS,
+            FaultIsolation.SHARED if self.sharing is Sharing.MPS else FaultIsolation.OWN,
+            BandwidthIsolation.SHARED,
         )
 
     @property

@@ -13,7 +13,7 @@ from enum import StrEnum
 from tranche.core.keeper import PodKeeper
 
 
-class Life(StrEnum):
+class Liveness(StrEnum):
     """ALIVE and UNKNOWN keep an allocation; GONE frees it."""
 
     ALIVE = "alive"
@@ -46,7 +46,7 @@ SETTLED_SECONDS = 15.0
 """After this time a kubelet that has started has ended the containers of pods that are deleted: it does so every two seconds."""
 
 
-def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Life:
+def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Liveness:
     """Whether a pod's container still holds its devices.
 
     A container that runs with others does not. While a process of the pod lives, it does otherwise. The run of the kubelet that
@@ -54,22 +54,22 @@ def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Life:
     server must say that the pod is over as well.
     """
     if evidence.replaced:
-        return Life.GONE
+        return Liveness.GONE
     if evidence.listed or evidence.processes:
-        return Life.ALIVE
+        return Liveness.ALIVE
     if not evidence.kubelet:
-        return Life.UNKNOWN
+        return Liveness.UNKNOWN
     same_run = keeper.kubelet == evidence.kubelet
     if not keeper.admitted:
         late = evidence.waited >= ADMISSION_SECONDS and evidence.kubelet_age >= ADMISSION_SECONDS
-        return Life.GONE if late and evidence.pod_exists is not None else Life.UNKNOWN
+        return Liveness.GONE if late and evidence.pod_exists is not None else Liveness.UNKNOWN
     if same_run:
-        return Life.GONE
+        return Liveness.GONE
     if evidence.pod_exists is None:
-        return Life.UNKNOWN
+        return Liveness.UNKNOWN
     if evidence.pod_exists:
-        return Life.ALIVE
-    return Life.GONE if evidence.kubelet_age >= SETTLED_SECONDS else Life.UNKNOWN
+        return Liveness.ALIVE
+    return Liveness.GONE if evidence.kubelet_age >= SETTLED_SECONDS else Liveness.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class ProcessEvidence:
     hidden: Collection[int] = ()
 
 
-def judge_process(evidence: ProcessEvidence) -> Life:
+def judge_process(evidence: ProcessEvidence) -> Liveness:
     """Whether anything of the process and its descendants is left."""
     if evidence.locked or evidence.runs or evidence.inherited:
-        return Life.ALIVE
-    return Life.UNKNOWN if evidence.hidden else Life.GONE
+        return Liveness.ALIVE
+    return Liveness.UNKNOWN if evidence.hidden else Liveness.GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ FALLEN_SECONDS = 30.0
 """For so long a container may still be about to start, of a pod that was deleted by force while it was prepared."""
 
 
-def judge_claim(evidence: ClaimEvidence) -> Life:
+def judge_claim(evidence: ClaimEvidence) -> Liveness:
     """Whether a claim still has what was prepared for it, although nobody gave it back."""
     if evidence.processes or evidence.stands or evidence.listed:
-        return Life.ALIVE
+        return Liveness.ALIVE
     if evidence.stands is None or evidence.listed is None or evidence.fallen_for < FALLEN_SECONDS:
-        return Life.UNKNOWN
-    return Life.GONE
+        return Liveness.UNKNOWN
+    return Liveness.GONE

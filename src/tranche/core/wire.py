@@ -9,11 +9,11 @@ from typing import Any
 from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
 from tranche.core.grid import Placement
+from tranche.core.isolation_properties import IsolationProperties
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
-from tranche.core.walls import Walls
 
 _FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
 """A share of a GPU. Python reads "1e999999999" as well, and fills the memory with it."""
@@ -92,7 +92,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
             }
 
 
-def walls_to_dict(walls: Walls) -> dict[str, str]:
+def walls_to_dict(walls: IsolationProperties) -> dict[str, str]:
     """The walls as JSON data, a word for each dimension."""
     return {
         "memory": str(walls.memory),

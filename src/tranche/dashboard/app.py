@@ -25,9 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate, heard
-from tranche.dashboard.acting.desk import ActingDesk
-from tranche.dashboard.acting.ways import with_ways
-from tranche.dashboard.doorway import let_in
+from tranche.dashboard.acting.action_handler import ActionHandler
+from tranche.dashboard.acting.links import with_ways
+from tranche.dashboard.connection_limit import let_in
 from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, whole_page
@@ -86,7 +86,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         app.state.served, app.state.live = served, LiveMachine(served.open_host)
         app.state.events, app.state.gate = EventLog(served.read_events), gate
         app.state.streams = OpenStreams()
-        app.state.desk = ActingDesk(served.places, served.open_to_act, app.state.live.touch)
+        app.state.desk = ActionHandler(served.places, served.open_to_act, app.state.live.touch)
         app.state.live.start()
         try:
             yield
@@ -332,8 +332,8 @@ def _live(request: Request) -> LiveMachine:
     return live
 
 
-def _desk(request: Request) -> ActingDesk:
-    desk: ActingDesk = request.app.state.desk
+def _desk(request: Request) -> ActionHandler:
+    desk: ActionHandler = request.app.state.desk
     return desk
 
 

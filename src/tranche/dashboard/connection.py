@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tranche.dashboard.doorway import KNOWN, Doorway
+from tranche.dashboard.connection_limit import KNOWN, ConnectionLimit
 
 WHOLE_SECONDS = 10.0
 """For a whole request to come, and for its answer to be taken."""
@@ -27,14 +27,14 @@ def guarded(most: int, *, seconds: float = WHOLE_SECONDS) -> type[asyncio.Protoc
     room = most if files == resource.RLIM_INFINITY else min(most, files // 4)
 
     class GuardedConnection(_GuardedConnection):
-        doorway = Doorway(room)
+        doorway = ConnectionLimit(room)
         whole_seconds = seconds
 
     return GuardedConnection
 
 
 class _GuardedConnection(H11Protocol):
-    doorway: ClassVar[Doorway[_GuardedConnection]]
+    doorway: ClassVar[ConnectionLimit[_GuardedConnection]]
     whole_seconds: ClassVar[float]
     _deadline: asyncio.TimerHandle | None = None
     _whole: RequestResponseCycle | None = None

@@ -19,7 +19,7 @@ _SAY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class PageNews:
+class PageUpdate:
     """What a page is told: which snapshot is the newest, of when, and why there is none that is newer."""
 
     version: str
@@ -89,20 +89,20 @@ class LiveMachine:
         """The name of what pages show of a snapshot, also after another start of this server."""
         return f"{self._run}.{snapshot.number}.{self._touched}"
 
-    async def news(self) -> AsyncGenerator[PageNews, None]:
+    async def news(self) -> AsyncGenerator[PageUpdate, None]:
         """Whatever is new at once, and every two seconds that nothing is, until the server ends."""
         self._watch.watchers(1)
         try:
             told = None
             while not self._ending:
                 if self._snapshot is not None:
-                    told = PageNews(self.version(self._snapshot), self._snapshot.taken, self._trouble)
+                    told = PageUpdate(self.version(self._snapshot), self._snapshot.taken, self._trouble)
                     yield told
                 await self._something_new(told)
         finally:
             self._watch.watchers(-1)
 
-    async def _something_new(self, told: PageNews | None) -> None:
+    async def _something_new(self, told: PageUpdate | None) -> None:
         end = self._loop.time() + _SAY_SECONDS
         while not self._ending and (left := end - self._loop.time()) > 0:
             await self._report(left)

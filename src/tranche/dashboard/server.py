@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tranche.core.errors import UsageError
 from tranche.dashboard.access import Gate
 from tranche.dashboard.app import Served, dashboard_app
-from tranche.dashboard.aside import WrittenAside
+from tranche.dashboard.background_writer import BackgroundWriter
 from tranche.dashboard.connection import ACCEPTED_AT_ONCE, guarded, only_our_own
 
 _LOOPBACK = "127.0.0.1"
@@ -33,7 +33,7 @@ def serve_dashboard(port: int, token: str, served: Served, ready: Callable[[Gate
         config = guarded_config(dashboard_app(gate, served), _MOST_CONNECTIONS, lifespan="on")
         ready(gate)
         if sys.stderr is not None:
-            logging.basicConfig(handlers=[logging.StreamHandler(WrittenAside(sys.stderr.fileno()))], force=True)
+            logging.basicConfig(handlers=[logging.StreamHandler(BackgroundWriter(sys.stderr.fileno()))], force=True)
         # When the server has ended, Ctrl-C ends the process as SIGTERM does, and waits for no thread that a driver holds.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         GuardedServer(config).run([listener])

@@ -18,12 +18,12 @@ from tranche.core.state import GpuState
 from tranche.demo.clock import DemoClock
 from tranche.demo.scene import Scene
 from tranche.demo.schedule import Job
-from tranche.local.doorbell import ring
 from tranche.local.queue import Queue
+from tranche.local.wakeup_pipe import ring
 from tranche.local.workload import share_environment
 from tranche.node.held import Held
 from tranche.node.host import Host
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 from tranche.planning.steps import Step
 
@@ -105,7 +105,7 @@ class JobRunner:
                     child.terminate()
             for waiter in self._host.waiters():
                 if waiter.pid == os.getpid():
-                    ring(self._host.places.doorbell(waiter.id))
+                    ring(self._host.places.wakeup_pipe(waiter.id))
             alive[0].join(_LOOK_SECONDS)
 
     def _serve(self, job: Job, answered: Callable[[], None], told: Callable[[JobRecord], None]) -> None:
@@ -139,7 +139,7 @@ class JobRunner:
             job.request,
             command=job.name,
             pid=os.getpid(),
-            patience=Patience(),
+            patience=WaitLimit(),
             waiting=waiting,
             progress=progress,
         )

@@ -10,7 +10,7 @@ from tranche.core.checkpoint import take_checkpoint
 from tranche.core.errors import GpuBusy, MigNotSupported
 from tranche.core.state import GpuState, NodeState
 from tranche.node.host import Host
-from tranche.planning.gpu_users import User, busy_error, gpu_users
+from tranche.planning.layout_occupancy import User, busy_error, gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.restore import plan_restore
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from tranche.core.allocation import Allocation, NodeView, Part, Slice, WholeGpu
 from tranche.core.devices import memory_of
 from tranche.core.fences import fenced
+from tranche.core.isolation_properties import IsolationProperties
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, InstanceKey
-from tranche.core.walls import Walls
 from tranche.core.wire import walls_to_dict
+from tranche.planning.gpu_occupancy import Account, tenancy
 from tranche.planning.share_costs import capacity
-from tranche.planning.tenancy import Account, tenancy
 
 
 class SharedDevice(NamedTuple):
@@ -24,7 +24,7 @@ class SharedDevice(NamedTuple):
     sharing: Sharing
     given: int
     left: int
-    walls: Walls
+    walls: IsolationProperties
     fenced: str = ""
 
 

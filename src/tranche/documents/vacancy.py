@@ -17,8 +17,8 @@ from tranche.core.grid import Placement, fits, placements
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_device
+from tranche.planning.gpu_occupancy import Account, GpuOccupancy, occupant, tenancy
 from tranche.planning.share_costs import CONTEXT_MEMORY
-from tranche.planning.tenancy import Account, Tenancy, occupant, tenancy
 
 
 class Availability(StrEnum):
@@ -76,7 +76,7 @@ def vacancies(view: NodeView, gpu: GpuState) -> tuple[Vacancy, ...]:
 class _Judge:
     """Says of places of one GPU whether a request could get them."""
 
-    def __init__(self, view: NodeView, here: Tenancy) -> None:
+    def __init__(self, view: NodeView, here: GpuOccupancy) -> None:
         self._here, self._gpu = here, here.gpu
         self._everywhere = _against_all(view, here)
         self._uncut = [WholeGpu(here.gpu.uuid)] if here.untouched and not here.idle_foreign else []
@@ -148,7 +148,7 @@ class _Judge:
                     yield Slice(self._gpu.uuid, profile.name, spot)
 
 
-def _against_all(view: NodeView, here: Tenancy) -> _Verdict:
+def _against_all(view: NodeView, here: GpuOccupancy) -> _Verdict:
     """What keeps every request from the GPU."""
     gpu = here.gpu
     why = ""

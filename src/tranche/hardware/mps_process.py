@@ -21,7 +21,7 @@ from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware import daemon_group
-from tranche.hardware.mps_client import Joining, join
+from tranche.hardware.mps_client import ClientTrial, join
 from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControl, find_program
 from tranche.hardware.mps_environment import PIPES
 from tranche.hardware.process_stat import PROC, process_stat
@@ -93,7 +93,7 @@ class MpsProcess:
         """What speaks to the daemon."""
         return MpsControl(self.pipes, clean_environment(self.environment))
 
-    def join(self, device_uuid: str, *, seconds: float) -> Joining:
+    def join(self, device_uuid: str, *, seconds: float) -> ClientTrial:
         """Send a client ahead, which has a server started where there is none."""
         return join(self.pipes, clean_environment(self.environment), device_uuid, seconds=seconds)
 

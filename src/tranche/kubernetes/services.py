@@ -8,7 +8,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
 from tranche.kubernetes.claims.tier import Tier
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
@@ -30,11 +30,11 @@ class NodeServices:
     api: KubeApi
     connection: ApiConnection
     leases: LeaseApi
-    tier: Live[Tier]
-    node: Live[KubeNode | None]
-    node_pods: Live[tuple[KubePod, ...]]
+    tier: LatestValue[Tier]
+    node: LatestValue[KubeNode | None]
+    node_pods: LatestValue[tuple[KubePod, ...]]
     inventory: Inventory
     gpu_events: GpuEvents
     pods: PodRegister
     host: Host
-    state_problem: Live[str]
+    state_problem: LatestValue[str]

@@ -12,7 +12,7 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.claims.tier import Tier, tier_by_version
 from tranche.kubernetes.component import Component, Readiness
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 _PERIOD_SECONDS = 600.0
 """Each agent asks: of 5,000 nodes that is 17 requests in a second."""
@@ -44,7 +44,7 @@ class TierWatch:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.latest: Live[Tier] = Live()
+        self.latest: LatestValue[Tier] = LatestValue()
         self._connection = connection
         self._sleep = sleep
         self._said = said
@@ -73,7 +73,7 @@ class TierWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class PendingCleanup:
     """What a component still owes in a tier that is not its own: `settle` works at it, until cancelled, while `left` says so."""
 
     left: Callable[[], Awaitable[bool]]
@@ -86,10 +86,10 @@ class InTier:
     def __init__(
         self,
         component: Component,
-        tier: Live[Tier],
+        tier: LatestValue[Tier],
         tiers: frozenset[Tier],
         *,
-        owed: Owed | None = None,
+        owed: PendingCleanup | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self.name = component.name
@@ -140,7 +140,7 @@ class InTier:
             if (tier in self._tiers) is inside:
                 return
 
-    async def _settled(self, owed: Owed) -> None:
+    async def _settled(self, owed: PendingCleanup) -> None:
         """Return once nothing is owed any more at two looks, so that the last answer has gone out, or the tier is ours again."""
         found = [True, True]
         while any(found[-2:]) and self._tier.value not in self._tiers:

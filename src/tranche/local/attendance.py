@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tranche.local.doorbell import unheard_for
+from tranche.local.wakeup_pipe import unheard_for
 from tranche.node.records import Waiter
 from tranche.node.session import Places, process_stopped
 
@@ -17,7 +17,7 @@ TURN_SECONDS = 5.0
 
 def answers(places: Places, waiter: Waiter, now: float) -> bool:
     """Whether the waiter's process can take its turn; `now` is seconds since the epoch."""
-    return not process_stopped(waiter.pid) and unheard_for(places.doorbell(waiter.id), now) < TURN_SECONDS
+    return not process_stopped(waiter.pid) and unheard_for(places.wakeup_pipe(waiter.id), now) < TURN_SECONDS
 
 
 def silent(places: Places, queue: Sequence[Waiter], now: float) -> frozenset[str]:

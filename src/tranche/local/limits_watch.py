@@ -15,7 +15,7 @@ from tranche.core.allocation import Allocation, Part
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
-from tranche.local.server_ends import ServerEnds
+from tranche.local.server_ends import ServerEndWatch
 from tranche.local.side_thread import beside
 from tranche.node.mps_health import what_changed
 from tranche.node.mps_records import DaemonRecord, DaemonRecords
@@ -69,7 +69,7 @@ def watching_limits(
                 raise _died(daemon)
             watched.append(descriptor)
         poll = select.poll()
-        servers = stack.enter_context(closing(ServerEnds([each.pid for each in daemons], poll)))
+        servers = stack.enter_context(closing(ServerEndWatch([each.pid for each in daemons], poll)))
         servers.look()  # before the command begins: the thread may come to look when a server has ended already
         with beside("limits", lambda ended: _watch(poll, servers, watched, ended, lost, altered, server_ended)):
             yield
@@ -94,7 +94,7 @@ def _died(daemon: DaemonRecord) -> VerificationFailed:
 
 def _watch(
     poll: select.poll,
-    servers: ServerEnds,
+    servers: ServerEndWatch,
     daemons: Sequence[int],
     ended: int,
     lost: Callable[[str], None],

@@ -14,23 +14,23 @@ from itertools import takewhile
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
-from tranche.core.evidence import Life
+from tranche.core.evidence import Liveness
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.documents.holder_names import names_of
 from tranche.documents.reasons import summed_up
 from tranche.local.attendance import attending
-from tranche.local.doorbell import Doorbell, ring
 from tranche.local.failed_gpus import FailedGpus
-from tranche.local.turn import Record, Turn, as_asked
+from tranche.local.queued_request import QueuedRequest, Record, as_asked
+from tranche.local.wakeup_pipe import WakeupPipe, ring
 from tranche.node.executor import Progress, no_progress
-from tranche.node.held import Held, Ticket
+from tranche.node.held import Held, QueuePlace
 from tranche.node.host import Host
 from tranche.node.interrupts import interruptible, uninterruptible
 from tranche.node.keeping import Remains
 from tranche.node.ownership import process_owners
-from tranche.node.patience import Patience
 from tranche.node.processes import Process
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 from tranche.planning.queue import startable
 from tranche.planning.steps import Step
@@ -75,7 +75,7 @@ class Queue:
         *,
         command: str,
         pid: int,
-        patience: Patience,
+        patience: WaitLimit,
         waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
         progress: Progress = no_progress,
     ) -> Held:
@@ -88,7 +88,7 @@ class Queue:
         with self._host.ledger.waiting(patience.with_others(0.0)):
             ticket = self._host.enqueue(request, command=command, pid=pid)
         try:
-            bell = Doorbell(self._host.places.doorbell(ticket.id))
+            bell = WakeupPipe(self._host.places.wakeup_pipe(ticket.id))
         except BaseException:
             self._host.leave(ticket)
             raise
@@ -109,7 +109,7 @@ class Queue:
         finally:
             bell.close()
 
-    def _leave(self, ticket: Ticket, seconds: float | None) -> bool:
+    def _leave(self, ticket: QueuePlace, seconds: float | None) -> bool:
         """Give the place up; False when somebody had cancelled the request.
 
         Where somebody else writes for all that time, the next command drops the place: nobody holds its lock any more.
@@ -132,7 +132,7 @@ class Queue:
         `orphans` and `killed` as for `Host.give_back`.
         """
         remains = self._host.give_back(held, why=why, orphans=orphans, killed=killed)
-        if remains.life is Life.GONE:
+        if remains.life is Liveness.GONE:
             self.ring_next()
         return remains
 
@@ -150,15 +150,15 @@ class Queue:
         view = self._host.view(seconds=_COURTESY_SECONDS)
         waiters = as_asked(attending(self._host.places, self._host.waiters(), self._clock()))
         for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy):
-            if ring(self._host.places.doorbell(waiter_id)):
+            if ring(self._host.places.wakeup_pipe(waiter_id)):
                 return
 
     def _wait(
         self,
         request: Request,
-        ticket: Ticket,
-        bell: Doorbell,
-        patience: Patience,
+        ticket: QueuePlace,
+        bell: WakeupPipe,
+        patience: WaitLimit,
         begun: float,
         waiting: Callable[[Waiting, int, str], None],
         progress: Progress,
@@ -171,7 +171,7 @@ class Queue:
                     raise WaitTimeout("that time was over before anything was changed for it")
 
         failed = FailedGpus(self._monotonic)
-        turn = Turn(
+        turn = QueuedRequest(
             waiter_id=ticket.id,
             request=request,
             failed=failed,
@@ -233,7 +233,7 @@ class Queue:
         queue = self._host.waiters()
         return summed_up(outcome, names_of(allocations, queue, process_owners(allocations, queue)))
 
-    def _sleep(self, ticket: Ticket, bell: Doorbell, deadline: float | None) -> bool:
+    def _sleep(self, ticket: QueuePlace, bell: WakeupPipe, deadline: float | None) -> bool:
         """Sleep until it is worth trying again; False when the deadline passed first."""
         look_again = self._monotonic() + _LOOK_AGAIN_SECONDS
         was_ahead = 0
@@ -258,7 +258,7 @@ class Queue:
                 self.ring_next()
                 return True
 
-    def _let_decide(self, ticket: Ticket, bell: Doorbell) -> bool:
+    def _let_decide(self, ticket: QueuePlace, bell: WakeupPipe) -> bool:
         """Wait for those ahead who have only just asked; False when there is none.
 
         What is kept for them may be free in a moment: whether they get it, or something else, or nothing, is not decided yet.
@@ -270,14 +270,14 @@ class Queue:
                 bell.wait(_GLANCE_SECONDS)
         return found
 
-    def _just_asked(self, ticket: Ticket) -> bool:
+    def _just_asked(self, ticket: QueuePlace) -> bool:
         """Whether somebody ahead may still have to decide for the first time."""
         now = self._clock()
         there = attending(self._host.places, self._host.waiters(), now, but=ticket.id)
         ahead = takewhile(lambda waiter: waiter.id != ticket.id, there)
         return any(abs(now - waiter.created) < _DECIDES_WITHIN_SECONDS for waiter in ahead)
 
-    def _ahead_of(self, ticket: Ticket) -> int | None:
+    def _ahead_of(self, ticket: QueuePlace) -> int | None:
         """How many requests came earlier, still wait and answer; None when this one was cancelled."""
         there = attending(self._host.places, self._host.waiters(), self._clock(), but=ticket.id)
         ids = [waiter.id for waiter in there]

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 
 from tranche.core.allocation import Part
 from tranche.core.errors import TrancheError
-from tranche.core.evidence import Life
+from tranche.core.evidence import Liveness
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState
@@ -20,7 +20,7 @@ from tranche.local.limits_watch import watching_limits
 from tranche.local.orphans import Orphans
 from tranche.local.outside_watch import watching_outside
 from tranche.local.queue import Cancelled, Queue
-from tranche.local.turn import Record
+from tranche.local.queued_request import Record
 from tranche.local.use_watch import watching_use
 from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
 from tranche.node import chronicle
@@ -30,8 +30,8 @@ from tranche.node.host import Host
 from tranche.node.interrupts import Terminated, heed_signals, ignore_signals, interrupt_if_told
 from tranche.node.keeping import Remains
 from tranche.node.mps_records import DaemonRecord
-from tranche.node.patience import Patience
 from tranche.node.processes import Process
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 
 _AFTERMATH_SECONDS = 0.25
@@ -46,7 +46,7 @@ def run(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
-    patience: Patience,
+    patience: WaitLimit,
     adopt_foreign_destroy: bool = False,
     record: Record | None = None,
     waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
@@ -184,12 +184,12 @@ def _give_back(
     deadline = time.monotonic() + _AFTERMATH_SECONDS
     while (living := orphans.living()) and time.monotonic() < deadline:
         _await_end(living, deadline)
-    while (remains := queue.give_back(held, why=why, orphans=living, killed=killed)).life is not Life.GONE:
+    while (remains := queue.give_back(held, why=why, orphans=living, killed=killed)).life is not Liveness.GONE:
         if time.monotonic() >= deadline:
             break
         _await_end(remains.processes, deadline)
         living = orphans.living()
-    if remains.life is not Life.GONE:
+    if remains.life is not Liveness.GONE:
         left(remains)
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from tranche.node.session import children_pids, process_start_time
 
 
-class ServerEnds:
+class ServerEndWatch:
     """Watches the servers of daemons, given by the daemons' pids, beside whatever else `poll` waits for."""
 
     def __init__(self, daemons: Sequence[int], poll: select.poll) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
-from tranche.core.evidence import Life
+from tranche.core.evidence import Liveness
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import chronicle, register
@@ -44,7 +44,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class TakingBack:
+class ReleasePreview:
     """What it would take now to have a share back: `pids` have to end. `remains` is what is left of its command."""
 
     allocation: Allocation
@@ -54,11 +54,11 @@ class TakingBack:
 
     def refuse_if_in_use(self) -> None:
         """GpuBusy while somebody holds the share, or may hold it unseen."""
-        if self.pids or self.remains.life is not Life.GONE:
+        if self.pids or self.remains.life is not Liveness.GONE:
             raise _busy(self.allocation, self.pids, self.remains)
 
 
-def taking_back(places: Places, allocation: Allocation) -> TakingBack:
+def taking_back(places: Places, allocation: Allocation) -> ReleasePreview:
     """What it would take; GpuBusy where processes on this machine do not decide on it, or cannot be seen from here."""
     keeper = allocation.keeper
     if not isinstance(keeper, ProcessKeeper):
@@ -73,7 +73,7 @@ def taking_back(places: Places, allocation: Allocation) -> TakingBack:
         )
     remains = remains_of(places, allocation.id, keeper)
     pids = _living(keeper) or [each.pid for each in remains.certain]
-    return TakingBack(allocation, keeper, tuple(pids), remains)
+    return ReleasePreview(allocation, keeper, tuple(pids), remains)
 
 
 def take_back(
@@ -82,7 +82,7 @@ def take_back(
     *,
     terminate: bool,
     grace: float,
-    confirm: Callable[[TakingBack], None] = lambda found: None,
+    confirm: Callable[[ReleasePreview], None] = lambda found: None,
 ) -> Ended:
     """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
 
@@ -133,7 +133,7 @@ def take_back(
     # A process that is just ending may not be looked into. `tranche run` knows what came of its command, and gives the share
     # back where nothing of that is left.
     deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
-    while remains.life is not Life.GONE and _registered(host, allocation_id):
+    while remains.life is not Liveness.GONE and _registered(host, allocation_id):
         if time.monotonic() >= deadline:
             raise _busy(allocation, pids, remains)
         time.sleep(_POLL_SECONDS)

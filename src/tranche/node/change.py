@@ -12,8 +12,8 @@ from tranche.hardware.visible_devices import Scope
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.patience import Patience
-from tranche.planning.gpu_users import busy_error
+from tranche.node.wait_limit import WaitLimit
+from tranche.planning.layout_occupancy import busy_error
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision
 from tranche.planning.saved_plan import users_hit_by
@@ -33,7 +33,7 @@ class Change:
         self,
         host: Host,
         hooks: HookRunner,
-        patience: Patience,
+        patience: WaitLimit,
         *,
         progress: Progress = no_progress,
         waiting: Callable[[GpuBusy], None] = lambda reason: None,

@@ -27,7 +27,7 @@ from tranche.node.session import boot_id
 from tranche.planning import effect
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.plan import Plan
-from tranche.planning.realise import Wanted, given, realise, realise_again, refusal
+from tranche.planning.realise import DeviceAlternative, given, realise, realise_again, refusal
 from tranche.planning.steps import Step
 
 
@@ -36,7 +36,7 @@ def _permit_all(view: NodeView) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimOrder:
+class ClaimRequest:
     """What a claim is to have, as the scheduler chose it, or a pod, as a controller did.
 
     `request` is what comes nearest to what it asked for. `permit` raises a TrancheError when the machine as it is seen may not
@@ -45,12 +45,12 @@ class ClaimOrder:
 
     keeper: ChosenFor
     request: Request
-    grants: tuple[Wanted, ...]
+    grants: tuple[DeviceAlternative, ...]
     permit: Callable[[NodeView], None] = field(default=_permit_all, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimPromise:
+class ClaimReservation:
     """A claim's room is its own. `plan_id` is the change that is still to be carried out, "" when there is none."""
 
     allocation: Allocation
@@ -95,7 +95,7 @@ class Claims:
         self._boundary = boundary
         self._noting = threading.Lock()
 
-    def promise(self, orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
+    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
         """Decide on all of these after one look, and write what is promised; for each order its promise or why it has none.
 
         Plans of one GPU must be carried out in the order of the promises. None stands for an order that must be asked for again
@@ -103,7 +103,7 @@ class Claims:
         """
         with self._deciding(None):
             view = self._look()
-            answers: list[ClaimPromise | TrancheError | None] = []
+            answers: list[ClaimReservation | TrancheError | None] = []
             steps: list[Step] = []
             with self._ledger.write() as db:
                 # Read once: what the plans of these orders take, `steps` says.
@@ -124,7 +124,7 @@ class Claims:
             self._boundary()
         return tuple(answers)
 
-    def fulfil(self, promise: ClaimPromise) -> Allocation:
+    def fulfil(self, promise: ClaimReservation) -> Allocation:
         """Carry the promise's plan out: the allocation, active. What fails is undone, and the promise is over."""
         allocation = promise.allocation
         if promise.plan_id:
@@ -177,7 +177,7 @@ class Claims:
             found = _by_uid(register.allocations(db))
         return {uid: held for uid, held in found.items() if isinstance(held[0].keeper, PlacedPodKeeper)}
 
-    def _decide(self, view: NodeView, order: ClaimOrder) -> _Decision:
+    def _decide(self, view: NodeView, order: ClaimRequest) -> _Decision:
         purpose = f"for {order.keeper}"
         if isinstance(order.keeper, ClaimKeeper):
             order = replace(order, keeper=replace(order.keeper, boot=boot_id()))
@@ -211,7 +211,7 @@ class Claims:
 
     def _write_down(
         self, db: sqlite3.Connection, decision: _Decision, view: NodeView, plans: Sequence[PlanRecord]
-    ) -> ClaimPromise:
+    ) -> ClaimReservation:
         allocation, plan = decision.promised, decision.plan
         plan_id = "" if plan.empty else self._holders.new_id()
         db.execute("SAVEPOINT promising")
@@ -229,7 +229,7 @@ class Claims:
             raise
         finally:
             db.execute("RELEASE promising")
-        return ClaimPromise(allocation, plan_id)
+        return ClaimReservation(allocation, plan_id)
 
 
 def _joined(before: Keeper, now: Keeper) -> Keeper:

@@ -10,7 +10,7 @@ from tranche.node.memory_groups import MemoryGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class QueuePlace:
     """A place in the queue, kept for as long as its lock is held."""
 
     id: str

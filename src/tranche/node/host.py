@@ -36,11 +36,11 @@ from tranche.hardware.visible_devices import Scope
 from tranche.node import chronicle, journal, records, register
 from tranche.node.admission import refuse_fenced_parts
 from tranche.node.apart import carry_out_apart
-from tranche.node.daemon_care import DaemonCare
+from tranche.node.daemon_reconciler import DaemonReconciler
 from tranche.node.deciding import slow_decision, taking_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
-from tranche.node.held import Held, Ticket
+from tranche.node.held import Held, QueuePlace
 from tranche.node.holders import Holders, add_or_refuse
 from tranche.node.inspection import Inspection
 from tranche.node.interrupts import Terminated
@@ -118,7 +118,7 @@ class Host:
         self.memory_groups = MemoryGroups(self.places)
         trials = LimitTrials(self.places, environment, clock)
         self._limited = LimitedShares(self.memory_groups, trials, self.ledger, clock)
-        self._care = DaemonCare(
+        self._care = DaemonReconciler(
             self.daemons, self.memory_groups, self.timeslices, self.ledger, self._executor, clock=clock, new_id=new_id
         )
         self._recovery = Recovery(
@@ -269,7 +269,7 @@ class Host:
 
         return self.change(lambda view: as_saved(plan, view), progress=progress, seconds=seconds)
 
-    def enqueue(self, request: Request, *, command: str, pid: int) -> Ticket:
+    def enqueue(self, request: Request, *, command: str, pid: int) -> QueuePlace:
         """Take a place at the end of the queue."""
         ticket_id = self._new_id()
         lock = FileLock(self.places.waiter(ticket_id))
@@ -279,9 +279,9 @@ class Host:
         except BaseException:
             lock.release(remove=True)
             raise
-        return Ticket(ticket_id, lock)
+        return QueuePlace(ticket_id, lock)
 
-    def leave(self, ticket: Ticket) -> bool:
+    def leave(self, ticket: QueuePlace) -> bool:
         """Give a place in the queue up; False when somebody had cancelled the request."""
         with self.ledger.write() as db:
             waited = records.remove_waiter(db, ticket.id)
@@ -299,7 +299,7 @@ class Host:
 
     def start(
         self,
-        ticket: Ticket,
+        ticket: QueuePlace,
         decide: Callable[[NodeView, tuple[records.Waiter, ...]], Decision],
         *,
         progress: Progress = no_progress,

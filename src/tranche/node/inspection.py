@@ -18,7 +18,7 @@ from tranche.hardware.visible_devices import Scope
 from tranche.node import journal, records, register
 from tranche.node.adoption import shares_of_processes
 from tranche.node.contradictions import clear, contradictory_tables, grants_without_allocation, memory_of_devices
-from tranche.node.daemon_care import DaemonCare
+from tranche.node.daemon_reconciler import DaemonReconciler
 from tranche.node.holders import Holders
 from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import Ledger
@@ -48,7 +48,7 @@ class Inspection:
         trials: LimitTrials,
         *,
         recovery: Recovery,
-        care: DaemonCare,
+        care: DaemonReconciler,
         holders: Holders,
         session: Callable[[], str],
         clock: Callable[[], float],

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.evidence import Life, ProcessEvidence, judge_process
+from tranche.core.evidence import Liveness, ProcessEvidence, judge_process
 from tranche.core.keeper import ProcessKeeper
 from tranche.node.locks import is_held
 from tranche.node.processes import NO_TRACES, Process, Traces, find_traces, holders_of, process_at
@@ -31,7 +31,7 @@ class Remains:
     orphans: tuple[Process, ...] = ()
 
     @property
-    def life(self) -> Life:
+    def life(self) -> Liveness:
         """Whether anything is left: the share is free only when that is GONE."""
         inherited, hidden = (*self.orphans, *self.traces.inherited), self.traces.hidden
         return judge_process(

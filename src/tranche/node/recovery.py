@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import Grant, NodeView
-from tranche.core.evidence import Life
+from tranche.core.evidence import Liveness
 from tranche.core.keeper import ProcessKeeper
 from tranche.node import chronicle, journal, records, register
 from tranche.node.executor import Executor
@@ -76,7 +76,7 @@ class Recovery:
         """Remove the files of waiters that have gone, also of those that were killed before they had a row, or after."""
         for waiter_id in self._places.waiters():
             if remove_if_free(self._places.waiter(waiter_id)):
-                drop_state_file(self._places.doorbell(waiter_id))
+                drop_state_file(self._places.wakeup_pipe(waiter_id))
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
@@ -105,7 +105,7 @@ class Recovery:
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
             return Remains()
         remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
-        gone, keeper = remains.life is Life.GONE, remains.keeper(allocation.keeper)
+        gone, keeper = remains.life is Liveness.GONE, remains.keeper(allocation.keeper)
         if gone:
             # Noted first: when this process is killed before the share is freed, whoever frees it may not know of a kill.
             self._given_back(allocation.grants, killed)

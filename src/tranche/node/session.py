@@ -121,7 +121,7 @@ class Places(NamedTuple):
         found = folder.iterdir() if folder.is_dir() else ()
         return {path.stem for path in found if path.suffix == ".bell" or path.is_file()}
 
-    def doorbell(self, waiter_id: str) -> Path:
+    def wakeup_pipe(self, waiter_id: str) -> Path:
         """The socket on which a waiter is told that its turn may have come."""
         return self.state_dir / "locks" / "waiters" / f"{waiter_id}.bell"
 

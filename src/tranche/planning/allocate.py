@@ -2,9 +2,9 @@
 
 Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
 as the request accepts them. On a machine that is careful with its room, what takes the least from those to come goes before
-(`tranche.planning.thrift`). Among equals: what needs no change; an instance that only lacks its compute instance; a new instance
-in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is. Parts go
-together, onto the device that has the least room left.
+(`tranche.planning.packing_cost`). Among equals: what needs no change; an instance that only lacks its compute instance; a new
+instance in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is. Parts
+go together, onto the device that has the least room left.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tranche.planning.answers import Preference, Reserved, answers, asked_gpus
 from tranche.planning.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.daemons import with_daemons
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.options import Effort, Freedom, Option
+from tranche.planning.options import Effort, Option, PlanPermissions
+from tranche.planning.packing_cost import why_thrifty
 from tranche.planning.plan import Plan
-from tranche.planning.thrift import why_thrifty
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def offer(
     asked, needed, freedom = (
         asked_gpus(view, request, reserved or {}),
         gpus_needed(request),
-        Freedom(adopt_foreign_destroy),
+        PlanPermissions(adopt_foreign_destroy),
     )
     if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
         check_possible(view, request)

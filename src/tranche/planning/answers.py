@@ -11,12 +11,12 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.candidates import Candidate, candidate
 from tranche.planning.choices import all_ways, options, ways
+from tranche.planning.gpu_occupancy import GpuOccupancy, tenancies
 from tranche.planning.gpu_rules import rules_of
-from tranche.planning.obstacle import Likeness, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.options import Effort, Freedom, Option
+from tranche.planning.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
+from tranche.planning.options import Effort, Option, PlanPermissions
+from tranche.planning.packing_cost import toll
 from tranche.planning.tables import geometry_of, potential
-from tranche.planning.tenancy import Tenancy, tenancies
-from tranche.planning.thrift import toll
 from tranche.planning.withholding import closed
 
 # Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
@@ -43,17 +43,17 @@ class AskedGpu:
     the earlier waiter that it is kept for, "" when there is none.
     """
 
-    here: Tenancy
+    here: GpuOccupancy
     candidate: Candidate | Obstacle
     kept_for: str = ""
 
-    def best_option(self, freedom: Freedom, *, thrifty: bool) -> tuple[Preference, Option] | None:
+    def best_option(self, freedom: PlanPermissions, *, thrifty: bool) -> tuple[Preference, Option] | None:
         """The best way to serve the request on this GPU now, with what is to be said for it; None when there is no way."""
         if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for:
             return None
         return best_option(self.here, self.candidate, freedom, thrifty=thrifty)
 
-    def answer(self, freedom: Freedom) -> GpuAnswer:
+    def answer(self, freedom: PlanPermissions) -> GpuAnswer:
         """Whether the GPU could serve the request now, and what is in the way when it could not."""
         gpu = self.here.gpu
         # The driver may lose sight of a GPU that is being reset.
@@ -117,7 +117,7 @@ def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[As
 
 
 def best_option(
-    here: Tenancy, answer: Candidate, freedom: Freedom, *, thrifty: bool
+    here: GpuOccupancy, answer: Candidate, freedom: PlanPermissions, *, thrifty: bool
 ) -> tuple[Preference, Option] | None:
     """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
 
@@ -151,12 +151,12 @@ def best_option(
     return best[0], best[2]
 
 
-def answers(asked: Sequence[AskedGpu], freedom: Freedom) -> Answers:
+def answers(asked: Sequence[AskedGpu], freedom: PlanPermissions) -> Answers:
     """What the GPUs answer, in index order."""
     every = [each.answer(freedom) for each in asked]
     if len(every) <= NAMED_AT_MOST:
         return Answers(tuple(every))
-    groups: dict[Likeness | None, list[int]] = {}
+    groups: dict[CommonReason | None, list[int]] = {}
     for place, each in enumerate(every):
         groups.setdefault(None if each.obstacle is None else each.obstacle.likeness, []).append(place)
     # Those that can serve the request are named in any case.

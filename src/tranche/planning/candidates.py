@@ -19,7 +19,7 @@ from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGp
 from tranche.core.state import GpuState
 from tranche.planning.gpu_rules import NO_RULES, GpuRules, rules_of
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.part_wish import PartWish, no_part_text, part_wish, smallest_share
+from tranche.planning.share_options import ShareOptions, no_part_text, part_wish, smallest_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Candidate:
 
     profile: GpuInstanceProfile | None
     whole: bool
-    part: PartWish | None = None
+    part: ShareOptions | None = None
     named: bool = False
 
     @property

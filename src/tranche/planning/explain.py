@@ -17,10 +17,10 @@ from tranche.planning.allocate import Granted, decide
 from tranche.planning.answers import Answers, GpuAnswer, answers, asked_gpus
 from tranche.planning.candidates import gpus_needed
 from tranche.planning.gpu_rules import rules_of
-from tranche.planning.options import Freedom
-from tranche.planning.part_wish import accepted
+from tranche.planning.options import PlanPermissions
 from tranche.planning.queue import WaitingRequest, reserved_for
 from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies, stronger
+from tranche.planning.share_options import accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def explain(
     adopt_foreign_destroy: bool = False,
 ) -> Explanation:
     """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
-    reserved, freedom = reserved_for(view, waiters), Freedom(adopt_foreign_destroy)
+    reserved, freedom = reserved_for(view, waiters), PlanPermissions(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
     impossible: TrancheError | None = None

@@ -29,7 +29,7 @@ class Reason(StrEnum):
     QUEUED_BEHIND = "QueuedBehind"
 
 
-class Likeness(NamedTuple):
+class CommonReason(NamedTuple):
     """What the obstacles of GPUs have in common that are alike: the reason, and what is missing, as for an Obstacle."""
 
     reason: Reason
@@ -58,9 +58,9 @@ class Obstacle:
     alike: int = 0
 
     @property
-    def likeness(self) -> Likeness:
+    def likeness(self) -> CommonReason:
         """Equal for obstacles that differ only in names."""
-        return Likeness(self.reason, self.missing_slices, self.missing_memory)
+        return CommonReason(self.reason, self.missing_slices, self.missing_memory)
 
     @property
     def full_text(self) -> str:

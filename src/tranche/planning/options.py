@@ -12,10 +12,10 @@ from tranche.core.grid import Occupant, Placement, fits, placements, profiles_ex
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning.candidates import Candidate, lost_obstacle
+from tranche.planning.gpu_occupancy import GpuOccupancy, occupant
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 from tranche.planning.tables import Shape, arrangeable
-from tranche.planning.tenancy import Tenancy, occupant
 
 PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
 """Tranche leaves that mode alone: it is an administrator's word."""
@@ -54,13 +54,13 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Freedom:
+class PlanPermissions:
     """What a plan may do beyond creating instances and destroying idle ones that Tranche made."""
 
     destroy_foreign: bool = False
 
 
-def ways_alone(tenancy: Tenancy, candidate: Candidate, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now for one holder alone, or what is in the way.
 
     There are none at all where a slice finds no room: why it finds none takes longer to say.
@@ -85,7 +85,7 @@ def reusable(instance: GpuInstance) -> Effort | None:
     return None if instance.compute_instances else Effort.FILL
 
 
-def slice_obstacle(tenancy: Tenancy, profile: GpuInstanceProfile) -> Obstacle:
+def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstacle:
     """Why no slice of the profile fits a GPU that is cut already."""
     gpu = tenancy.gpu
     taken = tenancy.lasting_mask
@@ -119,7 +119,7 @@ def slice_obstacle(tenancy: Tenancy, profile: GpuInstanceProfile) -> Obstacle:
     )
 
 
-def _arrangeable(tenancy: Tenancy, profile: GpuInstanceProfile) -> bool:
+def _arrangeable(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> bool:
     """Whether everything in use and the profile would fit together if it were placed anew."""
     present = [tenancy.gpu.profile(each.profile) for each in tenancy.fixed]
     shapes = [Shape(each.size, each.starts) for each in (*present, profile) if each is not None]
@@ -127,7 +127,7 @@ def _arrangeable(tenancy: Tenancy, profile: GpuInstanceProfile) -> bool:
     return arrangeable(tuple(sorted(shapes, key=lambda shape: -shape.size)), foreign_mask)
 
 
-def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
+def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
     """What keeps the GPU from serving any request at all, if anything does."""
     gpu = tenancy.gpu
     if gpu.lost:
@@ -156,19 +156,19 @@ def gpu_blocked(tenancy: Tenancy) -> Obstacle | None:
     return None
 
 
-def _whole(tenancy: Tenancy, steps: tuple[Step, ...]) -> Option:
+def _whole(tenancy: GpuOccupancy, steps: tuple[Step, ...]) -> Option:
     gpu = tenancy.gpu
     change = Effort.MODE if steps else Effort.NONE
     return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
 
 
-def _uncut_again(tenancy: Tenancy, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
     """A whole GPU out of one that is cut."""
     steps = uncut_steps(tenancy, freedom)
     return steps if isinstance(steps, Obstacle) else (_whole(tenancy, steps),)
 
 
-def uncut_steps(tenancy: Tenancy, freedom: Freedom) -> tuple[Step, ...] | Obstacle:
+def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermissions) -> tuple[Step, ...] | Obstacle:
     """What makes a GPU that is cut a whole one: idle instances go, and MIG mode is turned off; or what is in the way."""
     gpu = tenancy.gpu
     if not tenancy.untouched:
@@ -191,7 +191,7 @@ def uncut_steps(tenancy: Tenancy, freedom: Freedom) -> tuple[Step, ...] | Obstac
     return (*destroys, *mode_steps(gpu, MigMode.DISABLED))
 
 
-def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile) -> tuple[Option, ...]:
+def _cut_first(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> tuple[Option, ...]:
     """A slice of an idle GPU whose MIG mode is off."""
     gpu = tenancy.gpu
     steps = mode_steps(gpu, MigMode.ENABLED)
@@ -201,7 +201,7 @@ def _cut_first(tenancy: Tenancy, profile: GpuInstanceProfile) -> tuple[Option, .
     )
 
 
-def slice_options(tenancy: Tenancy, profile: GpuInstanceProfile, freedom: Freedom) -> tuple[Option, ...]:
+def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: PlanPermissions) -> tuple[Option, ...]:
     """The ways to give a slice of the profile on a GPU that is cut."""
     gpu = tenancy.gpu
     reused = [
@@ -236,14 +236,14 @@ def in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> boo
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
-def reuse_option(tenancy: Tenancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Effort) -> Option:
+def reuse_option(tenancy: GpuOccupancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Effort) -> Option:
     """The idle instance as a whole slice; `change` says what that takes, as `reusable` does."""
     steps = () if change is Effort.NONE else (_create(tenancy.gpu, profile, instance.placement),)
     return _slice(tenancy, profile, instance.placement, change, steps)
 
 
 def _slice(
-    tenancy: Tenancy, profile: GpuInstanceProfile, spot: Placement, change: Effort, steps: tuple[Step, ...]
+    tenancy: GpuOccupancy, profile: GpuInstanceProfile, spot: Placement, change: Effort, steps: tuple[Step, ...]
 ) -> Option:
     gpu = tenancy.gpu
     # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.

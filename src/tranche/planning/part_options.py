@@ -12,24 +12,24 @@ from tranche.core.quantity import format_memory
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.candidates import plain_profiles
+from tranche.planning.gpu_occupancy import Account, GpuOccupancy
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import (
     PROHIBITED,
     Effort,
-    Freedom,
     Option,
+    PlanPermissions,
     gpu_blocked,
     reusable,
     reuse_option,
     slice_options,
     uncut_steps,
 )
-from tranche.planning.part_wish import PartWay, PartWish
 from tranche.planning.share_costs import ALL_COMPUTE, capacity, clients_inside
-from tranche.planning.tenancy import Account, Tenancy
+from tranche.planning.share_options import ShareOption, ShareOptions
 
 
-def part_options(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> tuple[Option, ...] | Obstacle:
+def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
     """The ways to give a part of that GPU now, or what is in the way."""
     gpu = tenancy.gpu
     account = tenancy.shared.get(None)
@@ -52,7 +52,7 @@ def part_options(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> tuple[Op
     return next((each for each in inside if isinstance(each, Obstacle)), uncut)
 
 
-def _inside(tenancy: Tenancy, wish: PartWish, freedom: Freedom) -> Iterator[Option | Obstacle]:
+def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermissions) -> Iterator[Option | Obstacle]:
     """Parts of slices: of those that are shared, of idle ones, and of one that could be made."""
     gpu = tenancy.gpu
     present = {gpu.key(instance): instance for instance in gpu.instances}
@@ -89,14 +89,16 @@ def _found(answer: tuple[Option, ...] | Obstacle) -> tuple[Option | Obstacle, ..
     return (answer,) if isinstance(answer, Obstacle) else answer
 
 
-def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: PartWay, wish: PartWish) -> Option:
+def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: ShareOption, wish: ShareOptions) -> Option:
     """The first part of a slice, by the option that gives the slice to one alone."""
     change = max(alone.change, Effort.FILL)
     option = _fresh(gpu, device, way, wish, change, alone.mask)
     return replace(option, steps=alone.steps)
 
 
-def _fresh(gpu: GpuState, device: WholeGpu | Slice, way: PartWay, wish: PartWish, change: Effort, mask: int) -> Option:
+def _fresh(
+    gpu: GpuState, device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions, change: Effort, mask: int
+) -> Option:
     """The first part of a device."""
     part = _part(device, way, wish)
     left = capacity(way.sharing, memory_of(device, gpu)) - way.memory
@@ -104,7 +106,7 @@ def _fresh(gpu: GpuState, device: WholeGpu | Slice, way: PartWay, wish: PartWish
 
 
 def _joined(
-    tenancy: Tenancy, device: WholeGpu | Slice, account: Account, wish: PartWish
+    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: Account, wish: ShareOptions
 ) -> tuple[Option, ...] | Obstacle:
     """One more part of a device that is shared already."""
     gpu = tenancy.gpu
@@ -118,7 +120,7 @@ def _joined(
 
 
 def _full(
-    tenancy: Tenancy, device: WholeGpu | Slice, account: Account, way: PartWay | None, wish: PartWish
+    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: Account, way: ShareOption | None, wish: ShareOptions
 ) -> int | Obstacle:
     """The bytes that are left of a shared device after one more part, or why there is none."""
     gpu = tenancy.gpu
@@ -151,7 +153,7 @@ def _full(
 
 
 def room_left(
-    tenancy: Tenancy, device: WholeGpu | Slice, account: Account, way: PartWay, wish: PartWish
+    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: Account, way: ShareOption, wish: ShareOptions
 ) -> int | Obstacle:
     """The bytes that are left of a device after one more part, or what there is too little of: memory, compute, clients."""
     gpu = tenancy.gpu
@@ -172,10 +174,10 @@ def room_left(
     return left
 
 
-def _clients(gpu: GpuState, device: WholeGpu | Slice, wish: PartWish) -> int:
+def _clients(gpu: GpuState, device: WholeGpu | Slice, wish: ShareOptions) -> int:
     profile = gpu.profile(device.profile) if isinstance(device, Slice) else None
     return wish.clients if profile is None else clients_inside(wish.clients, profile, gpu)
 
 
-def _part(device: WholeGpu | Slice, way: PartWay, wish: PartWish) -> Part:
+def _part(device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions) -> Part:
     return Part(device, way.memory, way.sharing, wish.compute)

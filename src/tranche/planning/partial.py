@@ -11,7 +11,7 @@ from tranche.core.grid import Occupant, fits
 from tranche.core.layout import Layout
 from tranche.core.state import GpuState
 from tranche.planning.foresee import without
-from tranche.planning.gpu_users import gpu_users
+from tranche.planning.layout_occupancy import gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing

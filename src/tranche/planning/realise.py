@@ -19,18 +19,26 @@ from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning import effect
 from tranche.planning.candidates import lost_obstacle
 from tranche.planning.daemons import with_daemons
+from tranche.planning.gpu_occupancy import Account, GpuOccupancy, tenancy
 from tranche.planning.gpu_rules import GpuRules
-from tranche.planning.gpu_users import holder_text
+from tranche.planning.layout_occupancy import holder_text
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.options import PROHIBITED, Freedom, gpu_blocked, in_the_way, mode_steps, reusable, uncut_steps
+from tranche.planning.options import (
+    PROHIBITED,
+    PlanPermissions,
+    gpu_blocked,
+    in_the_way,
+    mode_steps,
+    reusable,
+    uncut_steps,
+)
 from tranche.planning.part_options import room_left
-from tranche.planning.part_wish import PartWay, PartWish
 from tranche.planning.plan import Plan
 from tranche.planning.share_costs import FEWEST_CLIENTS
+from tranche.planning.share_options import ShareOption, ShareOptions
 from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, Step
-from tranche.planning.tenancy import Account, Tenancy, tenancy
 
-Wanted = WholeGpu | Slice | Part
+DeviceAlternative = WholeGpu | Slice | Part
 """What a device stands for that a scheduler chooses."""
 
 _MINE = "what is wanted"
@@ -40,7 +48,7 @@ _FOREIGN_HINT = (
 )
 
 
-def realise(view: NodeView, grants: Sequence[Wanted], purpose: str) -> Plan | Obstacle:
+def realise(view: NodeView, grants: Sequence[DeviceAlternative], purpose: str) -> Plan | Obstacle:
     """The plan after which one new holder can be given all of the grants, often empty; or what is in the way of the first.
 
     GpuNotFound when one is of a GPU that the machine does not have.
@@ -117,7 +125,7 @@ def refusal(found: Obstacle) -> TrancheError:
             return GpuBusy(str(found), hint=hint)
 
 
-def _steps(view: NodeView, grant: Wanted) -> tuple[Step, ...] | Obstacle:
+def _steps(view: NodeView, grant: DeviceAlternative) -> tuple[Step, ...] | Obstacle:
     gpu = view.node.gpu(grant.gpu_uuid)
     # First: the driver may lose sight of a GPU that is being reset.
     if gpu.uuid in view.changing:
@@ -137,7 +145,7 @@ def _steps(view: NodeView, grant: Wanted) -> tuple[Step, ...] | Obstacle:
     return _whole_steps(found) if isinstance(grant, WholeGpu) else _slice_steps(found, grant)
 
 
-def _unknown(grant: Wanted, gpu: GpuState) -> str:
+def _unknown(grant: DeviceAlternative, gpu: GpuState) -> str:
     """Why the GPU can have no such device, in words; "" when it can."""
     slot = grant.slot
     if slot is None:
@@ -150,7 +158,7 @@ def _unknown(grant: Wanted, gpu: GpuState) -> str:
     return ""
 
 
-def contradicts(grant: Wanted, held: Grant) -> bool:
+def contradicts(grant: DeviceAlternative, held: Grant) -> bool:
     """Whether the two cannot both be given: they are not parts of one device, and overlap or exclude each other."""
     if parts_of_one_device(grant, held):
         return False
@@ -182,14 +190,14 @@ def parts_of_one_device(one: Grant, other: Grant) -> bool:
     return isinstance(one, Part) and isinstance(other, Part) and one.device == other.device
 
 
-def _whole_steps(found: Tenancy) -> tuple[Step, ...] | Obstacle:
+def _whole_steps(found: GpuOccupancy) -> tuple[Step, ...] | Obstacle:
     blocked = gpu_blocked(found)
     if blocked is not None:
         return blocked
-    return uncut_steps(found, Freedom()) if found.gpu.mig_enabled else ()
+    return uncut_steps(found, PlanPermissions()) if found.gpu.mig_enabled else ()
 
 
-def _slice_steps(found: Tenancy, wanted: Slice) -> tuple[Step, ...] | Obstacle:
+def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obstacle:
     gpu, spot = found.gpu, wanted.placement
     blocked = gpu_blocked(found)
     if blocked is not None:
@@ -218,7 +226,7 @@ def _in_use(gpu: GpuState, instance: GpuInstance) -> Obstacle:
     return obstacle(gpu, Reason.GPU_BUSY, text, processes=instance.processes)
 
 
-def _part_steps(view: NodeView, found: Tenancy, part: Part) -> tuple[Step, ...] | Obstacle:
+def _part_steps(view: NodeView, found: GpuOccupancy, part: Part) -> tuple[Step, ...] | Obstacle:
     gpu, device = found.gpu, part.device
     if why := GpuRules(means=view.node.sharing).why_not(part.sharing, gpu):
         text = f"{_named(device)} cannot be shared by {part.sharing.for_people}: {why}"
@@ -235,13 +243,13 @@ def _part_steps(view: NodeView, found: Tenancy, part: Part) -> tuple[Step, ...] 
         return obstacle(gpu, Reason.GPU_BUSY, f"{_named(device)} {text}", allocation_ids=ids)
     if isinstance(steps, Obstacle):
         return steps
-    way = PartWay(part.sharing, part.memory)
-    wish = PartWish((way,), part.compute, view.node.sharing.mps_clients or FEWEST_CLIENTS, inside=True)
+    way = ShareOption(part.sharing, part.memory)
+    wish = ShareOptions((way,), part.compute, view.node.sharing.mps_clients or FEWEST_CLIENTS, inside=True)
     left = room_left(found, device, account, way, wish)
     return left if isinstance(left, Obstacle) else steps
 
 
-def _closed(found: Tenancy, part: Part, account: Account) -> str:
+def _closed(found: GpuOccupancy, part: Part, account: Account) -> str:
     """Why nobody more may share a device that is shared, in words; "" when they may."""
     gpu = found.gpu
     if account.sharing is not part.sharing:
@@ -270,7 +278,7 @@ def _device_stands(device: WholeGpu | Slice, gpu: GpuState) -> bool:
     return instance is not None and instance.whole_slice is not None
 
 
-def _named(grant: Wanted) -> str:
+def _named(grant: DeviceAlternative) -> str:
     slot = grant.slot
     what = "the GPU" if slot is None else f"{slot.profile} at {slot.placement}"
     return f"a part of {what}" if isinstance(grant, Part) else what

@@ -15,7 +15,7 @@ from tranche.core.errors import HardwareError, LayoutImpossible, MigNotSupported
 from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, NodeState
-from tranche.planning.gpu_users import GpuUsers, User, busy_error, gpu_users
+from tranche.planning.layout_occupancy import LayoutOccupancy, User, busy_error, gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.recut import Cut, check_possible, recut, users_in_the_way
 from tranche.planning.steps import DestroyInstance, ResetGpu, SetMigMode, Step
@@ -140,7 +140,7 @@ def lost_error(purpose: str, lost: Sequence[str], others: str) -> HardwareError:
     )
 
 
-def change_mode(users: GpuUsers, enabled: bool, *, skip_reset: bool) -> GpuChange:
+def change_mode(users: LayoutOccupancy, enabled: bool, *, skip_reset: bool) -> GpuChange:
     """The change that gives the GPU that MIG mode, without a cut; instances that stand in the way of MIG off are destroyed."""
     gpu = users.gpu
     if any(user.changing for user in users.users):

@@ -13,7 +13,7 @@ from tranche.core.grid import Occupant, Placement, arrange, profiles_exclude, re
 from tranche.core.layout import describe_slices
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState
-from tranche.planning.gpu_users import GpuUsers, User
+from tranche.planning.layout_occupancy import LayoutOccupancy, User
 from tranche.planning.packing import Contents, pack_slices
 from tranche.planning.steps import CreateInstance, DestroyInstance, Step
 
@@ -45,7 +45,7 @@ class Cut:
         )
 
 
-def recut(users: GpuUsers, wanted: Sequence[ProfileName]) -> Cut | None:
+def recut(users: LayoutOccupancy, wanted: Sequence[ProfileName]) -> Cut | None:
     """The cut that gives exactly the wanted slices; None when users are in the way.
 
     What is used stays. Of the idle instances the largest possible number stays; among those choices the one that creates the
@@ -73,7 +73,9 @@ def recut(users: GpuUsers, wanted: Sequence[ProfileName]) -> Cut | None:
     return None
 
 
-def users_in_the_way(users: GpuUsers, wanted: Sequence[ProfileName], spared: Collection[str] = ()) -> tuple[User, ...]:
+def users_in_the_way(
+    users: LayoutOccupancy, wanted: Sequence[ProfileName], spared: Collection[str] = ()
+) -> tuple[User, ...]:
     """The fewest users whose end makes room for the wanted slices; where it can be so, none who has an allocation of `spared`."""
     present = users.slice_users
     may_leave = [
@@ -85,7 +87,9 @@ def users_in_the_way(users: GpuUsers, wanted: Sequence[ProfileName], spared: Col
     return present if leaving is None else tuple(present[position] for position in leaving)
 
 
-def _fewest_leaving(users: GpuUsers, wanted: Sequence[ProfileName], may_leave: Sequence[int]) -> tuple[int, ...] | None:
+def _fewest_leaving(
+    users: LayoutOccupancy, wanted: Sequence[ProfileName], may_leave: Sequence[int]
+) -> tuple[int, ...] | None:
     """As positions among the users of slices; None when the wanted slices find no room even once all these have left."""
     present = users.slice_users
     for size in range(len(may_leave) + 1):

@@ -23,11 +23,11 @@ from tranche.planning.allocate import Granted, decide
 from tranche.planning.answers import NAMED_AT_MOST, Reserved, asked_gpus
 from tranche.planning.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.foresee import with_granted, without
+from tranche.planning.gpu_occupancy import tenancies, tenancy
 from tranche.planning.gpu_rules import rules_of
 from tranche.planning.obstacle import Obstacle, Reason
-from tranche.planning.options import Freedom
-from tranche.planning.tenancy import tenancies, tenancy
-from tranche.planning.thrift import why_thrifty
+from tranche.planning.options import PlanPermissions
+from tranche.planning.packing_cost import why_thrifty
 
 _NAMED_AT_MOST = 4
 _HOLDERS_LISTED = 256
@@ -85,7 +85,7 @@ class _Question:
     near: NodeView
     request: Request
     reserved: Reserved
-    freedom: Freedom
+    freedom: PlanPermissions
 
     def granted(
         self,
@@ -127,7 +127,7 @@ class _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
 
 
-def remedies(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved) -> Advice:
+def remedies(view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved) -> Advice:
     """What would help the request, which does not start now; empty when nothing is known to."""
     question = _question(view, request, freedom, reserved)
     places = question.near.node.gpus
@@ -143,7 +143,7 @@ def remedies(view: NodeView, request: Request, freedom: Freedom, reserved: Reser
     return Advice(tuple(found), len(places) if len(places) < len(view.node.gpus) else 0)
 
 
-def stronger(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved) -> Advice:
+def stronger(view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved) -> Advice:
     """What would give the request, which gets a part of a shared device now, something for itself alone.
 
     It is there where the machine is careful with its room; otherwise somebody has to end first.
@@ -174,7 +174,7 @@ def stronger(view: NodeView, request: Request, freedom: Freedom, reserved: Reser
     return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request, ids, pids),))
 
 
-def _question(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved) -> _Question:
+def _question(view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved) -> _Question:
     """The question, with as much of the machine as is searched."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
     near = view
@@ -184,7 +184,9 @@ def _question(view: NodeView, request: Request, freedom: Freedom, reserved: Rese
     return _Question(view, near, request, reserved, freedom)
 
 
-def _some_of_each(view: NodeView, request: Request, freedom: Freedom, reserved: Reserved, number: int) -> Sequence[int]:
+def _some_of_each(
+    view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved, number: int
+) -> Sequence[int]:
     """The places of so many GPUs, of all that answer unlike ones, in index order: those to look at where all are too many."""
     groups: dict[object, list[int]] = {}
     for place, each in enumerate(asked_gpus(view, request, reserved)):
@@ -268,7 +270,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     """Foreign idle instances go; when that alone is not enough and waiting alone is not either, both together."""
     if question.freedom.destroy_foreign:
         return
-    allowed = replace(question, freedom=Freedom(destroy_foreign=True))
+    allowed = replace(question, freedom=PlanPermissions(destroy_foreign=True))
     holders = _Holders()
     granted = allowed.granted()
     if granted is None and _fewest_holders(question) is None:

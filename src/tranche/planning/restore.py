@@ -9,7 +9,7 @@ from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_na
 from tranche.core.errors import CheckpointInvalid
 from tranche.core.grid import Occupant, fits
 from tranche.core.state import GpuInstance, GpuState
-from tranche.planning.gpu_users import GpuUsers, User, gpu_users
+from tranche.planning.layout_occupancy import LayoutOccupancy, User, gpu_users
 from tranche.planning.packing import Contents
 from tranche.planning.reconfigure import GpuChange, LayoutDecision, change_mode
 from tranche.planning.recut import Cut
@@ -73,7 +73,7 @@ def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[Occupant, C
     return instances
 
 
-def _put_back(users: GpuUsers, wanted: dict[Occupant, Contents]) -> tuple[Cut, tuple[User, ...]]:
+def _put_back(users: LayoutOccupancy, wanted: dict[Occupant, Contents]) -> tuple[Cut, tuple[User, ...]]:
     kept: list[GpuInstance] = []
     blockers: list[User] = []
     missing = dict(wanted)

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import StateMoved
-from tranche.planning.gpu_users import User, gpu_users
+from tranche.planning.layout_occupancy import User, gpu_users
 from tranche.planning.plan import Plan
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 

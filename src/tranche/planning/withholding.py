@@ -9,32 +9,32 @@ from __future__ import annotations
 from tranche.core.allocation import Withheld, out_of_reach
 from tranche.core.profile import ProfileName
 from tranche.planning.candidates import Candidate
+from tranche.planning.gpu_occupancy import GpuOccupancy
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import Option
-from tranche.planning.tenancy import Tenancy
 
 
-def withheld_from(tenancy: Tenancy, candidate: Candidate) -> Tenancy:
+def withheld_from(tenancy: GpuOccupancy, candidate: Candidate) -> GpuOccupancy:
     """The tenancy with those places alone that are withheld from the candidate."""
     if not tenancy.withheld:
         return tenancy
     return tenancy._replace(withheld=tuple(each for each in tenancy.withheld if _applies(each, candidate)))
 
 
-def permitted(tenancy: Tenancy, found: tuple[Option, ...] | Obstacle) -> tuple[Option, ...] | Obstacle:
+def permitted(tenancy: GpuOccupancy, found: tuple[Option, ...] | Obstacle) -> tuple[Option, ...] | Obstacle:
     """The options that touch nothing that is withheld."""
     if not tenancy.withheld or isinstance(found, Obstacle):
         return found
     return tuple(each for each in found if not any(out_of_reach(each.grant, kept.place) for kept in tenancy.withheld))
 
 
-def withholding(tenancy: Tenancy) -> Obstacle:
+def withholding(tenancy: GpuOccupancy) -> Obstacle:
     """What is withheld of the GPU, and why: errors first."""
     first = sorted(tenancy.withheld, key=lambda each: not each.faulty)
     return obstacle(tenancy.gpu, Reason.WITHHELD, "; ".join(dict.fromkeys(each.why for each in first)))
 
 
-def closed(tenancy: Tenancy) -> Obstacle | None:
+def closed(tenancy: GpuOccupancy) -> Obstacle | None:
     """That the whole GPU is withheld from everybody, which stays true when whoever holds it has ended; None when it is not."""
     whole = tuple(each for each in tenancy.withheld if each.place.slot is None and not each.for_large)
     return withholding(tenancy._replace(withheld=whole)) if whole and not tenancy.gpu.lost else None

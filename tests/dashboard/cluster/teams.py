@@ -10,11 +10,11 @@ from tests.strategies import node_views, sharing_views
 from tranche.core.allocation import Allocation, NodeView, WholeGpu, Withheld
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 
 OURS, THEIRS = "blue", "zebra"
 """The namespace that a viewer sees, and one that he does not; all that is theirs has the word in its name."""
-OUR_SIGHT = ViewerSight(frozenset({OURS}))
+OUR_SIGHT = NameVisibility(frozenset({OURS}))
 
 
 def _keeper(kind: int, team: str, number: int) -> Keeper:

@@ -17,7 +17,7 @@ from tests.dashboard.reading import parsed, text_of
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen
 from tranche.core.errors import UsageError
-from tranche.dashboard.cluster.cluster_deed import ClusterDeed
+from tranche.dashboard.cluster.cluster_action import ClusterAction
 from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
 
 POD = "/api/v1/namespaces/blue/pods/blue-train-0"
@@ -229,4 +229,4 @@ def test_a_page_that_only_shows_has_no_such_address() -> None:
 )
 def test_what_is_no_deed_is_none(fields: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        ClusterDeed.asked(fields)
+        ClusterAction.asked(fields)

@@ -129,7 +129,7 @@ def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page:
 
 def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path: Path) -> None:
     with served(tmp_path, "--proxy-act") as page:
-        for scheme, size, deed in (("light", WIDE, "Cordon"), ("dark", NARROW, "Uncordon")):
+        for scheme, size, action in (("light", WIDE, "Cordon"), ("dark", NARROW, "Uncordon")):
             said = {name.replace("_", "-"): value for name, value in named("ana", "ops").items()}
             context = browser.new_context(
                 color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, extra_http_headers=said
@@ -139,16 +139,17 @@ def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path:
             assert "a proxy, which names you" in viewer.view
             assert (viewer.violations(), viewer.overflows) == ([], False)
             viewer.open("/nodes/n1")
-            viewer.page.get_by_role("link", name=f"{deed}: show the plan").click()
+            viewer.page.get_by_role("link", name=f"{action}: show the plan").click()
             viewer.page.get_by_text("with an account of its own").wait_for()
             assert (viewer.violations(), viewer.overflows) == ([], False)
-            viewer.page.get_by_role("button", name=f"{deed} node n1").click()
+            viewer.page.get_by_role("button", name=f"{action} node n1").click()
             viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
             seen = ":has-text('it is cordoned')"
-            viewer.page.locator(f"#view{seen}" if deed == "Cordon" else f"#view:not({seen})").wait_for()
+            viewer.page.locator(f"#view{seen}" if action == "Cordon" else f"#view:not({seen})").wait_for()
             context.close()
         assert [each["message"] for each in events(page)] == [
-            f"{deed} node n1: done by ana, whom the proxy named, from the dashboard" for deed in ("Cordon", "Uncordon")
+            f"{action} node n1: done by ana, whom the proxy named, from the dashboard"
+            for action in ("Cordon", "Uncordon")
         ]
 
 

@@ -15,18 +15,18 @@ from tests.kubernetes.dra.test_order import a100s
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
-from tranche.dashboard.cluster.cluster_deed import ClusterDeed, PodToDelete, node_plan, release_plan
+from tranche.dashboard.cluster.cluster_action import ClusterAction, PodToDelete, node_plan, release_plan
+from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, ReportGap
+from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.kube_event import decode_kube_event
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
-from tranche.dashboard.cluster.past_book import EndedSpan, GpuPast, Silence
-from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
-from tranche.dashboard.cluster.sight import ViewerSight
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
-from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.history import HistoryPlace
@@ -37,7 +37,7 @@ from tranche.kubernetes.telling.told_layouts import ToldLayouts
 from tranche.kubernetes.telling.told_view import ToldView
 from tranche.planning.layout_offer import LayoutOffer
 
-ALL = ViewerSight(everywhere=True)
+ALL = NameVisibility(everywhere=True)
 NOW = 2e9
 
 
@@ -62,7 +62,7 @@ def node_of(said: str) -> SeenNode:
                 return found
 
     gpus = [{**named(gpu), "name": said, "withheld": said} for gpu in plain.overview["gpus"]]
-    standing = NodeStanding(mode=said, labels={said: said, "nvidia.com/mig.config": said})
+    standing = KubeNodeState(mode=said, labels={said: said, "nvidia.com/mig.config": said})
     return SeenNode(said, standing, {**plain.overview, "gpus": gpus, "allocations": held}, 1.0, said)
 
 
@@ -74,14 +74,14 @@ def answer(said: str) -> FleetExplanation:
 def pages(said: str) -> dict[str, DashboardPage | None]:
     node = node_of(said)
     seen = ClusterSnapshot().after([node], 1.0, notes=(said,))
-    book = WasteBook()
+    book = WasteHistory()
     book.take(ClusterSnapshot().after([SeenNode(said, overview=node.overview, seen=1.0)], 1.0))
     report = book.report()
     assert report is not None
     gpu = node.overview["gpus"][0]
     uuid = gpu["uuid"]
     ended = EndedSpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
-    past = GpuPast(1.0, (ended, ended._replace(allocation_id="")), {}, (Silence(1.0, None),))
+    past = GpuHistory(1.0, (ended, ended._replace(allocation_id="")), {}, (ReportGap(1.0, None),))
     event = decode_kube_event(
         {
             "metadata": {"uid": said, "namespace": said, "name": said},
@@ -92,13 +92,13 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         }
     )
     waiting = WaitingPod(PendingPod(FleetPod(said, said)), answer(said))
-    layout = node_plan(ClusterDeed("layout", said, "all-1g.5gb"), node)
+    layout = node_plan(ClusterAction("layout", said, "all-1g.5gb"), node)
     last = f"z {said}"
     named = Layout(last, (LayoutSpec(True, ((parse_profile("1g.5gb"), 7),)),))
     offer = LayoutOffer(said, LayoutFile((named,)))
     told = ToldView(said, held_by(a100s(8), ("blue", 0)), layouts=ToldLayouts(True, "wait", offer=offer))
     layouts = NodeLayouts(node, told, ALL)
-    release = release_plan(ClusterDeed("release", said, share="a0"), [PodToDelete(said, said, said)])
+    release = release_plan(ClusterAction("release", said, share="a0"), [PodToDelete(said, said, said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
         "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),

@@ -20,11 +20,11 @@ from tranche.dashboard.cluster.heard_node import HeardNode
 from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
-from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
-from tranche.dashboard.cluster.source import ClusterSeen
-from tranche.dashboard.cluster.veil import veiled_overview
-from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
+from tranche.dashboard.cluster.redaction import redacted_overview
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
+from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.user_view import UserView, ViewerRights
+from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.mig_manager.decision import work_plan
@@ -33,18 +33,18 @@ from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
 from tranche.kubernetes.telling.told_view import ToldView
 from tranche.planning.layout_offer import LayoutOffer
 
-ALL = ViewerSight(everywhere=True)
+ALL = NameVisibility(everywhere=True)
 WAIT = ToldLayouts(True, "wait", offer=LayoutOffer())
 
 
 def layouts_of(
     view: NodeView,
     told: ToldLayouts | None = WAIT,
-    sight: ViewerSight = ALL,
-    standing: NodeStanding | None = None,
+    sight: NameVisibility = ALL,
+    standing: KubeNodeState | None = None,
     **known: frozenset[str] | bool,
 ) -> NodeLayouts:
-    node = SeenNode("n1", standing or NodeStanding(), veiled_overview(overview_data(view, (), ()), sight), 1.0)
+    node = SeenNode("n1", standing or KubeNodeState(), redacted_overview(overview_data(view, (), ()), sight), 1.0)
     return NodeLayouts(node, ToldView("n1", view, layouts=told, **known), sight)  # type: ignore[arg-type]
 
 
@@ -91,16 +91,16 @@ def test_whoever_sees_one_team_sees_the_same_plan_without_the_names_of_others(
         whole = every.outlook(chosen)
     except TrancheError:
         return
-    veiled = ours.outlook(chosen)
+    redacted = ours.outlook(chosen)
     assert [(each.now, each.later, len(each.blockers)) for each in whole.gpus] == [
-        (each.now, each.later, len(each.blockers)) for each in veiled.gpus
+        (each.now, each.later, len(each.blockers)) for each in redacted.gpus
     ]
-    assert THEIRS not in " ".join(veiled.said)
+    assert THEIRS not in " ".join(redacted.said)
 
 
 def test_it_says_what_it_keeps_and_what_it_takes_from_whom() -> None:
     view = held_by(a100s(1), ("blue", 0), ("zebra", 1))
-    ours = layouts_of(view, sight=ViewerSight(frozenset({"blue"}))).outlook("all-7g.40gb")
+    ours = layouts_of(view, sight=NameVisibility(frozenset({"blue"}))).outlook("all-7g.40gb")
     assert ours.said[0] == "This has to end first; the agent waits for it, and gives its place to nobody new:"
     assert len(ours.blockers) == 2
     (blue,) = (each for each in ours.said if "blue/blue-train-0" in each)
@@ -180,18 +180,23 @@ def test_of_a_node_that_was_never_heard_nothing_is_foreseen() -> None:
 @pytest.mark.parametrize(
     ("told", "standing", "short", "says"),
     [
-        (replace(WAIT, heeds_mode=True), NodeStanding(mode="dynamic"), False, "Its mode is dynamic"),
-        (replace(WAIT, heeds_mode=True), NodeStanding(), False, "Its mode is not one that is known"),
-        (replace(WAIT, turns=True), NodeStanding(), False, "in turns"),
-        (WAIT, NodeStanding(labels={"tranche.dev/mig.config.reason": "ManagerConflict"}), False, "Another MIG manager"),
-        (WAIT, NodeStanding(), True, "one alone is named"),
-        (WAIT, NodeStanding(), False, "decides anew"),
+        (replace(WAIT, heeds_mode=True), KubeNodeState(mode="dynamic"), False, "Its mode is dynamic"),
+        (replace(WAIT, heeds_mode=True), KubeNodeState(), False, "Its mode is not one that is known"),
+        (replace(WAIT, turns=True), KubeNodeState(), False, "in turns"),
+        (
+            WAIT,
+            KubeNodeState(labels={"tranche.dev/mig.config.reason": "ManagerConflict"}),
+            False,
+            "Another MIG manager",
+        ),
+        (WAIT, KubeNodeState(), True, "one alone is named"),
+        (WAIT, KubeNodeState(), False, "decides anew"),
     ],
 )
-def test_what_else_decides_is_said(told: ToldLayouts, standing: NodeStanding, short: bool, says: str) -> None:
+def test_what_else_decides_is_said(told: ToldLayouts, standing: KubeNodeState, short: bool, says: str) -> None:
     layouts = layouts_of(a100s(1), told, standing=standing, short=short)
     assert says in " ".join(layouts.notes)
-    plain = layouts_of(a100s(1), replace(WAIT, heeds_mode=True), standing=NodeStanding(mode="static"))
+    plain = layouts_of(a100s(1), replace(WAIT, heeds_mode=True), standing=KubeNodeState(mode="static"))
     assert len(plain.notes) == 1
 
 
@@ -215,19 +220,19 @@ def test_a_layout_that_is_there_already_does_nothing() -> None:
 
 def test_what_was_found_stands_until_the_agent_tells_something_new() -> None:
     view = a100s(1)
-    seen = SeenNode("n1", NodeStanding(), overview_data(view, (), ()), 1.0)
-    viewpoint = Viewpoint(ViewerRights(ALL, all_nodes=True))
+    seen = SeenNode("n1", KubeNodeState(), overview_data(view, (), ()), 1.0)
+    user_view = UserView(ViewerRights(ALL, all_nodes=True))
     snapshot = ClusterSnapshot().after([seen], 1.0)
 
     def asked(told: ToldView) -> LayoutOutlook:
-        viewpoint.take(ClusterSeen(snapshot, {"n1": told}))
-        layouts = viewpoint.layouts("n1")
+        user_view.take(ClusterObservation(snapshot, {"n1": told}))
+        layouts = user_view.layouts("n1")
         assert layouts is not None
-        return viewpoint.outlook(layouts, "all-1g.5gb")
+        return user_view.outlook(layouts, "all-1g.5gb")
 
     first = ToldView("n1", view, layouts=WAIT)
     assert asked(first) is asked(first)
     later = ToldView("n1", held_by(view, ("blue", 0)), layouts=WAIT)
     assert asked(later).said != asked(first).said
-    assert viewpoint.layouts("n2") is None
+    assert user_view.layouts("n2") is None
     assert HeardNode("n1", "", 0.0).told is None

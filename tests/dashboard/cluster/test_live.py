@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tranche.dashboard.cluster.live import ClusterNews, LiveCluster
+from tranche.dashboard.cluster.live import ClusterUpdate, LiveCluster
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 
 
@@ -21,7 +21,7 @@ def of(number: int) -> SeenNode:
     return SeenNode(f"n{number}", seen=1.0)
 
 
-def names(news: ClusterNews) -> list[str]:
+def names(news: ClusterUpdate) -> list[str]:
     assert news.change is not None
     return [each.name for each in news.change.nodes]
 

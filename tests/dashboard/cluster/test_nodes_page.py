@@ -20,16 +20,16 @@ from tests.strategies import sharing_views
 from tranche.core.allocation import NodeView
 from tranche.dashboard.cluster.choice import NodeChoice
 from tranche.dashboard.cluster.feed import rows_message
-from tranche.dashboard.cluster.live import ClusterNews
-from tranche.dashboard.cluster.node_row import NodeTally, RowBook, node_row
+from tranche.dashboard.cluster.live import ClusterUpdate
+from tranche.dashboard.cluster.node_row import NodeTally, RowCache, node_row
 from tranche.dashboard.cluster.nodes_page import nodes_page
-from tranche.dashboard.cluster.sight import ViewerSight
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import whole_page
 from tranche.documents.blocks import Look, blocks_of
 from tranche.documents.overview import overview_data
 
-ALL = ViewerSight(everywhere=True)
+ALL = NameVisibility(everywhere=True)
 EVERY = NodeChoice()
 VIEWS = st.lists(sharing_views(max_gpus=3), min_size=1, max_size=3)
 
@@ -40,8 +40,8 @@ def snapshot_of(views: list[NodeView]) -> ClusterSnapshot:
     )
 
 
-def tree_of(seen: ClusterSnapshot, choice: NodeChoice = EVERY, sight: ViewerSight = ALL) -> ElementTree.Element:
-    page = nodes_page(RowBook().rows(seen), seen.notes, choice, sight)
+def tree_of(seen: ClusterSnapshot, choice: NodeChoice = EVERY, sight: NameVisibility = ALL) -> ElementTree.Element:
+    page = nodes_page(RowCache().rows(seen), seen.notes, choice, sight)
     return parsed(whole_page(page, path="/", machine="here", version="a.1", taken=1.0))
 
 
@@ -85,8 +85,8 @@ def test_gpus_that_are_alike_are_told_once() -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from(["", "node-0001", "vision/", "train-7", "idle"]), st.booleans())
 def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text: str, narrow: bool) -> None:
-    cluster, book = SimulatedCluster(4, seed), RowBook()
-    sight = ViewerSight(frozenset({"vision"})) if narrow else ALL
+    cluster, book = SimulatedCluster(4, seed), RowCache()
+    sight = NameVisibility(frozenset({"vision"})) if narrow else ALL
     choice = NodeChoice(q=text)
     seen = cluster.snapshot(1.0)
     shown = {each.get("id"): ElementTree.tostring(each) for each in rows_of(tree_of(seen, choice, sight))}
@@ -95,7 +95,7 @@ def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text
             seen,
             seen.after(cluster.changes(9, 2.0 + turn), 2.0 + turn, gone=["node-0003"] if turn == 2 else []),
         )
-        news = ClusterNews(f"r.{seen.version}", seen, "", seen.since(before.version))
+        news = ClusterUpdate(f"r.{seen.version}", seen, "", seen.since(before.version))
         told = json.loads(rows_message(news, book, choice, sight).partition("data: ")[2])
         for name in told["gone"]:
             shown.pop(f"node-{name}", None)
@@ -109,13 +109,13 @@ def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text
 
 def test_nothing_is_told_of_what_is_as_it_was() -> None:
     seen = SimulatedCluster(2).snapshot(1.0)
-    unchanged = ClusterNews("r.1", seen, "", seen.since(seen.version))
-    assert rows_message(unchanged, RowBook(), NodeChoice(), ALL) == ""
+    unchanged = ClusterUpdate("r.1", seen, "", seen.since(seen.version))
+    assert rows_message(unchanged, RowCache(), NodeChoice(), ALL) == ""
 
 
 def test_names_of_other_namespaces_are_neither_shown_nor_found() -> None:
     seen = SimulatedCluster(3).snapshot(1.0)
-    mine = ViewerSight(frozenset({"vision"}))
+    mine = NameVisibility(frozenset({"vision"}))
     shown = text_of(tree_of(seen, sight=mine))
     assert "vision" in shown
     assert "train-" not in shown
@@ -129,8 +129,8 @@ def test_names_of_other_namespaces_are_neither_shown_nor_found() -> None:
 
 def test_nodes_are_found_by_what_is_said_of_them() -> None:
     one, two, three = (SimulatedCluster(3, idle=0.0).snapshot(1.0)).nodes.values()
-    two = replace(two, trouble="its agent does not answer", standing=NodeStanding(ready=False, unschedulable=True))
-    three = replace(three, standing=NodeStanding(ready=True, labels={"zone": "east-1"}))
+    two = replace(two, trouble="its agent does not answer", standing=KubeNodeState(ready=False, unschedulable=True))
+    three = replace(three, standing=KubeNodeState(ready=True, labels={"zone": "east-1"}))
     seen = ClusterSnapshot().after([one, two, three, SeenNode("never")], 2.0)
 
     def found(**asked: str) -> list[str]:
@@ -190,7 +190,7 @@ def test_gpus_that_change_or_are_not_given_away_are_marked_and_nobody_is_named()
 
 
 def test_rows_are_made_again_only_where_something_has_changed() -> None:
-    cluster, book = SimulatedCluster(5), RowBook()
+    cluster, book = SimulatedCluster(5), RowCache()
     seen = cluster.snapshot(1.0)
     before = book.rows(seen)
     later = seen.after([*cluster.changes(1, 2.0), *seen.nodes.values()][:1], 2.0)
@@ -213,14 +213,18 @@ def test_what_others_wrote_is_text(text: str) -> None:
             for each in plain.overview["allocations"]
         ]
         node = SeenNode(
-            said, NodeStanding(labels={said: said}), {**plain.overview, "gpus": gpus, "allocations": holders}, 1.0, said
+            said,
+            KubeNodeState(labels={said: said}),
+            {**plain.overview, "gpus": gpus, "allocations": holders},
+            1.0,
+            said,
         )
         return tree_of(ClusterSnapshot().after([node], 1.0, notes=(said,)), NodeChoice(q=said))
 
     assert shape(page(text)) == shape(page("plain"))
     row = node_row(SeenNode(text))
-    news = ClusterNews("r.1", ClusterSnapshot(), "", ClusterSnapshot().after([SeenNode(text)], 1.0).since(0))
-    message = rows_message(news, RowBook(), NodeChoice(), ALL)
+    news = ClusterUpdate("r.1", ClusterSnapshot(), "", ClusterSnapshot().after([SeenNode(text)], 1.0).since(0))
+    message = rows_message(news, RowCache(), NodeChoice(), ALL)
     assert message.count("\n") == 3, "a line of the stream ends where the message ends"
     assert str(row.shown).startswith("<tr ")
 
@@ -233,7 +237,7 @@ def test_the_first_view_leads_to_the_nodes_that_are_in_trouble() -> None:
         "allocations": [],
     }
     lost = {**calm, "gpus": [{**gpu, "lost": True} for gpu in calm["gpus"]]}
-    ready, away = NodeStanding(ready=True), "its agent does not answer"
+    ready, away = KubeNodeState(ready=True), "its agent does not answer"
     nodes = [SeenNode("n0", ready, calm, 1.0)]
     page = tree_of(ClusterSnapshot().after(nodes, 1.0))
     assert "No node that you see is in trouble." in text_of(page)
@@ -242,7 +246,7 @@ def test_the_first_view_leads_to_the_nodes_that_are_in_trouble() -> None:
         SeenNode("n2", ready, lost, 1.0),
         SeenNode("n3", ready, calm, 1.0, away),
     ]
-    nodes += [SeenNode("n4", NodeStanding(ready=False), calm, 1.0)]
+    nodes += [SeenNode("n4", KubeNodeState(ready=False), calm, 1.0)]
     seen = ClusterSnapshot().after(nodes, 1.0)
     (line,) = [each for each in tree_of(seen).iter("section") if each.get("class") == "needs"]
     ways = {text_of(each): str(each.get("href")) for each in line.iter("a")}

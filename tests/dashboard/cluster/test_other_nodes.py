@@ -24,17 +24,17 @@ from tests.kubernetes.fleet.clusters import node as node_object
 from tests.kubernetes.telling.garbling import garbled, lease_of
 from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
+from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
 from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
 from tranche.dashboard.cluster.heard_node import heard, seen_node
-from tranche.dashboard.cluster.memory_book import MemoryBook
-from tranche.dashboard.cluster.node_row import RowBook
-from tranche.dashboard.cluster.past_book import MOST_GONE, PastBook
+from tranche.dashboard.cluster.memory_history import MemoryHistory
+from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
-from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.dashboard.cluster.source import ClusterSeen
-from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
-from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.user_view import UserView, ViewerRights
+from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
@@ -49,23 +49,23 @@ NODES = {
     name: replace(decode_fleet_node(node_object(name, labels={"tranche.dev/mode": "mixed"})), hands_out=True)
     for name in ("bad", "good")
 }
-RIGHTS = [ViewerRights(ViewerSight(everywhere=True), True), ViewerRights(OUR_SIGHT, True), ViewerRights(OUR_SIGHT)]
+RIGHTS = [ViewerRights(NameVisibility(everywhere=True), True), ViewerRights(OUR_SIGHT, True), ViewerRights(OUR_SIGHT)]
 
 
-def cluster_with(*others: tuple[SeenNode, ToldView | None]) -> ClusterSeen:
+def cluster_with(*others: tuple[SeenNode, ToldView | None]) -> ClusterObservation:
     good = SeenNode("good", overview=overview_data(told(GOOD), (), ()), seen=1.0)
     nodes = [(good, ToldView("good", told(GOOD))), *others]
     snapshot = ClusterSnapshot().after([node for node, _ in nodes], 2.0)
-    return ClusterSeen(snapshot, {node.name: said for node, said in nodes if said is not None}, NODES)
+    return ClusterObservation(snapshot, {node.name: said for node, said in nodes if said is not None}, NODES)
 
 
-def answers(seen: ClusterSeen, rights: ViewerRights, *paths: str) -> dict[str, tuple[int, str]]:
+def answers(seen: ClusterObservation, rights: ViewerRights, *paths: str) -> dict[str, tuple[int, str]]:
     """What somebody is answered at those addresses, without a server between."""
-    viewpoint, waste, past, memory = Viewpoint(rights), WasteBook(), PastBook(), MemoryBook()
+    user_view, waste, past, memory = UserView(rights), WasteHistory(), ClusterHistory(), MemoryHistory()
     for book in (waste, past, memory):
         book.take(seen.snapshot)
-    viewpoint.take(seen)
-    pages: Any = ClusterPages("here", viewpoint, None, waste, past, memory)  # type: ignore[arg-type]
+    user_view.take(seen)
+    pages: Any = ClusterPages("here", user_view, None, waste, past, memory)  # type: ignore[arg-type]
     app = Starlette(routes=cluster_routes(pages))
 
     async def ask(path: str) -> tuple[int, str]:
@@ -103,7 +103,7 @@ ALONE = "/nodes/good", "/nodes/good/layouts", "/shares/a0b0c0d0", GPU, f"{GPU}?n
 TOGETHER = "/", "/nodes/bad", "/waste", "/api/nodes", "/api/waste", "/events"
 
 
-def check_the_other_node(seen: ClusterSeen, rights: ViewerRights) -> dict[str, tuple[int, str]]:
+def check_the_other_node(seen: ClusterObservation, rights: ViewerRights) -> dict[str, tuple[int, str]]:
     plain, found = (answers(each, rights, *ALONE, *TOGETHER) for each in (cluster_with(), seen))
     for path in ALONE:
         if "Several nodes" not in found[path][1]:
@@ -121,9 +121,9 @@ def test_a_garbled_view_is_of_its_node_alone(text: str, rights: ViewerRights) ->
     said = heard(lease_of(text, "bad"), None, 2.0)
     seen = cluster_with((seen_node("bad", said, NODES["bad"], 2.0), said.told))
     check_the_other_node(seen, rights)
-    viewpoint = Viewpoint(rights)
-    viewpoint.take(seen)
-    explain_request(parse_request(gpu_memory="30Gi"), viewpoint.gates(Fleet(), Tier.GATES), Tier.GATES)
+    user_view = UserView(rights)
+    user_view.take(seen)
+    explain_request(parse_request(gpu_memory="30Gi"), user_view.gates(Fleet(), Tier.GATES), Tier.GATES)
 
 
 def broken(kind: str) -> tuple[SeenNode, ToldView | None]:
@@ -188,7 +188,7 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
     # What is written on a pod as the choice for it, somebody else may have written.
     grants = [{"mechanism": "whole", "gpuUUID": ["x"], "placement": None}]
     texts = ["[" * 100_000, json.dumps({"node": "good", "grants": grants}), json.dumps({"node": {}, "grants": [7]})]
-    gates = Viewpoint(RIGHTS[0]).gates(Fleet(), Tier.GATES)
+    gates = UserView(RIGHTS[0]).gates(Fleet(), Tier.GATES)
     for text in texts:
         pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
         found = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
@@ -200,7 +200,7 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
 
 
 def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:
-    past, memory, seen = PastBook(), MemoryBook(), ClusterSnapshot()
+    past, memory, seen = ClusterHistory(), MemoryHistory(), ClusterSnapshot()
     (gpu,) = overview_data(told(a100s(1)), (), ())["gpus"]
     for turn in range(3 * MOST_GONE):
         overview = {"gpus": [{**gpu, "uuid": f"GPU-{turn}"}], "allocations": [], "waiters": []}
@@ -234,7 +234,7 @@ def test_both_kinds_of_page_say_in_their_own_words_that_they_see_nothing_newer()
 
 
 def test_a_row_that_cannot_be_made_is_made_again_when_the_node_is_another() -> None:
-    book, (bad, _) = RowBook(), broken("no uuid")
+    book, (bad, _) = RowCache(), broken("no uuid")
     assert "cannot be shown" in str(book.row(bad).shown)
     whole = ClusterSnapshot().after([SeenNode("bad", overview=overview_data(GOOD, (), ()), seen=1.0)], 1.0).nodes["bad"]
     assert "cannot be shown" not in str(book.row(whole).shown)

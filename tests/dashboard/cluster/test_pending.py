@@ -22,9 +22,9 @@ from tranche.dashboard.cluster.pending import (
     gate_fleet,
     giving,
     in_order,
-    veiled_fleet,
+    redacted_fleet,
 )
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_queue_page
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.fleet.devices import decode_pools
@@ -34,7 +34,7 @@ from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNod
 from tranche.kubernetes.gates.explaining import explain_gated
 from tranche.kubernetes.gates.reading import GateFleet
 
-EVERYBODY = ViewerSight(everywhere=True)
+EVERYBODY = NameVisibility(everywhere=True)
 MIXED = {"tranche.dev/mode": "mixed"}
 
 
@@ -90,13 +90,13 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
     fleet = Fleet((node,), pools, held)
     pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
     before = explain_pending(PendingPod(pod), fleet, GateFleet(), Tier.CLAIMS)
-    veiled = explain_pending(PendingPod(pod), veiled_fleet(fleet, OUR_SIGHT), GateFleet(), Tier.CLAIMS)
+    redacted = explain_pending(PendingPod(pod), redacted_fleet(fleet, OUR_SIGHT), GateFleet(), Tier.CLAIMS)
     assert before is not None
-    assert veiled is not None
+    assert redacted is not None
     assert THEIRS in str(before.answer)
-    assert THEIRS not in str(veiled.answer)
-    assert before.answer.status == veiled.answer.status
-    assert veiled_fleet(fleet, EVERYBODY) is fleet
+    assert THEIRS not in str(redacted.answer)
+    assert before.answer.status == redacted.answer.status
+    assert redacted_fleet(fleet, EVERYBODY) is fleet
 
 
 def test_who_came_first_comes_first_and_who_asks_for_no_gpu_is_not_there() -> None:

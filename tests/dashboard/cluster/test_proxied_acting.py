@@ -33,8 +33,8 @@ from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, Usag
 from tranche.dashboard.acting.form_keys import FormKeys
 from tranche.dashboard.cluster import kube_reviews
 from tranche.dashboard.cluster.acting_accounts import ActingAccounts
-from tranche.dashboard.cluster.cluster_acts import ClusterActs
-from tranche.dashboard.cluster.cluster_deed import ClusterDeed, PodToDelete, release_plan
+from tranche.dashboard.cluster.cluster_action import ClusterAction, PodToDelete, release_plan
+from tranche.dashboard.cluster.cluster_actions import ClusterActions
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, plainly_allowed
@@ -323,7 +323,7 @@ class Beside:
         self.accounts = ActingAccounts(ApiServer(server.url, token=lambda: "own"), self.reviews, for_proxied=True)
         keys = FormKeys(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
         fleets = FleetReader(connection, "tranche-system", clock=lambda: 0.0)
-        self.acts = ClusterActs(
+        self.acts = ClusterActions(
             self.accounts, connection, fleets, keys, now=lambda: datetime(2026, 11, 22, tzinfo=UTC), random=lambda: 0.5
         )
 
@@ -371,7 +371,7 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_done_before_a_refusal_is_told_of_and_nothing_is_done_without_every_right() -> None:
     pods = [PodToDelete("blue", each, f"uid-{each}") for each in ("one", "two", "three")]
-    plan = release_plan(ClusterDeed("release", "n1", share="a0"), pods)
+    plan = release_plan(ClusterAction("release", "n1", share="a0"), pods)
 
     async def act(it: Beside) -> None:
         for each in pods:

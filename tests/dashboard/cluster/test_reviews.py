@@ -15,7 +15,7 @@ from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer
 from tranche.dashboard.cluster.sessions import LONGEST_SECONDS, Sessions
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 
@@ -51,15 +51,15 @@ def test_a_token_is_its_owners_and_its_rights_are_his() -> None:
         assert await it.reviews.who("t-ana") == ANA
         for token in ("", "unknown", "t-ana ", "t\nana", "ü"):
             assert await it.reviews.who(token) is None
-        assert await it.reviews.sight(ANA, ["blue", "zebra", ""]) == ViewerSight(frozenset({"blue"}))
+        assert await it.reviews.sight(ANA, ["blue", "zebra", ""]) == NameVisibility(frozenset({"blue"}))
         eve = await it.reviews.who("t-eve")
         assert eve is not None
-        assert await it.reviews.sight(eve, ["blue", "zebra"]) == ViewerSight()
+        assert await it.reviews.sight(eve, ["blue", "zebra"]) == NameVisibility()
         it.people.let("eve", "list pods")
         it.now = REFUSED_SECONDS - 1
-        assert await it.reviews.sight(eve, ["blue", "zebra"]) == ViewerSight()
+        assert await it.reviews.sight(eve, ["blue", "zebra"]) == NameVisibility()
         it.now = REFUSED_SECONDS
-        assert await it.reviews.sight(eve, ["blue"]) == ViewerSight(everywhere=True)
+        assert await it.reviews.sight(eve, ["blue"]) == NameVisibility(everywhere=True)
 
     asking(act)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.dashboard.cluster import snapshot
-from tranche.dashboard.cluster.sight import ViewerSight, namespace_of
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NodeStanding, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
+from tranche.dashboard.cluster.visibility import NameVisibility, namespace_of
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 TURNS = st.lists(
@@ -53,13 +53,13 @@ def test_a_version_stands_for_what_is_shown(turns: list[Seen]) -> None:
 
 
 def test_what_is_seen_again_as_it_was_is_no_change_but_newer() -> None:
-    first = ClusterSnapshot().after([SeenNode("a", NodeStanding(ready=True), seen=1.0)], 1.0)
-    again = first.after([SeenNode("a", NodeStanding(ready=True), seen=2.0)], 2.0)
+    first = ClusterSnapshot().after([SeenNode("a", KubeNodeState(ready=True), seen=1.0)], 1.0)
+    again = first.after([SeenNode("a", KubeNodeState(ready=True), seen=2.0)], 2.0)
     assert (again.version, again.taken, again.nodes["a"].seen) == (first.version, 2.0, 2.0)
     change = again.since(first.version)
     assert change is not None
     assert change.nodes == ()
-    cordoned = again.after([SeenNode("a", NodeStanding(ready=True, unschedulable=True), seen=3.0)], 3.0)
+    cordoned = again.after([SeenNode("a", KubeNodeState(ready=True, unschedulable=True), seen=3.0)], 3.0)
     change = cordoned.since(first.version)
     assert change is not None
     assert [each.name for each in change.nodes] == ["a"]
@@ -98,10 +98,10 @@ def test_a_namespace_is_of_pods_and_claims_alone() -> None:
 
 
 def test_a_sight_of_some_namespaces_sees_nobody_elses_names() -> None:
-    mine = ViewerSight(frozenset({"team"}))
+    mine = NameVisibility(frozenset({"team"}))
     assert mine.sees("team")
     assert not mine.sees("other")
     assert not mine.sees("")
-    assert ViewerSight(everywhere=True).sees("")
-    assert ViewerSight(everywhere=True).narrowed_to("team") == mine
-    assert mine.narrowed_to("other") == ViewerSight()
+    assert NameVisibility(everywhere=True).sees("")
+    assert NameVisibility(everywhere=True).narrowed_to("team") == mine
+    assert mine.narrowed_to("other") == NameVisibility()

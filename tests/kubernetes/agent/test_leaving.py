@@ -40,8 +40,8 @@ from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.dra.registration import PluginSockets
 from tranche.kubernetes.feature_labels.labels import feature_labels
-from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, MigState, Report

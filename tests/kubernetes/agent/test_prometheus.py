@@ -26,7 +26,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuInstance
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
-from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.node import records, register
 from tranche.node.locks import FileLock
 from tranche.node.session import pid_namespace, process_start_time
@@ -66,8 +66,8 @@ def pending_pod(tmp_path: Path) -> Path:
 async def served(path: Path) -> AsyncIterator[int]:
     """The textfile under /metrics, as node exporter would; the port."""
 
-    async def answer(_: str, __: object) -> HttpAnswer:
-        return HttpAnswer(HTTPStatus.OK, path.read_bytes(), "text/plain; version=0.0.4")
+    async def answer(_: str, __: object) -> HttpResponse:
+        return HttpResponse(HTTPStatus.OK, path.read_bytes(), "text/plain; version=0.0.4")
 
     server = HttpServer(answer)
     await server.start("127.0.0.1", 0, option="")

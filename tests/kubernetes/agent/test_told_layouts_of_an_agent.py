@@ -10,7 +10,7 @@ from typing import Any, cast
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.agent import parts
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.rollout.budget import parse_budget
@@ -21,7 +21,7 @@ HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mi
 
 def test_what_layouts_there_are_is_told_at_once_and_when_the_config_map_changes(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        told: Live[ToldLayouts] = Live()
+        told: LatestValue[ToldLayouts] = LatestValue()
         settings = MigSettings(config_map="layouts", policy=InUsePolicy.DRAIN, heeds_mode=True)
         budget = parse_budget("1")
         config = cast(Any, None)

@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.kubernetes.api.informer import Backoff, Happening, Informer, Objects, WatchEvent, after
+from tranche.kubernetes.api.informer import Backoff, Informer, Objects, WatchEvent, WatchEventType, after
 
 
 def test_events_add_change_and_remove() -> None:
     known: Objects[str] = Objects("1")
-    known = after(known, WatchEvent(Happening.ADDED, "2", "a", "x")) or known
-    known = after(known, WatchEvent(Happening.MODIFIED, "3", "a", "y")) or known
+    known = after(known, WatchEvent(WatchEventType.ADDED, "2", "a", "x")) or known
+    known = after(known, WatchEvent(WatchEventType.MODIFIED, "3", "a", "y")) or known
     assert known == Objects("3", {"a": "y"})
-    assert after(known, WatchEvent(Happening.DELETED, "4", "a")) == Objects("4", {})
+    assert after(known, WatchEvent(WatchEventType.DELETED, "4", "a")) == Objects("4", {})
 
 
 def test_a_bookmark_moves_the_version_only() -> None:
     known = Objects("3", {"a": "y"})
-    assert after(known, WatchEvent(Happening.BOOKMARK, "9")) == Objects("9", {"a": "y"})
+    assert after(known, WatchEvent(WatchEventType.BOOKMARK, "9")) == Objects("9", {"a": "y"})
 
 
 def test_an_accepted_watch_changes_nothing_and_an_expiry_forgets_everything() -> None:
     known = Objects("3", {"a": "y"})
-    assert after(known, WatchEvent(Happening.OPENED)) is known
-    assert after(known, WatchEvent(Happening.EXPIRED)) is None
+    assert after(known, WatchEvent(WatchEventType.OPENED)) is known
+    assert after(known, WatchEvent(WatchEventType.EXPIRED)) is None
 
 
 @given(random=st.floats(0, 1))
@@ -83,9 +83,9 @@ class ScriptedSource:
     async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[str], None]:
         seen = int(resource_version)
         if seen < self.oldest:
-            yield WatchEvent(Happening.EXPIRED)
+            yield WatchEvent(WatchEventType.EXPIRED)
             return
-        yield WatchEvent(Happening.OPENED)
+        yield WatchEvent(WatchEventType.OPENED)
         while True:
             trouble = self._advance()
             for event in self.history[seen:]:
@@ -108,13 +108,13 @@ class ScriptedSource:
         step = self.script.pop(0)
         if isinstance(step, Trouble):
             return step.kind
-        happening = Happening.MODIFIED if step.key in self.world else Happening.ADDED
+        happening = WatchEventType.MODIFIED if step.key in self.world else WatchEventType.ADDED
         if step.content:
             self.world[step.key] = step.content
         elif self.world.pop(step.key, None) is None:
             return ""
         else:
-            happening = Happening.DELETED
+            happening = WatchEventType.DELETED
         version = str(len(self.history) + 1)
         self.history.append(WatchEvent(happening, version, step.key, step.content or None))
         return ""

@@ -18,7 +18,7 @@ from tests.strategies import PLACEABLE_BOARDS, requests
 from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus, TrancheError, UsageError
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.kubernetes.claims.cards import SharedCards
+from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request, share_request
 from tranche.kubernetes.claims.spec import MOST_ALTERNATIVES, claim_spec, needs_cards
@@ -84,14 +84,14 @@ def test_a_slice_serves_a_share_by_its_memory_slices(share: Fraction, board: Any
 @given(st.integers(2, 16), st.integers(64, 300_000), st.integers(1, 400 * GIB))
 def test_as_many_equal_parts_fit_as_the_share_says(number: int, memory: int, room: int) -> None:
     room = max(room, number * MIB)
-    spec = claim_spec(Request(GpuShare(Fraction(1, number))), [SharedCards(memory, room)])
+    spec = claim_spec(Request(GpuShare(Fraction(1, number))), [SharedGpuModel(memory, room)])
     part = spec.devices["requests"][0]["firstAvailable"][1]["capacity"]["requests"]["memory"]
     assert number * parse_quantity(part) <= room
 
 
-@given(requests(), st.lists(st.builds(SharedCards, st.integers(1, 99), st.integers(1, GIB), st.integers(1, 9))))
+@given(requests(), st.lists(st.builds(SharedGpuModel, st.integers(1, 99), st.integers(1, GIB), st.integers(1, 9))))
 def test_every_claim_keeps_to_the_limits_of_the_api_and_leaves_nothing_out_in_silence(
-    request_: Request, cards: list[SharedCards]
+    request_: Request, cards: list[SharedGpuModel]
 ) -> None:
     unique = list({each.memory: each for each in cards}.values())
     try:

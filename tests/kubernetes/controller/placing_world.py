@@ -12,11 +12,11 @@ from tranche.core.errors import KubernetesUnavailable
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.controller.cluster_now import ClusterNow
 from tranche.kubernetes.controller.cluster_pods import ClusterNode, ClusterPod
-from tranche.kubernetes.controller.node_fit import NodeRoom
+from tranche.kubernetes.controller.cluster_state import ClusterState
+from tranche.kubernetes.controller.node_fit import NodeCapacity
 from tranche.kubernetes.controller.placer import GatedPod
-from tranche.kubernetes.controller.placing import ChoiceStanding
+from tranche.kubernetes.controller.placing import ChoiceState
 from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice, choices_from_lease, choices_to_lease
 
 
@@ -43,11 +43,11 @@ class PlacingWorld:
         for held in self.held.values():
             held.pop(uid, None)
 
-    def now(self) -> ClusterNow:
+    def now(self) -> ClusterState:
         """What somebody hears who listens now."""
-        nodes = {name: ClusterNode(name, f"uid-{name}", NodeRoom(name)) for name in self.views}
+        nodes = {name: ClusterNode(name, f"uid-{name}", NodeCapacity(name)) for name in self.views}
         choices = {name: choices_from_lease(lease) for name, lease in self.leases.items()}
-        return ClusterNow(dict(self.pods), nodes, dict(self.said), choices)
+        return ClusterState(dict(self.pods), nodes, dict(self.said), choices)
 
     def take_up(self, node: str) -> None:
         """The agent hands over what was chosen for pods that were let go to it."""
@@ -94,10 +94,10 @@ class PlacingWorld:
         self._may_fail()
         return True
 
-    async def standing(self, choice: ShareChoice, host: str) -> ChoiceStanding:
+    async def standing(self, choice: ShareChoice, host: str) -> ChoiceState:
         self._may_fail()
         pod = self.pods.get(choice.uid)
-        return ChoiceStanding.NEEDED if pod is not None and (pod.waits or pod.pinned == host) else ChoiceStanding.OVER
+        return ChoiceState.NEEDED if pod is not None and (pod.waits or pod.pinned == host) else ChoiceState.OVER
 
     def _may_fail(self) -> None:
         if self.chance.random() < self.faults:

@@ -14,11 +14,11 @@ from tranche.core.errors import UsageError
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.node_rules import Requirement, Toleration
 from tranche.kubernetes.claims.annotations import annotations_of, pod_demand
-from tranche.kubernetes.controller.cluster_now import ClusterNow
 from tranche.kubernetes.controller.cluster_pods import ClusterPod, decode_cluster_node, decode_cluster_pod
+from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.node_fit import why_not
-from tranche.kubernetes.controller.second_tries import AVOIDED_SECONDS, REFUSED_SECONDS, UNBOUND_SECONDS, SecondTries
+from tranche.kubernetes.controller.retry_history import AVOIDED_SECONDS, REFUSED_SECONDS, UNBOUND_SECONDS, RetryHistory
 from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
 
 SHARE = "tranche.dev/share"
@@ -164,19 +164,19 @@ def test_a_request_is_the_same_after_its_annotations(request_: Any) -> None:
 def test_a_pod_that_does_not_start_is_made_anew_once_and_elsewhere() -> None:
     choice = ShareChoice("team", "p", "u1", (WholeGpu("GPU-1"),))
     pod = ClusterPod("team", "p", "u1", pinned="n1", job="j1")
-    now = ClusterNow({"u1": pod}, {}, {}, {"n1": NodeChoices("n1", {"u1": choice})})
-    tries = SecondTries().look(now, 0.0)
+    now = ClusterState({"u1": pod}, {}, {}, {"n1": NodeChoices("n1", {"u1": choice})})
+    tries = RetryHistory().look(now, 0.0)
     assert not tries.look(now, UNBOUND_SECONDS - 1).due(UNBOUND_SECONDS - 1)
     tries = tries.look(now, UNBOUND_SECONDS)
     assert tries.due(UNBOUND_SECONDS) == {"u1": "unbound"}
     tries = tries.made_anew("u1", UNBOUND_SECONDS)
-    after = ClusterNow({"u2": replace(pod, uid="u2", waits=True)})
+    after = ClusterState({"u2": replace(pod, uid="u2", waits=True)})
     assert tries.avoided(after, UNBOUND_SECONDS + 1) == {"u2": frozenset({"n1"})}
     assert not tries.avoided(after, UNBOUND_SECONDS + AVOIDED_SECONDS + 1)
     # One that runs, or that no job of ours makes anew, is left alone; one that its node refuses is not.
     bound = replace(pod, node="n1")
-    assert not SecondTries().look(replace(now, pods={"u1": bound}), 0.0).since
-    assert not SecondTries().look(replace(now, pods={"u1": replace(pod, job="")}), 0.0).since
+    assert not RetryHistory().look(replace(now, pods={"u1": bound}), 0.0).since
+    assert not RetryHistory().look(replace(now, pods={"u1": replace(pod, job="")}), 0.0).since
     refusing = {"n1": NodeGpus("n1", NodeView(NodeState(())), 1, {"u1": "it is taken"})}
     refused = replace(now, pods={"u1": bound}, gpus=refusing)
-    assert SecondTries().look(refused, 0.0).due(REFUSED_SECONDS) == {"u1": "refused"}
+    assert RetryHistory().look(refused, 0.0).due(REFUSED_SECONDS) == {"u1": "refused"}

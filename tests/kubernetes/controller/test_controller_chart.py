@@ -19,7 +19,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
-from tranche.kubernetes.controller.card_watch import CardWatch
+from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.controller.left_at_gate import LeftAtGate
 from tranche.kubernetes.controller.placing_api import PlacingClient
 from tranche.kubernetes.controller.template_store import KEPT, TemplateStore
@@ -131,7 +131,7 @@ async def _used() -> set[tuple[str, str]]:
         found = await configuration.get()
         assert found is not None
         assert await configuration.trust(found, "")
-        cards = asyncio.create_task(CardWatch(connection, random=lambda: 0.0).run())
+        cards = asyncio.create_task(GpuModelWatch(connection, random=lambda: 0.0).run())
         watch = configuration.watch()
         await anext(watch)
         following = asyncio.ensure_future(anext(watch))

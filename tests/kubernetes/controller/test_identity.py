@@ -18,7 +18,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.controller.identity import WebhookIdentity
 from tranche.kubernetes.controller.trust import read_bundle
 from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
-from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 
 NAME = "tranche-agent-controller"
 HOST = f"{NAME}.tranche-system.svc"
@@ -60,12 +60,12 @@ class Replica:
         self.pages = HttpServer(_no_page, _echo, longest=1000)
 
 
-async def _no_page(path: str, headers: object) -> HttpAnswer:
-    return HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED)
+async def _no_page(path: str, headers: object) -> HttpResponse:
+    return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED)
 
 
-async def _echo(path: str, body: bytes) -> HttpAnswer:
-    return HttpAnswer(HTTPStatus.OK, path.encode() + b" " + body)
+async def _echo(path: str, body: bytes) -> HttpResponse:
+    return HttpResponse(HTTPStatus.OK, path.encode() + b" " + body)
 
 
 @asynccontextmanager

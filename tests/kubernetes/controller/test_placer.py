@@ -17,7 +17,7 @@ from tranche.core.state import NodeState
 from tranche.core.wire import grant_from_dict
 from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
-from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules, why_not
 from tranche.kubernetes.controller.placer import (
     GatedPod,
     GpuNode,
@@ -37,10 +37,10 @@ LABELS = st.dictionaries(st.sampled_from(["zone", "pool"]), st.sampled_from(["x"
 
 
 @st.composite
-def rooms(draw: st.DrawFn, name: str) -> NodeRoom:
+def rooms(draw: st.DrawFn, name: str) -> NodeCapacity:
     free = {"cpu": draw(st.integers(0, 3000)), "pods": draw(st.integers(0, 3))}
     taints = draw(st.lists(st.just(TAINT), max_size=1))
-    return NodeRoom(name, draw(LABELS), tuple(taints), draw(st.booleans()) and draw(st.booleans()), free=free)
+    return NodeCapacity(name, draw(LABELS), tuple(taints), draw(st.booleans()) and draw(st.booleans()), free=free)
 
 
 @st.composite
@@ -135,36 +135,36 @@ def test_the_highest_priority_comes_first_and_then_the_oldest() -> None:
 @pytest.mark.parametrize(
     ("rule", "node", "why"),
     [
-        (PlacingRules(), NodeRoom("n"), ""),
-        (PlacingRules(), NodeRoom("n", ready=False), "is not ready"),
-        (PlacingRules(), NodeRoom("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
-        (PlacingRules(tolerations=(Toleration(exists=True),)), NodeRoom("n", unschedulable=True), ""),
-        (PlacingRules(), NodeRoom("n", taints=(NodeTaint("a", "NoExecute"),)), "the taint a"),
-        (PlacingRules(), NodeRoom("n", taints=(NodeTaint("a", "PreferNoSchedule"),)), ""),
+        (PlacingRules(), NodeCapacity("n"), ""),
+        (PlacingRules(), NodeCapacity("n", ready=False), "is not ready"),
+        (PlacingRules(), NodeCapacity("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
+        (PlacingRules(tolerations=(Toleration(exists=True),)), NodeCapacity("n", unschedulable=True), ""),
+        (PlacingRules(), NodeCapacity("n", taints=(NodeTaint("a", "NoExecute"),)), "the taint a"),
+        (PlacingRules(), NodeCapacity("n", taints=(NodeTaint("a", "PreferNoSchedule"),)), ""),
         (
             PlacingRules(tolerations=(Toleration("a", "x"),)),
-            NodeRoom("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
+            NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
             "the taint a",
         ),
         (
             PlacingRules(tolerations=(Toleration("a", "y"),)),
-            NodeRoom("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
+            NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
             "",
         ),
         (
             PlacingRules(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
-            NodeRoom("n", taints=(NodeTaint("a", "NoSchedule"),)),
+            NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule"),)),
             "the taint a",
         ),
-        (PlacingRules(node_selector={"pool": "x"}), NodeRoom("n", {"pool": "y"}), "pool=x"),
-        (PlacingRules(terms=()), NodeRoom("n"), "node affinity"),
-        (PlacingRules(terms=((),)), NodeRoom("n"), "node affinity"),
-        (PlacingRules(needs={"cpu": 2}), NodeRoom("n", free={"cpu": 1}), "too little cpu"),
-        (PlacingRules(needs={"cpu": 2}), NodeRoom("n", free={"cpu": 2}), ""),
-        (PlacingRules(needs={"x/y": 1}), NodeRoom("n"), "too little x/y"),
+        (PlacingRules(node_selector={"pool": "x"}), NodeCapacity("n", {"pool": "y"}), "pool=x"),
+        (PlacingRules(terms=()), NodeCapacity("n"), "node affinity"),
+        (PlacingRules(terms=((),)), NodeCapacity("n"), "node affinity"),
+        (PlacingRules(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 1}), "too little cpu"),
+        (PlacingRules(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 2}), ""),
+        (PlacingRules(needs={"x/y": 1}), NodeCapacity("n"), "too little x/y"),
     ],
 )
-def test_what_keeps_a_pod_from_a_node(rule: PlacingRules, node: NodeRoom, why: str) -> None:
+def test_what_keeps_a_pod_from_a_node(rule: PlacingRules, node: NodeCapacity, why: str) -> None:
     assert why in why_not(rule, node)
     assert bool(why) == bool(why_not(rule, node))
 
@@ -192,7 +192,7 @@ def test_a_requirement(requirement: Requirement, holds: bool) -> None:
 @given(st.data(), node_views(max_gpus=2))
 def test_what_is_written_on_the_pod_is_exactly_what_was_chosen(data: st.DataObject, view: NodeView) -> None:
     pod = GatedPod("team", "p", "u1", data.draw(requests_for(view)))
-    (found,) = place([pod], [GpuNode(NodeRoom("n1"), view)])
+    (found,) = place([pod], [GpuNode(NodeCapacity("n1"), view)])
     if isinstance(found, Unplaced):
         return
     text = json.loads(choice_text("n1", ShareChoice("team", "p", "u1", found.granted.grants)))
@@ -224,7 +224,7 @@ def test_nothing_is_free_on_a_node_that_is_not_known_nor_on_one_that_has_refused
     (found,) = place([pod], [], unknown={"dark": "its agent says nothing"})
     assert isinstance(found, Unplaced)
     assert (found.reasons, found.possible) == ({"dark": "its agent says nothing"}, True)
-    here = GpuNode(NodeRoom("n1"), NodeView(NodeState(())))
+    here = GpuNode(NodeCapacity("n1"), NodeView(NodeState(())))
     (kept,) = place([pod], [here], avoided={"u1": frozenset({"n1"})})
     assert isinstance(kept, Unplaced)
     assert "has refused the pod" in kept.reasons["n1"]

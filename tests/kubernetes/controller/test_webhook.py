@@ -21,9 +21,9 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
-from tranche.kubernetes.claims.cards import shared_cards
+from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.tier import Tier
-from tranche.kubernetes.controller.card_watch import CardWatch, only_cards
+from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch, only_cards
 from tranche.kubernetes.controller.injection import template_name
 from tranche.kubernetes.controller.webhook import PATH, PodWebhook
 
@@ -186,7 +186,7 @@ def test_the_resource_slices_are_followed() -> None:
     async def check() -> None:
         async with api_server() as server:
             connection = ApiConnection(ApiServer(server.url))
-            watch = CardWatch(connection, random=lambda: 0.0)
+            watch = GpuModelWatch(connection, random=lambda: 0.0)
             assert watch.resource_slices is None
             assert not watch.ready().ready
             work = asyncio.create_task(watch.run())

@@ -22,14 +22,14 @@ from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
 from tranche.core.allocation import Part
 from tranche.core.events import EventKind
 from tranche.core.evidence import ADMISSION_SECONDS
+from tranche.core.isolation_properties import MemoryIsolation
 from tranche.core.request import Isolation, parse_request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState
-from tranche.core.walls import MemoryWall
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.local.queue import Queue
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 
 __all__ = ["short"]  # a fixture
 GIB, MIB = 2**30, 2**20
@@ -117,7 +117,7 @@ def test_one_alone_gets_the_gpu_as_it_was_when_nobody_shares_it_any_more(short: 
         await rig.inventory.refresh()
         await until(lambda: not rig.host.view().allocations, "the admission failed")
         queue, request = Queue(rig.host), parse_request(gpus="1")
-        await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=Patience(False, None))
+        await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=WaitLimit(False, None))
         assert (gpu_of(rig).daemons, gpu_of(rig).compute_mode) == ((), ComputeMode.DEFAULT)
 
     run(short, scenario, "A100-40GB", flags=whole_gpus(short), file=BY_MPS % 4)
@@ -258,7 +258,7 @@ def test_virtual_gpus_without_limits_take_all_and_ceilings_add_up(short: Path) -
         first, _ = rig.host.view().allocations
         (part,) = first.grants
         assert isinstance(part, Part)
-        assert part.walls.memory is MemoryWall.NONE
+        assert part.walls.memory is MemoryIsolation.NONE
         assert part.memory == 2 * (memory // 10), "what is booked"
 
     options = {"--vgpu": "10", "--vgpu-thread-percentage": "20", "--vgpu-memory-limit": "false"}

@@ -34,20 +34,20 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
-from tranche.kubernetes.device_plugin.insisted import INSISTED_SECONDS
 from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.device_plugin.refused_devices import INSISTED_SECONDS
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
-from tranche.kubernetes.observation.ways import Ways
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
 from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 VERSIONS = ("container_runtime", "kubelet_version")
@@ -59,7 +59,7 @@ class Api:
 
     def __init__(self) -> None:
         self.events: list[tuple[Severity, str, str]] = []
-        self.config_map: Live[ConfigMap | None] = Live()
+        self.config_map: LatestValue[ConfigMap | None] = LatestValue()
         self.failures = 0
         self.forbidden = False
         self.of_pods: list[tuple[str, str]] = []
@@ -93,14 +93,14 @@ class Rig:
         self,
         node: Node,
         host: Host,
-        ways: Ways | None,
+        ways: AdvertisementArbiter | None,
         to_claims: Callable[[], Collection[str] | None],
         **settings: object,
     ) -> None:
         self.node, self.host = node, host
         self.api = Api()
         self.kubelet = KubeletStandIn(node.folder / "plugins")
-        self.kube_node: Live[KubeNode | None] = Live()
+        self.kube_node: LatestValue[KubeNode | None] = LatestValue()
         # Without the node's versions the strategy is said; None leaves the node unknown.
         versions = settings.pop("versions", ())
         said = {"--device-list-strategy": ["envvar"]} if versions == () else {}
@@ -194,7 +194,7 @@ def run(
     *boards: str,
     marks_to_come: bool = False,
     driver: str = "",
-    ways: Ways | None = None,
+    ways: AdvertisementArbiter | None = None,
     to_claims: Callable[[], Collection[str] | None] = tuple,
     **settings: object,
 ) -> None:
@@ -274,11 +274,11 @@ def test_in_another_mode_only_what_pods_have_is_offered_on_and_nothing_is_given(
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
         await rig.kubelet.allocate(SLICE, other)
 
-    run(tmp_path, scenario, ways=Ways())
+    run(tmp_path, scenario, ways=AdvertisementArbiter())
 
 
 def test_a_gpu_that_claims_are_shown_is_not_listed_before_that_is_over(tmp_path: Path) -> None:
-    ways = Ways()
+    ways = AdvertisementArbiter()
 
     async def scenario(rig: Rig) -> None:
         first, second = (gpu.uuid for gpu in rig.host.view().node)
@@ -299,11 +299,11 @@ def test_a_node_whose_resource_slices_cannot_be_read_offers_its_gpus_after_a_whi
         rig.skip(UNKNOWN_SECONDS)
         await rig.counts({GPU: (2, 2)})
 
-    run(tmp_path, scenario, ways=Ways(), to_claims=lambda: None)
+    run(tmp_path, scenario, ways=AdvertisementArbiter(), to_claims=lambda: None)
 
 
 def test_what_was_listed_counts_as_listed_until_kubelet_and_node_show_that_it_is_not(tmp_path: Path) -> None:
-    ways = Ways()
+    ways = AdvertisementArbiter()
 
     async def scenario(rig: Rig) -> None:
         await rig.counts({GPU: (2, 2)})
@@ -334,7 +334,7 @@ def test_a_gpu_that_is_still_cut_on_demand_is_no_whole_one(tmp_path: Path) -> No
         rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "static", "nvidia.com/mig.config": "all-1g.5gb"}))
         await rig.counts({GPU: (2, 2)})
 
-    run(tmp_path, scenario, ways=Ways(), strategy="none")
+    run(tmp_path, scenario, ways=AdvertisementArbiter(), strategy="none")
 
 
 def test_without_a_driver_for_claims_the_mode_means_nothing(tmp_path: Path) -> None:
@@ -807,7 +807,7 @@ def test_a_device_that_a_command_has_is_not_offered_until_it_is_given_back(tmp_p
         queue = Queue(rig.host)
         request = parse_request(mig_profile="1g.5gb")
         held = await asyncio.to_thread(
-            queue.acquire, request, command="train.py", pid=1, patience=Patience(False, None)
+            queue.acquire, request, command="train.py", pid=1, patience=WaitLimit(False, None)
         )
         (grant,) = held.allocation.grants
         taken = device_uuid(grant, rig.host.driver.observe().gpus[0])
@@ -878,7 +878,7 @@ def test_a_gpu_that_a_command_has_is_offered_in_no_replica_and_a_shared_one_to_n
         first, second = (gpu.uuid for gpu in rig.host.view().node.gpus)
         await rig.kubelet.allocate(GPU, f"{first}::0")
         queue, request = Queue(rig.host), parse_request(gpus="1")
-        none = Patience(False, None)
+        none = WaitLimit(False, None)
         held = await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=none)
         assert [grant.gpu_uuid for grant in held.allocation.grants] == [second]
         with pytest.raises(TrancheError):

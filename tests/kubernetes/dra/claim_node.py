@@ -20,10 +20,10 @@ from tranche.core.allocation import Allocation
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.dra.driver import ClaimDriver
-from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.kubelet.proto import dra_pb2
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import XidPolicy
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
@@ -42,8 +42,8 @@ class ClaimNodeStandIn:
     cdi: Path
     now: float = 1000.0
     wants_reset: bool = False
-    reserved: Live[frozenset[str]] = field(default_factory=Live)
-    fallen: Live[frozenset[str]] = field(default_factory=Live)
+    reserved: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
+    fallen: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
 
     @property
     def standing(self) -> str:
@@ -147,7 +147,7 @@ class ClaimNodeStandIn:
             files=lambda: SimulatedDeviceFiles(state),
             configured=configured,
             clock=lambda: self.now,
-            sick_bay=SickBay(
+            sick_bay=DeviceHealthWatch(
                 self.node.services.gpu_events,
                 self.node.services.inventory,
                 needs_recovery=lambda _: self.wants_reset,

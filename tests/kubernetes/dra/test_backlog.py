@@ -19,11 +19,11 @@ from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.dra.backlog import ClaimBacklog
-from tranche.node.claims import ClaimOrder, ClaimPromise
+from tranche.node.claims import ClaimRequest, ClaimReservation
 
 
-def order(name: str, *gpus: str) -> ClaimOrder:
-    return ClaimOrder(ClaimKeeper("ns", name, name), Request(WholeGpus(1)), tuple(map(WholeGpu, gpus)))
+def order(name: str, *gpus: str) -> ClaimRequest:
+    return ClaimRequest(ClaimKeeper("ns", name, name), Request(WholeGpus(1)), tuple(map(WholeGpu, gpus)))
 
 
 class Machine:
@@ -40,17 +40,17 @@ class Machine:
         self._answers = answers or {}
         self._lock = threading.Lock()
 
-    def promise(self, orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
+    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
         self.batches.append([each.keeper.name for each in orders])
         return tuple(map(self._answer, orders))
 
-    def _answer(self, each: ClaimOrder) -> ClaimPromise | TrancheError | None:
+    def _answer(self, each: ClaimRequest) -> ClaimReservation | TrancheError | None:
         if planned := self._answers.get(each.keeper.name):
             return planned.pop(0)
         made = Allocation(each.keeper.name, each.request, each.grants, Phase.PREPARING, 0.0, keeper=each.keeper)
-        return ClaimPromise(made, "plan")
+        return ClaimReservation(made, "plan")
 
-    def fulfil(self, promise: ClaimPromise) -> Allocation:
+    def fulfil(self, promise: ClaimReservation) -> Allocation:
         gpus = {grant.gpu_uuid for grant in promise.allocation.grants}
         with self._lock:
             self.clashes += sorted(gpus & self.working)
@@ -67,7 +67,7 @@ class Machine:
 def served(
     machine: Machine,
     test: Callable[[ClaimBacklog], Coroutine[Any, Any, None]],
-    finish: Callable[[ClaimOrder], None] = lambda order: None,
+    finish: Callable[[ClaimRequest], None] = lambda order: None,
 ) -> None:
     async def run() -> None:
         backlog = ClaimBacklog(lambda: machine, finish)
@@ -143,7 +143,7 @@ def test_a_refusal_and_a_failure_are_their_own() -> None:
 def test_a_claim_has_what_it_is_given_only_when_that_is_finished() -> None:
     machine, finished = Machine(), []
 
-    def finish(each: ClaimOrder) -> None:
+    def finish(each: ClaimRequest) -> None:
         assert each.keeper.name in machine.done, "the plan comes first"
         if each.keeper.name == "unfinished":
             raise HardwareError("no")
@@ -158,5 +158,5 @@ def test_a_claim_has_what_it_is_given_only_when_that_is_finished() -> None:
     served(machine, test, finish)
 
 
-def _broken(orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
+def _broken(orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
     raise ZeroDivisionError

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from tests.kubernetes.fake_api_server import api_server
-from tranche.kubernetes.api.connection import Answer, ApiConnection
+from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.claim_reader import ClaimReader
@@ -19,7 +19,7 @@ class CountingConnection(ApiConnection):
 
     now = most = 0
 
-    async def ask(self, *words: Any, **more: Any) -> Answer:
+    async def ask(self, *words: Any, **more: Any) -> ApiResponse:
         self.now += 1
         self.most = max(self.most, self.now)
         try:

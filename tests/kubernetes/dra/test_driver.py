@@ -29,7 +29,7 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSe
 from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.node import register
@@ -416,7 +416,7 @@ def test_each_pod_that_comes_to_use_a_shared_claim_keeps_it() -> None:
 
     async def test(node: ClaimNodeStandIn) -> None:
         claim = node.allocate("a", "gpu-0-1g-5gb-0")
-        pods: Live[tuple[KubePod, ...]] = Live()
+        pods: LatestValue[tuple[KubePod, ...]] = LatestValue()
         pods.publish(())
         node.node.services = replace(node.node.services, node_pods=pods)
         async with node.driver(care_seconds=3600):
@@ -474,7 +474,7 @@ def test_after_a_reboot_two_claims_that_were_given_each_others_slices_end_their_
     async def test(node: ClaimNodeStandIn) -> None:
         devices = {"a": "gpu-0-1g-5gb-0", "b": "gpu-0-1g-5gb-1", "kept": "gpu-0-1g-5gb-2", "over": "gpu-0-1g-5gb-3"}
         claims = {name: node.allocate(name, device) for name, device in devices.items()}
-        pods: Live[tuple[KubePod, ...]] = Live()
+        pods: LatestValue[tuple[KubePod, ...]] = LatestValue()
         pods.publish(tuple(KubePod(PodRef("team", name), f"pod-{name}", claims=frozenset({name})) for name in devices))
         node.node.services = replace(node.node.services, node_pods=pods)
         node.node.kubelet.by_claims = frozenset(f"tranche.dev/share=uid-{name}-0" for name in devices)
@@ -816,10 +816,10 @@ def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() 
         async with node.driver():
             assert await node.prepare(claim) == [""]
         # The chart's new word starts the agent anew.
-        tier: Live[Tier] = Live()
+        tier: LatestValue[Tier] = LatestValue()
         tier.publish(Tier.GATES)
         source = ConfigSource(
-            StartSettings(), node.node.services.api, "tranche", Live(), driver_obstacle=lambda config: ""
+            StartSettings(), node.node.services.api, "tranche", LatestValue(), driver_obstacle=lambda config: ""
         )
         source.latest.publish(PluginConfig())
         driver = claim_driver(
@@ -828,9 +828,9 @@ def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() 
             kubelet_folder=node.kubelet.folder,
             instance="pod-2",
             cdi_folder=node.cdi,
-            registered=Live(),
-            reserved=Live(),
-            fallen=Live(),
+            registered=LatestValue(),
+            reserved=LatestValue(),
+            fallen=LatestValue(),
             look_seconds=0.5,  # the last answer goes out within two looks, on a busy machine too
         )
         running = asyncio.create_task(driver.run())

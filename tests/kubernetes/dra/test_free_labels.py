@@ -17,14 +17,14 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import FREE_GPUS_LABEL, LARGEST_MEMORY_LABEL, LARGEST_SLICE_LABEL
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.free_labels import free_labels
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 
 A100 = board_by_key("A100-40GB")
 
 
 def labels(view: NodeView, mode: NodeMode = NodeMode.MIXED) -> tuple[str | None, str | None, str | None]:
     devices = devices_of(view.node)
-    found = free_labels(devices, view, reasons_against(devices, view, Circumstances(mode)))
+    found = free_labels(devices, view, reasons_against(devices, view, TaintCauses(mode)))
     return found[LARGEST_SLICE_LABEL], found[LARGEST_MEMORY_LABEL], found[FREE_GPUS_LABEL]
 
 

@@ -25,7 +25,7 @@ from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.encoding import taint_keys
 from tranche.kubernetes.dra.pool import SliceContent, pool_contents
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 
 MEANS = SharingMeans(frozenset(Sharing), mps_clients=48)
 
@@ -38,7 +38,7 @@ def a100() -> Board:
 
 def shown(view: NodeView, before: Sequence[SliceContent] = ()) -> tuple[SliceContent, ...]:
     devices = devices_of(view.node)
-    return pool_contents("n", devices, view, reasons_against(devices, view, Circumstances(NodeMode.MIXED)), before)
+    return pool_contents("n", devices, view, reasons_against(devices, view, TaintCauses(NodeMode.MIXED)), before)
 
 
 def with_means(view: NodeView) -> NodeView:

@@ -29,12 +29,12 @@ from tranche.kubernetes.claims.vocabulary import (
     MODE_LABEL,
     TaintKey,
 )
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.dra.publisher import SlicePublisher
-from tranche.kubernetes.dra.sick_bay import SickBay
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter, PluginAdvertisement
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
-from tranche.kubernetes.observation.ways import PluginOffer, Ways
-from tranche.node.claims import ClaimOrder, ClaimPromise
+from tranche.node.claims import ClaimRequest, ClaimReservation
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
 
@@ -86,10 +86,10 @@ class PublishingNode:
 @asynccontextmanager
 async def publishing(
     node: ManagedNode,
-    registered: Live[bool] | None = None,
-    ways: Ways | None = None,
-    reserved: Live[frozenset[str]] | None = None,
-    fallen: Live[frozenset[str]] | None = None,
+    registered: LatestValue[bool] | None = None,
+    ways: AdvertisementArbiter | None = None,
+    reserved: LatestValue[frozenset[str]] | None = None,
+    fallen: LatestValue[frozenset[str]] | None = None,
     *,
     withdraws: bool = False,
 ) -> AsyncIterator[PublishingNode]:
@@ -99,7 +99,7 @@ async def publishing(
     publisher = SlicePublisher(
         node.services,
         client,
-        sick_bay=SickBay(
+        sick_bay=DeviceHealthWatch(
             node.services.gpu_events,
             node.services.inventory,
             needs_recovery=lambda _: found.wants_reset,
@@ -150,7 +150,7 @@ def test_a_dynamic_node_shows_its_devices_in_a_pool_that_is_whole(tmp_path: Path
 
 def test_nothing_is_shown_before_the_kubelet_has_the_driver(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        registered: Live[bool] = Live()
+        registered: LatestValue[bool] = LatestValue()
         async with publishing(node, registered) as published:
             published.set_mode("dynamic")
             registered.publish(False)
@@ -192,7 +192,7 @@ def test_a_static_node_shows_nothing_and_modes_change_live(tmp_path: Path) -> No
 
 def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        reserved: Live[frozenset[str]] = Live()
+        reserved: LatestValue[frozenset[str]] = LatestValue()
         async with publishing(node, reserved=reserved) as published:
             published.set_mode("dynamic")
             await published.settled()
@@ -220,7 +220,7 @@ def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
 
 def test_what_a_pod_has_whose_claim_was_deleted_is_tainted_until_it_is_over(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        fallen: Live[frozenset[str]] = Live()
+        fallen: LatestValue[frozenset[str]] = LatestValue()
         async with publishing(node, fallen=fallen) as published:
             published.set_mode("dynamic")
             await published.settled()
@@ -269,9 +269,9 @@ def test_a_slice_that_tranche_did_not_make_comes_back_to_claims_and_its_room_to_
 
 def promise_to_claim(node: ManagedNode, device: WholeGpu | Slice) -> None:
     """The claim with uid `uid-a` has the device now."""
-    order = ClaimOrder(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (device,))
+    order = ClaimRequest(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (device,))
     (promise,) = node.host.claims.promise([order])
-    assert isinstance(promise, ClaimPromise)
+    assert isinstance(promise, ClaimReservation)
     node.host.claims.fulfil(promise)
 
 
@@ -414,7 +414,7 @@ def test_the_node_is_labelled_with_what_fits_while_claims_are_offered_anything(t
 
 
 def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_whole(tmp_path: Path) -> None:
-    ways = Ways()
+    ways = AdvertisementArbiter()
 
     async def test(node: ManagedNode) -> None:
         first, second = (gpu.uuid for gpu in node.host.driver.observe())
@@ -422,13 +422,13 @@ def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_w
             published.set_mode("dynamic")
             await until(lambda: "has not said what it lists" in published.publisher.ready().why)
             assert not published.writes()
-            ways.plugin.publish(PluginOffer(frozenset({WholeGpu(second)}), {"nvidia.com/gpu": 1}))
+            ways.plugin.publish(PluginAdvertisement(frozenset({WholeGpu(second)}), {"nvidia.com/gpu": 1}))
             await until(lambda: len(published.slices) > 0 and published.whole)
             assert {name.split("-")[1] for name in published.devices} == {"0"}
             assert ways.claims.value == {first}
             await until(lambda: "claims are not shown all GPUs yet" in published.publisher.ready().why)
             before = published.writes()
-            ways.plugin.publish(PluginOffer())
+            ways.plugin.publish(PluginAdvertisement())
             await until(lambda: "gpu-1" in published.devices and published.publisher.ready().ready)
             assert not published.taints("gpu-1")
             # Neither GPU was shown in part, nor as taken, on the way.
@@ -445,7 +445,7 @@ def test_what_is_shown_is_kept_true_by_an_agent_whose_device_plugin_says_nothing
             published.set_mode("dynamic")
             await published.settled()
             shown = published.devices.keys()
-        async with publishing(node, ways=Ways()) as published:
+        async with publishing(node, ways=AdvertisementArbiter()) as published:
 
             def struck() -> bool:
                 node.machine.machine.inject_xid(0, 79)  # what nobody listened to yet is reported again
@@ -459,8 +459,8 @@ def test_what_is_shown_is_kept_true_by_an_agent_whose_device_plugin_says_nothing
 
 def test_nothing_new_is_shown_while_the_node_counts_what_nobody_knows(tmp_path: Path) -> None:
     """An agent that has just started does not know what the one before had listed."""
-    ways = Ways()
-    ways.plugin.publish(PluginOffer())
+    ways = AdvertisementArbiter()
+    ways.plugin.publish(PluginAdvertisement())
 
     async def test(node: ManagedNode) -> None:
         node.server.put(NODE, {**node.server.objects[NODE], "status": {"allocatable": {"nvidia.com/gpu": "1"}}})

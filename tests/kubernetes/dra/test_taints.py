@@ -20,16 +20,16 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import devices_of
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.planning.gpu_occupancy import tenancy
 from tranche.planning.obstacle import Obstacle, Reason
 from tranche.planning.options import gpu_blocked
 from tranche.planning.realise import realise
-from tranche.planning.tenancy import tenancy
 
 MEANS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
 CLAIM = ClaimKeeper("ns", "claim", "uid")
 POD = PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run")
-MIXED = Circumstances(NodeMode.MIXED)
+MIXED = TaintCauses(NodeMode.MIXED)
 
 
 def a100(**more: object) -> GpuState:
@@ -46,7 +46,7 @@ def seen(gpu: GpuState, *held: tuple[Keeper, Slice | WholeGpu | Part]) -> NodeVi
     return replace(view_of(gpu, allocations=made), node=NodeState((gpu,), sharing=MEANS))
 
 
-def tainted(view: NodeView, known: Circumstances = MIXED) -> dict[str, tuple[TaintKey, ...]]:
+def tainted(view: NodeView, known: TaintCauses = MIXED) -> dict[str, tuple[TaintKey, ...]]:
     return {name: why for name, why in reasons_against(devices_of(view.node), view, known).items() if why}
 
 
@@ -180,7 +180,7 @@ def test_what_is_said_of_instances_that_tranche_did_not_make_is_what_is_decided_
     ],
 )
 def test_the_nodes_mode_says_which_kinds_are_offered(mode: NodeMode, free: set[str]) -> None:
-    found = tainted(seen(a100()), Circumstances(mode))
+    found = tainted(seen(a100()), TaintCauses(mode))
     some = {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared", "gpu-0-1g-5gb-0"}
     assert some - found.keys() == free
     assert set(found.values()) <= {(TaintKey.MODE,)}
@@ -203,14 +203,14 @@ def test_the_administrators_word_on_the_gpu_says_so_as_well(use: GpuUse, free: s
 
 def test_a_faulty_gpu_is_not_offered() -> None:
     gpu = uncuttable_gpu()
-    known = Circumstances(NodeMode.MIXED, faulty={WholeGpu(gpu.uuid)})
+    known = TaintCauses(NodeMode.MIXED, faulty={WholeGpu(gpu.uuid)})
     assert set(tainted(seen(gpu), known).values()) == {(TaintKey.FAULTY,)}
-    assert tainted(seen(gpu), Circumstances(NodeMode.MIXED, faulty={WholeGpu("GPU-other")})) == {}
+    assert tainted(seen(gpu), TaintCauses(NodeMode.MIXED, faulty={WholeGpu("GPU-other")})) == {}
 
 
 def test_a_faulty_instance_takes_what_overlaps_it() -> None:
     gpu = a100()
-    known = Circumstances(NodeMode.MIXED, faulty={slice_at("2g.10gb", 0, 2, gpu)})
+    known = TaintCauses(NodeMode.MIXED, faulty={slice_at("2g.10gb", 0, 2, gpu)})
     found = tainted(seen(gpu), known)
     assert {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-1", "gpu-0-3g-20gb-0"} <= found.keys()
     assert "gpu-0-1g-5gb-2" not in found

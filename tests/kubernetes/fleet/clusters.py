@@ -14,19 +14,19 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing, SharingMeans
 from tranche.core.state import GpuState, NodeState
-from tranche.kubernetes.claims.cards import shared_cards
+from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.fleet.device_request import demanded_by
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_pools
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
-from tranche.kubernetes.fleet.room import served
-from tranche.kubernetes.fleet.wanted import demanded_by
+from tranche.kubernetes.fleet.pool_usage import served
 
 Json = dict[str, Any]
 MPS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
@@ -60,7 +60,7 @@ def published(
     """The resource slices of a node that keeps those sizes."""
     view = NodeView(NodeState(tuple(gpus), sharing=sharing))
     devices = devices_of(view.node)
-    reasons = reasons_against(devices, view, Circumstances(mode))
+    reasons = reasons_against(devices, view, TaintCauses(mode))
     devices, against = set_apart(devices, kept_places(devices, view, parse_kept(keep), reasons), reasons)
     contents = pool_contents(node, devices, view, against, ())
     found = []

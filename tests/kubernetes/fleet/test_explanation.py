@@ -31,12 +31,12 @@ from tranche.core.profile import ProfileName
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
+from tranche.kubernetes.fleet.device_request import demanded_by, in_words
 from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim
-from tranche.kubernetes.fleet.room import served
+from tranche.kubernetes.fleet.pool_usage import served
 from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
-from tranche.kubernetes.fleet.wanted import demanded_by, in_words
 
 P4D, T4 = published("p4d", a100s(2), NodeMode.DYNAMIC), published("t4", t4s(), NodeMode.SHARED)
 NODES = [node("p4d", mode="dynamic"), node("t4", mode="shared")]

@@ -26,9 +26,9 @@ from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.kubernetes.gates.placed_files import PlacedFiles
-from tranche.kubernetes.gates.share_care import FORGOTTEN_SECONDS, ShareCare
+from tranche.kubernetes.gates.share_reconciler import FORGOTTEN_SECONDS, ShareReconciler
 from tranche.kubernetes.kubelet.pod_resources import Listed
-from tranche.node.claims import ClaimOrder
+from tranche.node.claims import ClaimRequest
 from tranche.planning.allocate import Granted, decide
 
 A100 = "A100-SXM4-40GB"
@@ -62,7 +62,7 @@ class PlacedNode:
         async def pods() -> list[KubePod]:
             return list(self.pods.values())
 
-        def adopt(order: ClaimOrder) -> None:
+        def adopt(order: ClaimRequest) -> None:
             host.holders.settle(
                 (),
                 {},
@@ -86,7 +86,7 @@ class PlacedNode:
             mps_pipes=host.daemons.records.pipes,
         )
         self.handover = ShareHandover(share_node, self.files, patience=self.patience)
-        self.care = ShareCare(
+        self.care = ShareReconciler(
             share_node,
             self.handover,
             self.files,

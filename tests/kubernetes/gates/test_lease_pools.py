@@ -19,7 +19,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.documents import gpu_document
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -61,7 +61,7 @@ def by_slices(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> Fle
     """What is shown of the ResourceSlices of the same node; nobody holds anything by claims."""
     offered = offered_view(view, NodeMode.MIXED)
     devices = devices_of(offered.node)
-    reasons = reasons_against(devices, offered, Circumstances(NodeMode.MIXED, frozenset(faults)))
+    reasons = reasons_against(devices, offered, TaintCauses(NodeMode.MIXED, frozenset(faults)))
     devices, reasons = set_apart(devices, kept_places(devices, offered, parse_kept(keep), reasons), reasons)
     contents = pool_contents("n", devices, offered, reasons, ())
     pool = {"name": "n", "generation": 1, "resourceSliceCount": len(contents)}

@@ -17,14 +17,14 @@ from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
-from tranche.kubernetes.controller.node_fit import NodeRoom
+from tranche.kubernetes.controller.node_fit import NodeCapacity
 from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
 from tranche.kubernetes.controller.waiting_words import waiting_text
-from tranche.kubernetes.dra.sick_bay import SickBay
-from tranche.kubernetes.gates.gpu_news import GpuNews
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
+from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.leases import gpus_from_lease
 from tranche.kubernetes.gates.withheld import withheld_places
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
@@ -45,12 +45,12 @@ def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | Un
     """What becomes of pods that ask for that, in that order."""
     assert view is not None
     pods = [GatedPod("team", f"p{number}", f"u{number}", each) for number, each in enumerate(requests)]
-    return place(pods, [GpuNode(NodeRoom("n1"), view)])
+    return place(pods, [GpuNode(NodeCapacity("n1"), view)])
 
 
 @asynccontextmanager
 async def telling(node: ManagedNode, wants_reset: Callable[[str], bool]) -> AsyncIterator[None]:
-    bay = SickBay(
+    bay = DeviceHealthWatch(
         node.services.gpu_events,
         node.services.inventory,
         needs_recovery=wants_reset,
@@ -58,12 +58,12 @@ async def telling(node: ManagedNode, wants_reset: Callable[[str], bool]) -> Asyn
         clock=lambda: node.now,
         recovery_seconds=0.01,
     )
-    refused: Live[Mapping[str, str]] = Live()
+    refused: LatestValue[Mapping[str, str]] = LatestValue()
 
     async def say(about: KubeNode, reason: str, message: str) -> None:
         await node.api.create_node_event(about, Severity.WARNING, reason, message)
 
-    news = GpuNews(
+    news = GpuReporter(
         node.services.leases,
         node.inventory.latest,
         node.services.node,

@@ -12,15 +12,15 @@ from tests.conftest import Golden
 from tests.kubernetes.claims.examples import CARDS
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.jobs.job_request import JobRequest, Volume
 from tranche.kubernetes.jobs.manifest import gated_job, objects_of
-from tranche.kubernetes.jobs.wish import JobWish, Volume
 
 REQUEST = parse_request(gpu_memory="4Gi")
 
 
-def wish(**changes: object) -> JobWish:
+def wish(**changes: object) -> JobRequest:
     fields = {"name": "train", "namespace": "team-a", "request": REQUEST, "image": "train:1", **changes}
-    return JobWish(**fields)  # type: ignore[arg-type]
+    return JobRequest(**fields)  # type: ignore[arg-type]
 
 
 EVERYTHING = wish(
@@ -36,7 +36,7 @@ EVERYTHING = wish(
 )
 
 
-def text_of(job: JobWish) -> str:
+def text_of(job: JobRequest) -> str:
     documents = objects_of(job, claim_spec(job.request, CARDS))
     return yaml.safe_dump_all(documents, sort_keys=False, width=120)
 

@@ -20,7 +20,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeApi, PodRef
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -28,7 +28,7 @@ from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.rollout.budget import parse_budget
-from tranche.kubernetes.rollout.own_ticket import Me
+from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.node.host import Host
@@ -188,7 +188,7 @@ class ManagedNode:
         async def one() -> int:
             return 1
 
-        me = Me("n1", lambda: "u1")
+        me = RolloutNode("n1", lambda: "u1")
         loop = asyncio.get_running_loop()
         return Rollout(
             self.services.leases,
@@ -228,14 +228,14 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 api=api,
                 connection=connection,
                 leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
-                tier=Live(),
+                tier=LatestValue(),
                 node=watch.latest,
                 node_pods=pod_watch.latest,
                 inventory=inventory,
                 gpu_events=GpuEvents(GpuEventStream, inventory),
                 pods=pods,
                 host=host,
-                state_problem=Live(),
+                state_problem=LatestValue(),
             )
             background = [asyncio.create_task(each.run()) for each in (watch, pod_watch, inventory)]
             try:

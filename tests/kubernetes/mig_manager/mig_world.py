@@ -16,7 +16,7 @@ from tranche.core.state import GpuState, MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import (
     NodeDecision,
-    NodeSituation,
+    NodeObservation,
     Work,
     condemned_by,
     decide,
@@ -86,7 +86,7 @@ class World:
         return KubeNode("n", "u", dict(self.labels), dict(self.annotations), self.unschedulable)
 
     @property
-    def situation(self) -> NodeSituation:
+    def situation(self) -> NodeObservation:
         """What the manager sees."""
         source = LayoutSource(
             CONFIG_MAP,
@@ -98,7 +98,7 @@ class World:
             KubePod(PodRef("gpu-operator", app), labels={"app": app}, owner_kind="DaemonSet")
             for app in sorted(self.operand_pods)
         ]
-        return NodeSituation(
+        return NodeObservation(
             self.node,
             source,
             self.view_with_pods,
@@ -217,7 +217,7 @@ class World:
         elif ref in self.pods:
             self.pods[ref] = replace(self.pods[ref], terminating=True)
 
-    def _work(self, situation: NodeSituation, decision: NodeDecision, boundary: object) -> None:
+    def _work(self, situation: NodeObservation, decision: NodeDecision, boundary: object) -> None:
         assert callable(boundary)
         layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
         changed_mode = False

@@ -19,9 +19,9 @@ from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.kubelet.pod_resources import KubeletWord
-from tranche.kubernetes.live import Live
-from tranche.kubernetes.mig_manager.claims import ANSWER_SECONDS, CLAIM_PREFIX
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
+from tranche.kubernetes.mig_manager.exclusion import ANSWER_SECONDS, CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
@@ -243,7 +243,7 @@ def test_the_cordon_of_a_drain_outlives_the_evicted_pod_in_the_api_server(tmp_pa
 
 def test_a_pod_of_which_the_watch_tells_late_is_evicted_all_the_same(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        told: Live[tuple[KubePod, ...]] = Live()
+        told: LatestValue[tuple[KubePod, ...]] = LatestValue()
         told.publish(())
         late = replace(node, services=replace(node.services, node_pods=told))
         async with late.managed(MigSettings(policy=InUsePolicy.DRAIN)):

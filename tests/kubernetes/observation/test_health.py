@@ -12,7 +12,7 @@ from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
 from tranche.kubernetes.observation.health import (
     IGNORED_XIDS,
     QUIET_SECONDS,
-    Ward,
+    FaultyDevices,
     XidPolicy,
     recall_lost,
     xid_policy,
@@ -56,57 +56,57 @@ def test_a_word_that_is_no_xid_is_refused() -> None:
 
 
 def test_an_error_of_a_gpu_hits_every_sibling() -> None:
-    ward = Ward().admit(xid(48, 0), XidPolicy(), NODE, now=10)
-    assert all(ward.why_sick(device) == "XID 48" for device in [*SLICES[0], PluginDevice(NODE.gpus[0])])
-    assert not any(map(ward.why_sick, [*SLICES[1], WHOLE]))
+    faults = FaultyDevices().admit(xid(48, 0), XidPolicy(), NODE, now=10)
+    assert all(faults.why_sick(device) == "XID 48" for device in [*SLICES[0], PluginDevice(NODE.gpus[0])])
+    assert not any(map(faults.why_sick, [*SLICES[1], WHOLE]))
 
 
 def test_an_error_of_an_instance_hits_that_one_and_the_gpu_as_a_whole() -> None:
     victim = SLICES[0][3]
     assert victim.instance is not None
-    ward = Ward().admit(xid(94, 0, victim.instance.id), XidPolicy(), NODE, now=10)
-    assert [device for device in SLICES[0] if ward.why_sick(device)] == [victim]
-    assert ward.why_sick(PluginDevice(NODE.gpus[0]))
+    faults = FaultyDevices().admit(xid(94, 0, victim.instance.id), XidPolicy(), NODE, now=10)
+    assert [device for device in SLICES[0] if faults.why_sick(device)] == [victim]
+    assert faults.why_sick(PluginDevice(NODE.gpus[0]))
 
 
 def test_an_error_of_nobody_knows_whom_hits_all() -> None:
-    ward = Ward().admit(xid(79, None), XidPolicy(), NODE, now=10)
-    assert all(map(ward.why_sick, [*SLICES[0], *SLICES[1], WHOLE]))
+    faults = FaultyDevices().admit(xid(79, None), XidPolicy(), NODE, now=10)
+    assert all(map(faults.why_sick, [*SLICES[0], *SLICES[1], WHOLE]))
 
 
 def test_what_is_ignored_or_no_xid_hits_nobody() -> None:
     changed = GpuEvent(GpuEventKind.CUT_CHANGED, NODE.gpus[0].uuid)
     for event in (xid(31, 0), changed):
-        assert Ward().admit(event, XidPolicy(), NODE, now=10) == Ward()
+        assert FaultyDevices().admit(event, XidPolicy(), NODE, now=10) == FaultyDevices()
 
 
 def test_well_again_means_quiet_and_asked() -> None:
-    ward = Ward().admit(xid(48, 0), XidPolicy(), NODE, now=10)
+    faults = FaultyDevices().admit(xid(48, 0), XidPolicy(), NODE, now=10)
     gpu = NODE.gpus[0].uuid
-    assert not ward.quiet(10 + QUIET_SECONDS - 1)
-    assert ward.discharge([gpu], 10 + QUIET_SECONDS - 1) == ward
-    assert ward.quiet(10 + QUIET_SECONDS) == {gpu}
-    assert ward.discharge([], 10 + QUIET_SECONDS) == ward, "the driver wants a reset first"
-    assert ward.discharge([gpu], 10 + QUIET_SECONDS) == Ward()
-    again = ward.admit(xid(48, 0), XidPolicy(), NODE, now=50)
+    assert not faults.quiet(10 + QUIET_SECONDS - 1)
+    assert faults.discharge([gpu], 10 + QUIET_SECONDS - 1) == faults
+    assert faults.quiet(10 + QUIET_SECONDS) == {gpu}
+    assert faults.discharge([], 10 + QUIET_SECONDS) == faults, "the driver wants a reset first"
+    assert faults.discharge([gpu], 10 + QUIET_SECONDS) == FaultyDevices()
+    again = faults.admit(xid(48, 0), XidPolicy(), NODE, now=50)
     assert again.sick[0].since == 10
     assert not again.quiet(10 + QUIET_SECONDS), "the second error begins the minute anew"
 
 
 @given(st.lists(st.tuples(st.sampled_from([13, 31, 48, 79]), st.sampled_from([None, 0, 1, 2]), st.integers(0, 300))))
 def test_a_device_is_sick_only_while_an_error_of_its_gpu_is_recent(errors: list[tuple[int, int | None, int]]) -> None:
-    ward = Ward()
+    faults = FaultyDevices()
     now = 0.0
     uuids = [gpu.uuid for gpu in NODE]
     last: dict[int, float] = {}
     for number, gpu, pause in errors:
         now += pause
-        ward = ward.discharge(uuids, now).admit(xid(number, gpu), XidPolicy(), NODE, now)
+        faults = faults.discharge(uuids, now).admit(xid(number, gpu), XidPolicy(), NODE, now)
         if number not in IGNORED_XIDS:
             last.update(dict.fromkeys([gpu] if gpu is not None else range(3), now))
         for index, gpu_state in enumerate(NODE):
             recent = index in last and now - last[index] < QUIET_SECONDS
-            assert bool(ward.why_sick(PluginDevice(gpu_state))) == recent
+            assert bool(faults.why_sick(PluginDevice(gpu_state))) == recent
 
 
 def test_a_lost_gpu_is_remembered_as_it_was() -> None:

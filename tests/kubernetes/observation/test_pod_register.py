@@ -30,7 +30,7 @@ from tranche.local.queue import Queue
 from tranche.node.checkup import check_pods, forgotten_pods
 from tranche.node.held import Held
 from tranche.node.host import Host
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.plan import Plan
 
 ONE, TWO, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb", "nvidia.com/gpu"
@@ -91,7 +91,7 @@ def play(folder: Path, scenario: Callable[[Scene], Coroutine[None, None, None]],
 def take(host: Host) -> Held:
     """A slice for a command, without waiting."""
     request = parse_request(mig_profile="1g.5gb")
-    return Queue(host).acquire(request, command="train.py", pid=1, patience=Patience(False, None))
+    return Queue(host).acquire(request, command="train.py", pid=1, patience=WaitLimit(False, None))
 
 
 def test_a_command_is_not_given_what_a_pod_holds_nor_a_pod_what_a_command_holds(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_several_pods_hold_parts_of_one_gpu_that_nobody_else_gets(tmp_path: Path
             await scene.register.hand_over(GPU, Holding((WholeGpu(gpu.uuid),)))
         with pytest.raises(NoRoom):
             Queue(scene.host).acquire(
-                parse_request(gpus="2"), command="train.py", pid=1, patience=Patience(False, None)
+                parse_request(gpus="2"), command="train.py", pid=1, patience=WaitLimit(False, None)
             )
         with pytest.raises(GpuBusy):
             change(scene.host, *enable(gpu))
@@ -466,7 +466,7 @@ def test_a_replica_is_no_two_pods(tmp_path: Path) -> None:
 
 def test_replicas_are_no_more_than_the_gpu_and_taken_of_none_that_a_command_has(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        Queue(scene.host).acquire(parse_request(gpus="1"), command="train.py", pid=1, patience=Patience(False, None))
+        Queue(scene.host).acquire(parse_request(gpus="1"), command="train.py", pid=1, patience=WaitLimit(False, None))
         with pytest.raises(GpuBusy):
             await scene.register.hand_over(GPU, quarter(scene, 0))
 

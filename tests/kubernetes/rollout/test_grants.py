@@ -21,7 +21,7 @@ from tranche.kubernetes.rollout.ticket import (
     ticket_name,
     write_ticket,
 )
-from tranche.kubernetes.rollout.turn import Move, RolloutTurn, Stage, Wish, next_ticket
+from tranche.kubernetes.rollout.turn import Move, RolloutPermission, RolloutStatus, Stage, next_ticket
 
 WAITING, GRANTED, CHANGING, FAILED = TicketState
 
@@ -141,29 +141,29 @@ def test_a_ticket_is_what_its_lease_says_and_keeps_what_others_wrote_there() -> 
 
 
 def test_a_node_keeps_its_place_through_a_failure_and_another_layout() -> None:
-    wanted, other = Wish(Stage.WANTED, "l", "d1"), Wish(Stage.WANTED, "m", "d2")
+    wanted, other = RolloutStatus(Stage.WANTED, "l", "d1"), RolloutStatus(Stage.WANTED, "m", "d2")
     move, first = next_ticket("n", None, wanted)
     assert move is Move.WRITE
     assert first is not None
     assert first.state is WAITING
     changing = ticket("n", CHANGING)
-    move, failed = next_ticket("n", changing, Wish(Stage.FAILED, "all-1g", message="no"))
+    move, failed = next_ticket("n", changing, RolloutStatus(Stage.FAILED, "all-1g", message="no"))
     assert move is Move.WRITE
     assert failed is not None
     assert (failed.state, failed.digest) == (FAILED, "d1")
-    assert RolloutTurn(failed).allows("d1")
-    assert not RolloutTurn(failed).allows("d2")
+    assert RolloutPermission(failed).allows("d1")
+    assert not RolloutPermission(failed).allows("d2")
     move, changed = next_ticket("n", failed, other)
     assert move is Move.WRITE
     assert changed is not None
     assert (changed.state, changed.digest) == (CHANGING, "d2")
     assert next_ticket("n", ticket("n", FAILED, go_on=True), other) == (Move.REMOVE, None)
-    assert next_ticket("n", changing, Wish(Stage.DONE)) == (Move.REMOVE, None)
-    assert next_ticket("n", None, Wish(Stage.DONE)) == (Move.NONE, None)
+    assert next_ticket("n", changing, RolloutStatus(Stage.DONE)) == (Move.REMOVE, None)
+    assert next_ticket("n", None, RolloutStatus(Stage.DONE)) == (Move.NONE, None)
     for state in (WAITING, GRANTED):
-        assert next_ticket("n", ticket("n", state), Wish(Stage.FAILED)) == (Move.REMOVE, None)
-        assert not RolloutTurn(ticket("n", state)).allows("d1")
-    move, taken = next_ticket("n", ticket("n", GRANTED), Wish(Stage.WANTED, "all-1g", "d1"))
+        assert next_ticket("n", ticket("n", state), RolloutStatus(Stage.FAILED)) == (Move.REMOVE, None)
+        assert not RolloutPermission(ticket("n", state)).allows("d1")
+    move, taken = next_ticket("n", ticket("n", GRANTED), RolloutStatus(Stage.WANTED, "all-1g", "d1"))
     assert move is Move.WRITE
     assert taken is not None
     assert taken.state is CHANGING

@@ -14,12 +14,12 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE, Leadership
-from tranche.kubernetes.rollout.own_ticket import Me, OwnTicket
+from tranche.kubernetes.rollout.own_ticket import OwnTicket, RolloutNode
 from tranche.kubernetes.rollout.ticket import ticket_name
-from tranche.kubernetes.rollout.turn import Stage, Wish
+from tranche.kubernetes.rollout.turn import RolloutStatus, Stage
 
 PATH = f"/apis/coordination.k8s.io/v1/namespaces/tranche/leases/{ticket_name('n1')}"
-WANTED, DONE = Wish(Stage.WANTED, "l", "d"), Wish(Stage.DONE)
+WANTED, DONE = RolloutStatus(Stage.WANTED, "l", "d"), RolloutStatus(Stage.DONE)
 
 
 class UnluckyClient(LeaseClient):
@@ -58,7 +58,9 @@ async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTick
             await asyncio.sleep(seconds / 1000)
 
         loop = asyncio.get_running_loop()
-        own = OwnTicket(client, Me("n1", lambda: "u1"), at_once, clock=loop.time, random=lambda: 0.0, sleep=sleep)
+        own = OwnTicket(
+            client, RolloutNode("n1", lambda: "u1"), at_once, clock=loop.time, random=lambda: 0.0, sleep=sleep
+        )
         task = asyncio.create_task(own.run())
         try:
             yield server, client, own

@@ -17,14 +17,14 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE
-from tranche.kubernetes.rollout.own_ticket import Me
+from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, ticket_name
-from tranche.kubernetes.rollout.turn import Stage, Wish
+from tranche.kubernetes.rollout.turn import RolloutStatus, Stage
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases"
-WANTED = Wish(Stage.WANTED, "all-1g", "d1")
-DONE = Wish(Stage.DONE)
+WANTED = RolloutStatus(Stage.WANTED, "all-1g", "d1")
+DONE = RolloutStatus(Stage.DONE)
 SPEED = 200.0  # how much faster these clocks go than the loop's, which goes on only while nothing is to be done
 
 
@@ -57,7 +57,7 @@ class Fleet:
             leases,
             self.budget,
             size,
-            Me(node, lambda: f"uid-of-{node}"),
+            RolloutNode(node, lambda: f"uid-of-{node}"),
             clock=lambda: loop.time() * SPEED,
             random=random.random,
             sleep=sleep,
@@ -180,7 +180,7 @@ def test_a_failed_node_stops_the_others_by_name_until_somebody_says_go_on() -> N
         first, second = fleet.members["n0"][0], fleet.members["n1"][0]
         first.wish(WANTED)
         await until_allowed(fleet, "n0")
-        first.wish(Wish(Stage.FAILED, "all-1g", "d1", "GPU 3 is lost"))
+        first.wish(RolloutStatus(Stage.FAILED, "all-1g", "d1", "GPU 3 is lost"))
         await until(lambda: fleet.states() == {"n0": "failed"})
         second.wish(WANTED)
         await until(lambda: second.turn.value.why_not == "the rollout is held up: node n0 failed: GPU 3 is lost")
@@ -200,7 +200,7 @@ def test_a_failed_node_that_succeeds_later_lets_the_others_go_on() -> None:
         first, second = fleet.members["n0"][0], fleet.members["n1"][0]
         first.wish(WANTED)
         await until_allowed(fleet, "n0")
-        first.wish(Wish(Stage.FAILED, "all-1g", "d1", "GPU 3 is lost"))
+        first.wish(RolloutStatus(Stage.FAILED, "all-1g", "d1", "GPU 3 is lost"))
         second.wish(WANTED)
         await until(lambda: fleet.states() == {"n0": "failed", "n1": "waiting"})
         first.wish(DONE)

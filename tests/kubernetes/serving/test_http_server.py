@@ -14,17 +14,17 @@ from tests.kubernetes.agent.measured_node import scrape
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.serving.health_server import HealthServer
-from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
 def test_an_answer_is_sent_at_once(host: str) -> None:
     waits: list[bool] = []
 
-    async def answer(path: str, headers: Mapping[str, str]) -> HttpAnswer:
+    async def answer(path: str, headers: Mapping[str, str]) -> HttpResponse:
         (writer,) = server._open
         waits.append(not writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        return HttpAnswer(HTTPStatus.OK)
+        return HttpResponse(HTTPStatus.OK)
 
     async def check() -> None:
         await server.start(host, 0, option="--port")
@@ -37,8 +37,8 @@ def test_an_answer_is_sent_at_once(host: str) -> None:
 
 
 def test_of_too_many_connections_the_oldest_goes_and_the_next_request_is_answered() -> None:
-    async def answer(path: str, headers: Mapping[str, str]) -> HttpAnswer:
-        return HttpAnswer(HTTPStatus.OK, path.encode())
+    async def answer(path: str, headers: Mapping[str, str]) -> HttpResponse:
+        return HttpResponse(HTTPStatus.OK, path.encode())
 
     async def check() -> None:
         server = HttpServer(answer)
@@ -87,10 +87,10 @@ def test_silent_connections_push_out_nobody_whose_answer_is_being_made() -> None
     async def check() -> None:
         asked, enough = asyncio.Event(), asyncio.Event()
 
-        async def answer(path: str, headers: Mapping[str, str]) -> HttpAnswer:
+        async def answer(path: str, headers: Mapping[str, str]) -> HttpResponse:
             asked.set()
             await enough.wait()
-            return HttpAnswer(HTTPStatus.OK, b"made")
+            return HttpResponse(HTTPStatus.OK, b"made")
 
         server = HttpServer(answer, most=8)
         await server.start("127.0.0.1", 0, option="--port")
@@ -111,12 +111,12 @@ def test_of_too_many_whose_answers_are_being_made_the_oldest_goes() -> None:
     async def check() -> None:
         asked = 0
 
-        async def answer(path: str, headers: Mapping[str, str]) -> HttpAnswer:
+        async def answer(path: str, headers: Mapping[str, str]) -> HttpResponse:
             nonlocal asked
             asked += 1
             if path == "/long":
                 await asyncio.Event().wait()
-            return HttpAnswer(HTTPStatus.OK)
+            return HttpResponse(HTTPStatus.OK)
 
         server = HttpServer(answer, most=3)
         await server.start("127.0.0.1", 0, option="--port")
@@ -138,8 +138,8 @@ def test_of_too_many_whose_answers_are_being_made_the_oldest_goes() -> None:
 def test_the_connection_of_one_who_takes_no_answer_is_closed_in_time() -> None:
     size = 32 * 1024**2
 
-    async def answer(path: str, headers: Mapping[str, str]) -> HttpAnswer:
-        return HttpAnswer(HTTPStatus.OK, bytes(size))
+    async def answer(path: str, headers: Mapping[str, str]) -> HttpResponse:
+        return HttpResponse(HTTPStatus.OK, bytes(size))
 
     async def check() -> None:
         server = HttpServer(answer, seconds=0.2)

@@ -18,9 +18,9 @@ from tranche.kubernetes.support.facts import (
     ConditionFacts,
     ControllerFacts,
     DaemonSetFacts,
-    NodeTurn,
     OtherProgram,
     PodFacts,
+    RolloutPlace,
     SurveyedNode,
 )
 from tranche.kubernetes.support.findings import ClusterFinding
@@ -131,7 +131,7 @@ def pending_since(minutes: float) -> Change:
 
 
 def test_two_daemon_sets_of_a_namespace_have_the_same_turns() -> None:
-    facts = agents_with(turns=(NodeTurn("a", "failed"), NodeTurn("b", "waiting")))(HEALTHY)
+    facts = agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting")))(HEALTHY)
     second = replace(facts.agents[0], daemon_set=replace(AGENT, name="second"))
     turns = [each for each in wrong(replace(facts, agents=(*facts.agents, second))) if each.check == "turns"]
     assert [each.nodes for each in turns] == [("a",)]
@@ -274,7 +274,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         lambda facts: replace(facts, claims=Probe(served=False)), "claims", Status.WARN, "by scheduling gates", "Kubernetes 1.36",
     ),
     "turns": (
-        agents_with(turns=(NodeTurn("a", "failed"), NodeTurn("b", "waiting"))), "turns", Status.FAIL,
+        agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting"))), "turns", Status.FAIL,
         "failed in its turn to change its layout; 1 other nodes wait", "annotate lease tranche-layout.a",
     ),
     "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
@@ -316,7 +316,7 @@ def test_a_node_whose_pods_can_see_every_gpu_is_named(argument: str, runtime: st
 
 
 def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
-    turns = (NodeTurn("a", "failed", go_on=True), NodeTurn("b", "waiting"))
+    turns = (RolloutPlace("a", "failed", go_on=True), RolloutPlace("b", "waiting"))
     assert wrong(agents_with(turns=turns)(HEALTHY)) == []
 
 

@@ -19,7 +19,7 @@ from tranche.core.request import Request
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
     from tranche.kubernetes.claims.spec import ClaimSpec
-    from tranche.kubernetes.jobs.wish import JobWish
+    from tranche.kubernetes.jobs.job_request import JobRequest
 
 # Letters and digits that nobody takes for one another, as in the names of pods.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -87,8 +87,8 @@ def command(
     asked = request_from(**request)
     if not image:
         raise UsageError("a job needs an image", hint="name one with --image, or set TRANCHE_IMAGE")
-    from tranche.kubernetes.jobs.wish import (
-        JobWish,
+    from tranche.kubernetes.jobs.job_request import (
+        JobRequest,
         checked_name,
         checked_texts,
         name_from,
@@ -98,7 +98,7 @@ def command(
     )
 
     suffix = "".join(secrets.choice(_LETTERS) for _ in range(5))
-    wish = JobWish(
+    wish = JobRequest(
         name=checked_name(name) if name is not None else name_from(command_line, suffix),
         namespace="",
         request=asked,
@@ -117,7 +117,7 @@ def command(
     asked_as_person(kubeconfig, namespace, lambda api, where: _submit(api, where, wish, dry_run, output))
 
 
-async def _submit(api: ApiConnection, namespace: str, wish: JobWish, dry_run: bool, output: str) -> None:
+async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run: bool, output: str) -> None:
     from dataclasses import replace
 
     from tranche.kubernetes.claims.spec import claim_spec, needs_cards

@@ -32,7 +32,7 @@ from tranche.documents.layout_change import decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.daemons import with_daemons
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import Plan, plan_to_dict
@@ -203,14 +203,14 @@ def _show(host: Host, decide: Decide, output: str) -> None:
     if output == "json":
         decision.refuse_if_blocked()
         print_json("Plan", **{k: v for k, v in plan_to_dict(shown).items() if k not in ("apiVersion", "kind")})
-    elif shown.steps or not decision.lost:
+    elif shown.steps or not (decision.lost or decision.blockers):
         print_plan(shown, view.node)
     decision.refuse_if_blocked()
     decision.refuse_if_lost("the plan is for the other GPUs")
 
 
 def _carry_out(
-    host: Host, decide: Decide, hooks: HookRunner, wanted: Patience, *, mode_only: bool, output: str, done: str
+    host: Host, decide: Decide, hooks: HookRunner, wanted: WaitLimit, *, mode_only: bool, output: str, done: str
 ) -> None:
     """`done` is the kind of the document that says what was done."""
     warned = False
@@ -231,7 +231,7 @@ def _carry_out(
     decision.refuse_if_lost()
 
 
-def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: Patience, *, dry_run: bool, output: str) -> None:
+def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, *, dry_run: bool, output: str) -> None:
     if dry_run:
         view = look_at(host)
         print_plan(with_daemons(saved, (), view), view.node)
@@ -243,7 +243,7 @@ def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: Patience, *
         )
 
 
-def _change(host: Host, hooks: HookRunner, wanted: Patience) -> Change:
+def _change(host: Host, hooks: HookRunner, wanted: WaitLimit) -> Change:
     narrator = Narrator()
     return Change(
         host,

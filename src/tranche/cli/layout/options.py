@@ -15,7 +15,7 @@ from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
 from tranche.node.files import STANDARD_STREAM, read_document, told_of
 from tranche.node.hook_runner import HookRunner
-from tranche.node.patience import Patience
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.plan import Plan, plan_from_dict
 
 
@@ -124,11 +124,11 @@ def hook_runner(path: str | None, environment: dict[str, object], *, debug: bool
     return HookRunner(hooks, {name: _go_text(value) for name, value in environment.items()}, debug)
 
 
-def patience(wait: bool, timeout: float | None) -> Patience:
+def patience(wait: bool, timeout: float | None) -> WaitLimit:
     """The patience that the options ask for."""
     if timeout is not None and not wait:
         raise UsageError("--timeout needs --wait", hint="for example: --wait --timeout 600")
-    return Patience(wait, timeout)
+    return WaitLimit(wait, timeout)
 
 
 def required_checkpoint_file(path: str | None) -> str:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from tranche.core.state import GpuState
-from tranche.dashboard.acting.deed import DeedLabel, DeedPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.acting.action import ActionLabel, ActionPlan, Tell, digest_of, refuse_another
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.slices import why_withheld
 from tranche.local.queue import Queue
@@ -19,25 +19,25 @@ _ASKS = "Why, for whoever waits because of it"
 
 
 @dataclass(frozen=True, slots=True)
-class CordonDeed:
+class CordonAction:
     """The GPU of that UUID; `reason` is in the words of whoever sends the form, and no part of the plan."""
 
     gpu_uuid: str
     reason: str = ""
 
     @property
-    def label(self) -> DeedLabel:
+    def label(self) -> ActionLabel:
         """Which one it is."""
-        return DeedLabel("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it", _ASKS)
+        return ActionLabel("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it", _ASKS)
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
         """What it takes."""
         gpu = seen.view.node.gpu(self.gpu_uuid)
         why = why_withheld(seen.view, gpu)
         steps = () if why else ((gpu.label, "give nothing more of it away"),)
         holders = sum(any(grant.gpu_uuid == gpu.uuid for grant in each.grants) for each in seen.view.allocations)
         facts = [f"{gpu.label} is {why}."] if why else [f"Whoever has something of it keeps it: {holders} now."]
-        return DeedPlan(steps, tuple(facts), self._digest(gpu, why), f"tranche cordon {gpu.index}")
+        return ActionPlan(steps, tuple(facts), self._digest(gpu, why), f"tranche cordon {gpu.index}")
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
         """Do it by that plan."""
@@ -53,23 +53,23 @@ class CordonDeed:
 
 
 @dataclass(frozen=True, slots=True)
-class UncordonDeed:
+class UncordonAction:
     """The GPU of that UUID."""
 
     gpu_uuid: str
 
     @property
-    def label(self) -> DeedLabel:
+    def label(self) -> ActionLabel:
         """Which one it is."""
-        return DeedLabel("uncordon", "gpu", self.gpu_uuid, "Give the GPU away again", "Give it away again")
+        return ActionLabel("uncordon", "gpu", self.gpu_uuid, "Give the GPU away again", "Give it away again")
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
         """What it takes."""
         gpu = seen.view.node.gpu(self.gpu_uuid)
         why = why_withheld(seen.view, gpu)
         steps = ((gpu.label, "give it away again"),) if why else ()
         facts = (f"{gpu.label} is {why}." if why else f"{gpu.label} is not cordoned.",)
-        return DeedPlan(steps, facts, self._digest(gpu, why), f"tranche uncordon {gpu.index}")
+        return ActionPlan(steps, facts, self._digest(gpu, why), f"tranche uncordon {gpu.index}")
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
         """Do it by that plan."""

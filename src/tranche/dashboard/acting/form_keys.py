@@ -1,4 +1,4 @@
-"""The keys of forms: one lets one session do one deed by one plan, once, for an hour. No key is kept before it is used."""
+"""The keys of forms: one lets one session do one action by one plan, once, for an hour. No key is kept before it is used."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class FormKeys:
         self._new_id = new_id
         self._spent: dict[str, float] = {}
 
-    def key(self, session: str, deed: str, plan: str) -> str:
+    def key(self, session: str, action: str, plan: str) -> str:
         """A new key for a form that shows that session that plan."""
         head = f"{self._clock():.0f}.{self._new_id()}"
-        return f"{head}.{self._seal(head, session, deed, plan)}"
+        return f"{head}.{self._seal(head, session, action, plan)}"
 
-    def spend(self, key: str, session: str, deed: str, plan: str) -> str:
+    def spend(self, key: str, session: str, action: str, plan: str) -> str:
         """Use the key up; why it does not count, "" when it does."""
         head, _, seal = key.rpartition(".")
-        if not hmac.compare_digest(seal.encode(), self._seal(head, session, deed, plan).encode()):
+        if not hmac.compare_digest(seal.encode(), self._seal(head, session, action, plan).encode()):
             return "the form is not of this page as you see it now, or of an earlier start of the server"
         now = self._clock()
         if now - float(head.partition(".")[0]) > _SECONDS:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.core.state import GpuState
-from tranche.dashboard.acting.deed import DeedLabel, DeedPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.acting.action import ActionLabel, ActionPlan, Tell, digest_of, refuse_another
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.layout_change import counted, decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.patience import Patience
 from tranche.node.session import Places
+from tranche.node.wait_limit import WaitLimit
 from tranche.planning.daemons import with_daemons
 from tranche.planning.generate import generate_layouts
 from tranche.planning.plan import plan_to_dict
@@ -22,17 +22,17 @@ from tranche.planning.steps import Step
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutDeed:
+class LayoutAction:
     """The layout of that name, of those that are generated for the machine."""
 
     layout: str
 
     @property
-    def label(self) -> DeedLabel:
+    def label(self) -> ActionLabel:
         """Which one it is."""
-        return DeedLabel("layout", "layout", self.layout, f"Apply the layout {self.layout}", "Apply the layout")
+        return ActionLabel("layout", "layout", self.layout, f"Apply the layout {self.layout}", "Apply the layout")
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
         """What it takes."""
         view = seen.view
         decision = self._decided(view)
@@ -42,7 +42,7 @@ class LayoutDeed:
         facts = [f"Kept as they are, with their UUIDs: {counted(kept, 'slice')}."] if kept else []
         lost = [f"The driver cannot reach {each}, which stays as it is." for each in decision.lost]
         refused = "; ".join(str(each) for each in decision.blockers)
-        return DeedPlan(
+        return ActionPlan(
             tuple((labels[step.gpu_uuid], str(step)) for step in steps),
             (*facts, *decision.warnings, *lost),
             _digest(decision, view),
@@ -62,7 +62,7 @@ class LayoutDeed:
         def progress(gpu: GpuState, step: Step) -> None:
             tell(f"{gpu.label}: {step}")
 
-        decision = Change(host, HookRunner(), Patience(wait=False), progress=progress).to_layout(decide)
+        decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=progress).to_layout(decide)
         decision.refuse_if_lost()
         return f"The GPUs are as declared: {sum_up(decision)}."
 

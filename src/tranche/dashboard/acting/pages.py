@@ -1,10 +1,10 @@
-"""A deed's plan with the form that does it, and how far it is."""
+"""An action's plan with the form that does it, and how far it is."""
 
 from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from tranche.dashboard.acting.deed import DashboardDeed, DeedPlan
+from tranche.dashboard.acting.action import ActionPlan, DashboardAction
 from tranche.dashboard.acting.operations import Operation, OperationState
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, table
@@ -20,27 +20,27 @@ _WORDS = {
 }
 
 
-def plan_address(deed: DashboardDeed, plan: str = "", *, moved: bool = False) -> str:
-    """Where the plan of a deed is shown: that of now, or the one of a digest. `moved` says that another one was confirmed."""
+def plan_address(action: DashboardAction, plan: str = "", *, moved: bool = False) -> str:
+    """Where the plan of an action is shown: that of now, or the one of a digest. `moved` says that another one was confirmed."""
     more = {**({"plan": plan} if plan else {}), **({"moved": "1"} if moved else {})}
-    return f"/act/{deed.label.kind}?{urlencode({**deed.label.fields, **more})}"
+    return f"/act/{action.label.kind}?{urlencode({**action.label.fields, **more})}"
 
 
-def plan_page(deed: DashboardDeed, plan: DeedPlan, key: str, *, same: bool, moved: bool) -> DashboardPage:
+def plan_page(action: DashboardAction, plan: ActionPlan, key: str, *, same: bool, moved: bool) -> DashboardPage:
     """The plan, and with a key the form that carries it out; without one this server only shows.
 
     The plan stays on the page as it was when somebody began to read it. `same` says whether it still comes out. `moved` says that
     another one was confirmed.
     """
-    again = element("a", "Show the plan of now", href=plan_address(deed))
+    again = element("a", "Show the plan of now", href=plan_address(action))
     fresh = element("p", "The plan is that of now.") if same else element("p", _CHANGED, " ", again, class_="note")
-    above = element("div", _moved() if moved else None, _planned(plan), _form(deed, plan, key))
-    return DashboardPage(deed.label.title, element("div", fresh), above)
+    above = element("div", _moved() if moved else None, _planned(plan), _form(action, plan, key))
+    return DashboardPage(action.label.title, element("div", fresh), above)
 
 
-def trouble_page(deed: DashboardDeed, trouble: str, *, moved: bool) -> DashboardPage:
+def trouble_page(action: DashboardAction, trouble: str, *, moved: bool) -> DashboardPage:
     """Why there is no plan."""
-    return DashboardPage(deed.label.title, element("p", trouble, class_="note"), _moved() if moved else None)
+    return DashboardPage(action.label.title, element("p", trouble, class_="note"), _moved() if moved else None)
 
 
 def operation_page(found: Operation) -> DashboardPage:
@@ -69,7 +69,7 @@ def _onwards(found: Operation) -> list[Child]:
     return ways
 
 
-def _planned(plan: DeedPlan) -> Element:
+def _planned(plan: ActionPlan) -> Element:
     refused = None
     if plan.refused:
         refused = element("p", element("strong", "Refused now"), f": {plan.refused}", class_="note")
@@ -81,24 +81,24 @@ def _planned(plan: DeedPlan) -> Element:
     )
 
 
-def _danger(plan: DeedPlan) -> str | None:
+def _danger(plan: ActionPlan) -> str | None:
     return "danger" if plan.ends else None
 
 
-def _form(deed: DashboardDeed, plan: DeedPlan, key: str) -> Element | None:
+def _form(action: DashboardAction, plan: ActionPlan, key: str) -> Element | None:
     if not plan.possible:
         return None
     if not key:
         how = element("p", "This dashboard only shows; ", code("tranche dashboard --act"), " serves one that acts.")
         return element("div", how, element("p", "In a terminal: ", code(plan.command)))
-    hidden = {**deed.label.fields, "plan": plan.digest, "key": key}
+    hidden = {**action.label.fields, "plan": plan.digest, "key": key}
     asked = element("input", name="reason", id="reason", value="", maxlength=_LONGEST_REASON)
     return element(
         "form",
         [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
-        element("p", element("label", deed.label.asks, " ", asked)) if deed.label.asks else None,
-        element("button", f"Kill {plan.ends}" if plan.ends else deed.label.verb, id="do", class_=_danger(plan)),
-        action=f"/act/{deed.label.kind}",
+        element("p", element("label", action.label.asks, " ", asked)) if action.label.asks else None,
+        element("button", f"Kill {plan.ends}" if plan.ends else action.label.verb, id="do", class_=_danger(plan)),
+        action=f"/act/{action.label.kind}",
         method="post",
-        aria_label=deed.label.title,
+        aria_label=action.label.title,
     )

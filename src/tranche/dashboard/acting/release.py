@@ -9,10 +9,10 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_to_dict
-from tranche.dashboard.acting.deed import DeedLabel, DeedPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.acting.action import ActionLabel, ActionPlan, Tell, digest_of, refuse_another
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents import describe
-from tranche.local.termination import TakingBack, cancel_waiter, take_back, taking_back
+from tranche.local.termination import ReleasePreview, cancel_waiter, take_back, taking_back
 from tranche.node.host import Host
 from tranche.node.session import Places, process_command
 
@@ -21,23 +21,23 @@ _LONGEST_COMMAND = 40
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseDeed:
+class ReleaseAction:
     """The share or the request of that id."""
 
     id: str
 
     @property
-    def label(self) -> DeedLabel:
+    def label(self) -> ActionLabel:
         """Which one it is."""
-        return DeedLabel("release", "id", self.id, f"Take {self.id} back", "Take it back")
+        return ActionLabel("release", "id", self.id, f"Take {self.id} back", "Take it back")
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> DeedPlan:
+    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
         """What it takes."""
         waiter = next((each for each in seen.queue if each.id == self.id), None)
         if waiter is not None:
             step = f"cancel the request {waiter.request}, and send SIGTERM to its command: {waiter.command}"
             digest, ends = _of_waiter(self.id, waiter.pid), _named(waiter.pid, waiter.command)
-            return DeedPlan(((f"pid {waiter.pid}", step),), (), digest, f"tranche release {self.id}", ends=ends)
+            return ActionPlan(((f"pid {waiter.pid}", step),), (), digest, f"tranche release {self.id}", ends=ends)
         allocation = next((each for each in seen.view.allocations if each.id == self.id), None)
         if allocation is None:
             raise AllocationUnknown(f"there is no share and no waiting request {self.id}", hint="it may have ended")
@@ -48,8 +48,8 @@ class ReleaseDeed:
                 found.refuse_if_in_use()
         except TrancheError as error:
             digest, refused = digest_of([self.label.name, error.message]), f"{error.message}. {error.hint}".strip()
-            return DeedPlan((), (), digest, command, refused)
-        return DeedPlan(
+            return ActionPlan((), (), digest, command, refused)
+        return ActionPlan(
             (*_ending(found), *_given_back(allocation, seen.view.node)),
             (f"It was given to: {allocation.command}", "Slices stay on their GPU, idle, for the next request."),
             _of_share(found),
@@ -67,7 +67,7 @@ class ReleaseDeed:
                 raise AllocationUnknown(f"the request {self.id} waits no more")
             return f"The request was cancelled (pid {waiter.pid})."
 
-        def confirm(found: TakingBack) -> None:
+        def confirm(found: ReleasePreview) -> None:
             refuse_another(plan, _of_share(found))
             for where, step in _ending(found):
                 tell(f"{where}: {step}")
@@ -82,7 +82,7 @@ class ReleaseDeed:
         return " ".join([f"The share was taken back{how}.", *said])
 
 
-def _ending(found: TakingBack) -> tuple[tuple[str, str], ...]:
+def _ending(found: ReleasePreview) -> tuple[tuple[str, str], ...]:
     return tuple(
         (f"pid {pid}", f"SIGTERM, and SIGKILL after {_GRACE_SECONDS:g} s, to: {process_command(pid) or 'its program'}")
         for pid in found.pids
@@ -107,7 +107,7 @@ def _listed(pids: tuple[int, ...]) -> str:
     return ", ".join(map(str, pids))
 
 
-def _of_share(found: TakingBack) -> str:
+def _of_share(found: ReleasePreview) -> str:
     grants = [grant_to_dict(each) for each in found.allocation.grants]
     return digest_of(["share", found.allocation.id, list(found.pids), grants])
 

@@ -1,8 +1,8 @@
-"""A deed's plan with the form that does it, what came of it, and the ways there from other pages."""
+"""An action's plan with the form that does it, what came of it, and the ways there from other pages."""
 
 from __future__ import annotations
 
-from tranche.dashboard.cluster.cluster_deed import ClusterDeed, ClusterPlan
+from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterPlan
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.frame import DashboardPage
 from tranche.documents.markup import Element, element
@@ -21,7 +21,7 @@ def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: 
         element("ol", [element("li", each) for each in plan.lines]),
         element("p", why_not, class_="note") if why_not else _form(plan, key),
     )
-    return DashboardPage(plan.deed.title, element("p", judged), above)
+    return DashboardPage(plan.action.title, element("p", judged), above)
 
 
 def refused_page(title: str, said: str) -> DashboardPage:
@@ -42,26 +42,26 @@ def node_acts(node: SeenNode) -> Element:
         method="get",
         aria_label="Give the node a layout",
     )
-    cordon = element("a", f"{kind.capitalize()}: show the plan", href=ClusterDeed(kind, node.name).address)
+    cordon = element("a", f"{kind.capitalize()}: show the plan", href=ClusterAction(kind, node.name).address)
     return element("section", element("h2", "Act"), element("p", cordon), layout)
 
 
 def share_act(node: str, allocation_id: str) -> Element:
     """The way to taking a share back."""
-    deed = ClusterDeed("release", node, share=allocation_id)
-    return element("p", element("a", f"Take it back from node {node}: show the plan", href=deed.address))
+    action = ClusterAction("release", node, share=allocation_id)
+    return element("p", element("a", f"Take it back from node {node}: show the plan", href=action.address))
 
 
 def _verb(plan: ClusterPlan) -> str:
     """What the button does: with the pods that it deletes, where they are few."""
     if not plan.pods:
-        return plan.deed.title
+        return plan.action.title
     named = f"pod {plan.pods[0].namespace}/{plan.pods[0].name}" if len(plan.pods) == 1 else f"{len(plan.pods)} pods"
     return f"Delete {named}"
 
 
 def _form(plan: ClusterPlan, key: str) -> Element:
-    hidden = {**plan.deed.fields, "plan": plan.digest, "key": key}
+    hidden = {**plan.action.fields, "plan": plan.digest, "key": key}
     return element(
         "form",
         [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],

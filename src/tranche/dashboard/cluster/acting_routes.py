@@ -1,4 +1,4 @@
-"""The address at which a deed's plan is shown and done; whoever asks has passed the gate before."""
+"""The address at which an action's plan is shown and done; whoever asks has passed the gate before."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from starlette.routing import Route
 
 from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.cluster.acting_page import plan_page, refused_page
-from tranche.dashboard.cluster.cluster_acts import ClusterActs
-from tranche.dashboard.cluster.cluster_deed import ClusterDeed, ClusterPlan
+from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterPlan
+from tranche.dashboard.cluster.cluster_actions import ClusterActions
 from tranche.dashboard.cluster.foreseen_plan import foreseen_plan, with_outlook
-from tranche.dashboard.cluster.viewpoint import Viewpoint
+from tranche.dashboard.cluster.user_view import UserView
 from tranche.dashboard.frame import DashboardPage
 
 _LONGEST_FORM = 16 * 1024
 _CHANGED = "the cluster has changed since you saw the plan"
 
-Shown = Callable[[Request, Callable[[], DashboardPage], HTTPStatus], Awaitable[Response]]
+ClaimableDevices = Callable[[Request, Callable[[], DashboardPage], HTTPStatus], Awaitable[Response]]
 
 
-def acting_routes(acts: ClusterActs, viewpoint: Viewpoint, shown: Shown) -> list[Route]:
-    """The plan by GET, the deed by POST."""
+def acting_routes(acts: ClusterActions, user_view: UserView, shown: ClaimableDevices) -> list[Route]:
+    """The plan by GET, the action by POST."""
 
     async def planned(request: Request, fields: Mapping[str, str]) -> ClusterPlan:
-        deed = ClusterDeed.asked(fields)
-        node = viewpoint.snapshot.nodes.get(deed.node)
+        action = ClusterAction.asked(fields)
+        node = user_view.snapshot.nodes.get(action.node)
         if node is None:
-            raise UsageError(f"there is no node {deed.node}, or not for you")
-        plan = await acts.plan(request.scope["viewer"], deed, node)
-        return await run_in_threadpool(foreseen_plan, plan, viewpoint)
+            raise UsageError(f"there is no node {action.node}, or not for you")
+        plan = await acts.plan(request.scope["viewer"], action, node)
+        return await run_in_threadpool(foreseen_plan, plan, user_view)
 
     async def show(request: Request, plan: ClusterPlan, moved: str = "") -> Response:
         viewer = request.scope["viewer"]
         why_not = await acts.why_not(viewer, plan)
         page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, acts.said(viewer), moved=moved)
         status = HTTPStatus.CONFLICT if moved else HTTPStatus.OK
-        return await shown(request, lambda: with_outlook(page, plan.deed, viewpoint), status)
+        return await shown(request, lambda: with_outlook(page, plan.action, user_view), status)
 
     async def do(request: Request, plan: ClusterPlan, fields: Mapping[str, str]) -> Response:
         viewer = request.scope["viewer"]
@@ -50,9 +50,9 @@ def acting_routes(acts: ClusterActs, viewpoint: Viewpoint, shown: Shown) -> list
         if why_not := acts.spend(viewer, plan, fields.get("key", "")):
             return await show(request, plan, why_not)
         if why_not := await acts.why_not(viewer, plan):
-            return await refuse(request, plan.deed.title, why_not, HTTPStatus.FORBIDDEN)
+            return await refuse(request, plan.action.title, why_not, HTTPStatus.FORBIDDEN)
         await acts.act(viewer, plan)
-        return RedirectResponse(f"/nodes/{quote(plan.deed.node, safe='')}", HTTPStatus.SEE_OTHER)
+        return RedirectResponse(f"/nodes/{quote(plan.action.node, safe='')}", HTTPStatus.SEE_OTHER)
 
     async def refuse(request: Request, title: str, said: str, status: HTTPStatus) -> Response:
         return await shown(request, lambda: refused_page(title, said), status)

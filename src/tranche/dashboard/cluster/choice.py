@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from urllib.parse import urlencode
 
 from tranche.dashboard.cluster.node_row import NodeRow
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class NodeChoice:
         """The same in an address; "" for everything."""
         return urlencode({name: value for name, value in asdict(self).items() if value}, errors="replace")
 
-    def takes(self, row: NodeRow, sight: ViewerSight) -> bool:
+    def takes(self, row: NodeRow, sight: NameVisibility) -> bool:
         """Whether the node is one of those, as far as the viewer may know."""
         if (self.state and self.state not in row.states) or (self.model and self.model not in row.models):
             return False

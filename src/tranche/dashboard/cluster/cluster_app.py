@@ -18,20 +18,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import HEADERS, DashboardRefusal, heard
 from tranche.dashboard.app import static_file
-from tranche.dashboard.cluster.cluster_acts import ClusterActs
+from tranche.dashboard.cluster.authentication import TWICE, RequestAuthenticator, forgotten_cookies, session_cookie
+from tranche.dashboard.cluster.cluster_actions import ClusterActions
+from tranche.dashboard.cluster.cluster_history import ClusterHistory
 from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
 from tranche.dashboard.cluster.entering_page import login_page
-from tranche.dashboard.cluster.entrance import TWICE, ClusterEntrance, forgotten_cookies, session_cookie
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
-from tranche.dashboard.cluster.memory_book import MemoryBook
-from tranche.dashboard.cluster.past_book import PastBook
+from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.sessions import Sessions
-from tranche.dashboard.cluster.source import ClusterSeen
-from tranche.dashboard.cluster.viewpoint import ViewerRights, Viewpoint
-from tranche.dashboard.cluster.waste_book import WasteBook
-from tranche.dashboard.doorway import let_in
+from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.user_view import UserView, ViewerRights
+from tranche.dashboard.cluster.waste_history import WasteHistory
+from tranche.dashboard.connection_limit import let_in
 from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.frame import entered_page
 
@@ -50,13 +50,13 @@ class Admitted:
     """Somebody who was let in, and the cluster as he sees it."""
 
     viewer: KubeViewer
-    viewpoint: Viewpoint
+    user_view: UserView
     app: ASGIApp
 
 
 @dataclass(slots=True)
 class _Kept:
-    viewpoint: Viewpoint
+    user_view: UserView
     app: ASGIApp
     used: float
 
@@ -67,11 +67,11 @@ class ClusterApp:
     def __init__(
         self,
         name: str,
-        entrance: ClusterEntrance,
+        entrance: RequestAuthenticator,
         reviews: KubeReviews,
         sessions: Sessions,
         fleets: FleetReader,
-        acts: ClusterActs | None = None,
+        acts: ClusterActions | None = None,
         *,
         clock: Callable[[], float],
         recheck: float = FRESH_SECONDS,
@@ -84,15 +84,15 @@ class ClusterApp:
         self._acts = acts
         self._clock = clock
         self._recheck = recheck
-        self._seen: ClusterSeen | None = None
+        self._seen: ClusterObservation | None = None
         self._trouble = ""
         self._namespaces: frozenset[str] = frozenset()
-        self._waste = WasteBook()
-        self._past = PastBook()
-        self._memory = MemoryBook()
+        self._waste = WasteHistory()
+        self._past = ClusterHistory()
+        self._memory = MemoryHistory()
         self._kept: dict[ViewerRights, _Kept] = {}
 
-    def take(self, seen: ClusterSeen) -> None:
+    def take(self, seen: ClusterObservation) -> None:
         """This is the newest that is known of the cluster."""
         self._seen, self._namespaces = seen, seen.namespaces
         self._waste.take(seen.snapshot)
@@ -100,9 +100,9 @@ class ClusterApp:
         self._memory.take(seen.snapshot)
         now = self._clock()
         for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
-            self._kept.pop(rights).viewpoint.live.end()
+            self._kept.pop(rights).user_view.live.end()
         for kept in self._kept.values():
-            kept.viewpoint.take(seen)
+            kept.user_view.take(seen)
 
     def lose(self, why: str) -> None:
         """Nothing newer is known of the cluster, because of that."""
@@ -110,12 +110,12 @@ class ClusterApp:
         if self._seen is not None:
             self._seen = replace(self._seen, trouble=why)
         for kept in self._kept.values():
-            kept.viewpoint.lose(why)
+            kept.user_view.lose(why)
 
     def end(self) -> None:
         """End every stream."""
         for kept in self._kept.values():
-            kept.viewpoint.live.end()
+            kept.user_view.live.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -135,7 +135,7 @@ class ClusterApp:
             await answer(scope, receive, send_with_headers)
             return
         let_in(scope, answer.viewer.user)
-        scope["viewer"], scope["rights"] = answer.viewer, answer.viewpoint.rights
+        scope["viewer"], scope["rights"] = answer.viewer, answer.user_view.rights
         try:
             if scope["path"] != _STREAM:
                 await answer.app(scope, receive, send_with_headers)
@@ -188,21 +188,21 @@ class ClusterApp:
             )
             return error_answer(scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "Kubernetes does not answer", said)
         kept = self._viewpoint(rights)
-        return Admitted(viewer, kept.viewpoint, kept.app)
+        return Admitted(viewer, kept.user_view, kept.app)
 
     def _viewpoint(self, rights: ViewerRights) -> _Kept:
         found = self._kept.get(rights)
         if found is None:
             while len(self._kept) >= _MOST_VIEWPOINTS:
                 oldest = min(self._kept, key=lambda each: self._kept[each].used)
-                self._kept.pop(oldest).viewpoint.live.end()
-            viewpoint = Viewpoint(rights)
+                self._kept.pop(oldest).user_view.live.end()
+            user_view = UserView(rights)
             if self._seen is not None:
-                viewpoint.take(self._seen)
+                user_view.take(self._seen)
             books = (self._waste, self._past, self._memory)
-            routes = cluster_routes(ClusterPages(self._name, viewpoint, self._fleets, *books, self._acts))
+            routes = cluster_routes(ClusterPages(self._name, user_view, self._fleets, *books, self._acts))
             app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way, Exception: _failed})
-            found = self._kept[rights] = _Kept(viewpoint, app, 0.0)
+            found = self._kept[rights] = _Kept(user_view, app, 0.0)
         found.used = self._clock()
         return found
 
@@ -216,7 +216,7 @@ class ClusterApp:
                     work.result()
                     return False
                 again = await self._admit(scope)
-                if isinstance(again, Response) or again.viewpoint is not admitted.viewpoint:
+                if isinstance(again, Response) or again.user_view is not admitted.user_view:
                     return True
         finally:
             work.cancel()

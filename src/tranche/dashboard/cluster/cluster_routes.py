@@ -20,24 +20,24 @@ from tranche.dashboard.asking import asked_request
 from tranche.dashboard.cluster.acting_page import node_acts, share_act
 from tranche.dashboard.cluster.acting_routes import acting_routes
 from tranche.dashboard.cluster.apart import apart, unshown
-from tranche.dashboard.cluster.cluster_acts import ClusterActs
+from tranche.dashboard.cluster.cluster_actions import ClusterActions
+from tranche.dashboard.cluster.cluster_history import ClusterHistory
+from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
-from tranche.dashboard.cluster.memory_book import MemoryBook
+from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
-from tranche.dashboard.cluster.past_book import PastBook
-from tranche.dashboard.cluster.past_view import past_view
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
 from tranche.dashboard.cluster.routes import UNSEEN, ServedCluster, node_routes
-from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.dashboard.cluster.viewpoint import Viewpoint
+from tranche.dashboard.cluster.user_view import UserView
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
-from tranche.dashboard.cluster.waste_book import WasteBook
+from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
 from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
@@ -74,27 +74,27 @@ class ClusterPages:
     """
 
     name: str
-    viewpoint: Viewpoint
+    user_view: UserView
     fleets: FleetReader
-    waste: WasteBook
-    past: PastBook
-    memory: MemoryBook
-    acts: ClusterActs | None = None
+    waste: WasteHistory
+    past: ClusterHistory
+    memory: MemoryHistory
+    acts: ClusterActions | None = None
 
 
 def cluster_routes(pages: ClusterPages) -> list[Route]:
     """All addresses for viewers with those rights."""
-    viewpoint = pages.viewpoint
+    user_view = pages.user_view
 
-    async def sight_of(_: Request) -> ViewerSight:
-        return viewpoint.rights.sight
+    async def sight_of(_: Request) -> NameVisibility:
+        return user_view.rights.sight
 
     async def node(request: Request) -> Response:
-        found = viewpoint.snapshot.nodes.get(request.path_params["name"])
+        found = user_view.snapshot.nodes.get(request.path_params["name"])
         return await _shown(pages, request, lambda: _node_page(pages, found))
 
     async def layouts(request: Request) -> Response:
-        found = viewpoint.layouts(request.path_params["name"])
+        found = user_view.layouts(request.path_params["name"])
         chosen = request.query_params.get("layout", "")
         return await _shown(pages, request, lambda: None if found is None else _layouts_page(pages, found, chosen))
 
@@ -120,7 +120,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params), fleet, tier))
 
     async def waste(request: Request) -> Response:
-        found, seen, sight = _waste_of(pages), viewpoint.snapshot, viewpoint.rights.sight
+        found, seen, sight = _waste_of(pages), user_view.snapshot, user_view.rights.sight
         return await _shown(pages, request, lambda: cluster_waste_page(found, seen, sight))
 
     async def api_waste(request: Request) -> Response:
@@ -131,18 +131,18 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         return JSONResponse(document("ClusterWaste", **found))
 
     async def events(request: Request) -> Response:
-        everywhere, notes = viewpoint.rights.sight.everywhere, viewpoint.snapshot.notes
-        return await _shown(pages, request, lambda: cluster_events_page(viewpoint.events, notes, everywhere))
+        everywhere, notes = user_view.rights.sight.everywhere, user_view.snapshot.notes
+        return await _shown(pages, request, lambda: cluster_events_page(user_view.events, notes, everywhere))
 
     async def you(request: Request) -> Response:
         viewer = request.scope["viewer"]
         acting = _acting(pages.acts, viewer)
         return await _shown(
-            pages, request, lambda: you_page(viewer, viewpoint.rights, viewpoint.snapshot.notes, acting)
+            pages, request, lambda: you_page(viewer, user_view.rights, user_view.snapshot.notes, acting)
         )
 
     async def api_nodes(_: Request) -> Response:
-        seen, trouble = viewpoint.snapshot, viewpoint.live.trouble
+        seen, trouble = user_view.snapshot, user_view.live.trouble
         taken = timestamp(seen.taken)
         return await _json(
             lambda: document(
@@ -154,16 +154,16 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         )
 
     async def api_node(request: Request) -> Response:
-        found = viewpoint.snapshot.nodes.get(request.path_params["name"])
+        found = user_view.snapshot.nodes.get(request.path_params["name"])
         if found is None:
             return await _nothing(request)
-        return await _json(lambda: document("ClusterNode", **_node_data(found, viewpoint.live.trouble)))
+        return await _json(lambda: document("ClusterNode", **_node_data(found, user_view.live.trouble)))
 
     async def api_events(_: Request) -> Response:
-        return await _json(lambda: document("ClusterEventList", events=[event_data(each) for each in viewpoint.events]))
+        return await _json(lambda: document("ClusterEventList", events=[event_data(each) for each in user_view.events]))
 
     return [
-        *node_routes(ServedCluster(pages.name, viewpoint.live, sight_of, VIEWS)),
+        *node_routes(ServedCluster(pages.name, user_view.live, sight_of, VIEWS)),
         Route("/nodes/{name}", node),
         Route("/nodes/{name}/layouts", layouts),
         Route("/gpus/{uuid}", gpu),
@@ -173,7 +173,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         Route("/events", events),
         Route("/waste", waste),
         Route("/you", you),
-        *([] if pages.acts is None else acting_routes(pages.acts, viewpoint, partial(_shown, pages))),
+        *([] if pages.acts is None else acting_routes(pages.acts, user_view, partial(_shown, pages))),
         Route("/api/nodes", api_nodes),
         Route("/api/nodes/{name}", api_node),
         Route("/api/events", api_events),
@@ -182,7 +182,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
     ]
 
 
-def _acting(acts: ClusterActs | None, viewer: KubeViewer) -> str:
+def _acting(acts: ClusterActions | None, viewer: KubeViewer) -> str:
     """What somebody can do here, in words."""
     if acts is None:
         return "This page only shows."
@@ -194,7 +194,7 @@ def _acting(acts: ClusterActs | None, viewer: KubeViewer) -> str:
 
 def _waste_of(pages: ClusterPages) -> dict[str, Any] | None:
     """Whoever may not list nodes is not told how much there is in all."""
-    report, rights = pages.waste.report(), pages.viewpoint.rights
+    report, rights = pages.waste.report(), pages.user_view.rights
     return None if report is None else waste_data(report, rights.sight, others=rights.all_nodes)
 
 
@@ -218,7 +218,7 @@ def _node_data(node: SeenNode, trouble: str) -> dict[str, Any]:
 
 
 def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | None:
-    seen = pages.viewpoint.snapshot
+    seen = pages.user_view.snapshot
 
     def made(of: SeenNode) -> DashboardPage:
         return node_page(of, seen.notes, seen.taken, None if pages.acts is None else node_acts(of))
@@ -229,7 +229,7 @@ def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | No
 def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> DashboardPage:
     acts = pages.acts is not None
     try:
-        outlook = pages.viewpoint.outlook(layouts, chosen) if chosen and not layouts.unknown else None
+        outlook = pages.user_view.outlook(layouts, chosen) if chosen and not layouts.unknown else None
     except UsageError as error:
         return node_layouts_page(layouts, chosen, None, f"{error.message}. {error.hint}".strip(), acts=acts)
     return node_layouts_page(layouts, chosen, outlook, "", acts=acts)
@@ -237,7 +237,7 @@ def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> Das
 
 def _gpu_page(pages: ClusterPages, uuid: str, hours: int, query: Mapping[str, str]) -> DashboardPage | None:
     """No two GPUs have one UUID. Where several nodes say that they have it, none of them is believed more than another."""
-    seen = pages.viewpoint.snapshot
+    seen = pages.user_view.snapshot
     pairs = ((each, apart(each.name, partial(_gpu_of, each, uuid), lambda: None)) for each in _asked_for(seen, query))
     found = [(node, gpu) for node, gpu in pairs if gpu is not None]
     if len(found) > 1:
@@ -247,7 +247,7 @@ def _gpu_page(pages: ClusterPages, uuid: str, hours: int, query: Mapping[str, st
     def made(node: SeenNode, gpu: Document) -> DashboardPage | None:
         past = pages.past.past(node.name, uuid)
         used = pages.memory.samples(node.name, uuid, node.seen or seen.taken, past.silences)
-        shown = past_view(node, gpu, past, pages.viewpoint.rights.sight, seen.taken, hours, used)
+        shown = past_view(node, gpu, past, pages.user_view.rights.sight, seen.taken, hours, used)
         return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown)
 
     if not found:
@@ -266,17 +266,17 @@ def _asked_for(seen: ClusterSnapshot, query: Mapping[str, str]) -> list[SeenNode
 
 
 def _share_page(pages: ClusterPages, allocation_id: str, query: Mapping[str, str]) -> DashboardPage | None:
-    seen = pages.viewpoint.snapshot
+    seen = pages.user_view.snapshot
     nodes = _asked_for(seen, query)
     act = None if pages.acts is None else share_act
     return node_share_page(nodes, allocation_id, seen.taken, act)
 
 
 def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
-    viewpoint = pages.viewpoint
-    known, pods = viewpoint.fleet(fleet), in_order(viewpoint.pods)
-    words = {(each.namespace, each.name): each.message for each in viewpoint.events if each.reason == "WaitsForShare"}
-    gates = viewpoint.gates(fleet, tier)
+    user_view = pages.user_view
+    known, pods = user_view.fleet(fleet), in_order(user_view.pods)
+    words = {(each.namespace, each.name): each.message for each in user_view.events if each.reason == "WaitsForShare"}
+    gates = user_view.gates(fleet, tier)
     explained: list[WaitingPod] = []
     asked, end = 0, time.monotonic() + _EXPLAIN_SECONDS
     for each in pods[:MOST_EXPLAINED]:
@@ -286,15 +286,15 @@ def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
         word = words.get((each.pod.namespace, each.pod.name), "")
         if (found := explain_pending(each, known, replace(gates, last_word=word), tier)) is not None:
             explained.append(found)
-    seen = viewpoint.snapshot
-    return cluster_queue_page(explained, viewpoint.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
+    seen = user_view.snapshot
+    return cluster_queue_page(explained, user_view.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
 
 
 def _ask_page(pages: ClusterPages, fields: dict[str, str], fleet: Fleet, tier: Tier) -> DashboardPage:
     if not ASKED & fields.keys():
         return cluster_ask_page({}, None, "")
     try:
-        gates = pages.viewpoint.gates(fleet, tier)
+        gates = pages.user_view.gates(fleet, tier)
         return cluster_ask_page(fields, explain_request(asked_request(fields), gates, tier), "")
     except UsageError as error:
         return cluster_ask_page(fields, None, f"{error.message}. {error.hint}".strip())
@@ -307,7 +307,7 @@ async def _shown(
     status: HTTPStatus = HTTPStatus.OK,
 ) -> Response:
     """The page, or the part of it that changes."""
-    live, seen = pages.viewpoint.live, pages.viewpoint.snapshot
+    live, seen = pages.user_view.live, pages.user_view.snapshot
     version, path = live.version(seen), str(request.scope["path"])
     page = await run_in_threadpool(make)
     if page is None:

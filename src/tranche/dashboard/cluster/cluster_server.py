@@ -17,9 +17,9 @@ from pathlib import Path
 from tranche.core.errors import UsageError
 from tranche.dashboard.acting.form_keys import FormKeys
 from tranche.dashboard.cluster.acting_accounts import ActingAccounts
-from tranche.dashboard.cluster.cluster_acts import ClusterActs
+from tranche.dashboard.cluster.authentication import LEAST_SECRET, RequestAuthenticator, TrustedProxy
+from tranche.dashboard.cluster.cluster_actions import ClusterActions
 from tranche.dashboard.cluster.cluster_app import ClusterApp
-from tranche.dashboard.cluster.entrance import LEAST_SECRET, ClusterEntrance, ProxyTrust
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import KubeReviews
 from tranche.dashboard.cluster.sessions import Sessions
@@ -76,7 +76,7 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
         raise UsageError(
             "--proxy-act needs --act and --proxy-secret", hint="the proxy's secret is what it is trusted for"
         )
-    entrance = ClusterEntrance(frozenset(each.lower() for each in options.hosts), _proxy(options))
+    entrance = RequestAuthenticator(frozenset(each.lower() for each in options.hosts), _proxy(options))
     connection = ApiConnection(server)
     namespace = options.namespace or server.namespace
     reviews = KubeReviews(connection, clock=time.monotonic)
@@ -106,12 +106,12 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
             await connection.close()
 
 
-def _acts(accounts: ActingAccounts, own: ApiConnection, fleets: FleetReader) -> ClusterActs:
+def _acts(accounts: ActingAccounts, own: ApiConnection, fleets: FleetReader) -> ClusterActions:
     keys = FormKeys(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-    return ClusterActs(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
+    return ClusterActions(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
 
 
-def _proxy(options: ClusterPageOptions) -> ProxyTrust | None:
+def _proxy(options: ClusterPageOptions) -> TrustedProxy | None:
     """The proxy that is trusted, if one is; a secret that is none trusts nobody, and is refused instead."""
     if options.proxy_secret is None:
         return None
@@ -124,4 +124,4 @@ def _proxy(options: ClusterPageOptions) -> ProxyTrust | None:
             f"--proxy-secret {options.proxy_secret}: a secret has {LEAST_SECRET} characters or more",
             hint="make one: head -c 32 /dev/urandom | base64",
         )
-    return ProxyTrust(secret, options.user_header.lower(), options.group_header.lower())
+    return TrustedProxy(secret, options.user_header.lower(), options.group_header.lower())

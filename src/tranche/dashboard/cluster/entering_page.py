@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tranche.dashboard.cluster.kube_viewer import KubeViewer
-from tranche.dashboard.cluster.viewpoint import ViewerRights
+from tranche.dashboard.cluster.user_view import ViewerRights
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, notes
 from tranche.documents.markup import Element, element

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tranche.dashboard.cluster.choice import NodeChoice
-from tranche.dashboard.cluster.live import ClusterNews
-from tranche.dashboard.cluster.node_row import RowBook
+from tranche.dashboard.cluster.live import ClusterUpdate
+from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.nodes_page import nodes_summary
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.documents.describe import timestamp
 
 
-def seen_message(news: ClusterNews, now: float) -> str:
+def seen_message(news: ClusterUpdate, now: float) -> str:
     """Which version is the newest, of when, and whether a page has to be fetched anew; `now` is the server's clock."""
     told = {
         "version": news.version,
@@ -26,7 +26,7 @@ def seen_message(news: ClusterNews, now: float) -> str:
     return _message("seen", told, news.version)
 
 
-def rows_message(news: ClusterNews, book: RowBook, choice: NodeChoice, sight: ViewerSight) -> str:
+def rows_message(news: ClusterUpdate, book: RowCache, choice: NodeChoice, sight: NameVisibility) -> str:
     """The rows that have changed, of those that are chosen, and the names of those that have gone; "" for nothing."""
     if news.change is None or not (news.change.nodes or news.change.gone):
         return ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tranche.core.errors import UsageError
 from tranche.core.printable import shortened
-from tranche.dashboard.cluster.snapshot import NodeStanding, SeenNode
+from tranche.dashboard.cluster.snapshot import KubeNodeState, SeenNode
 from tranche.documents.blocks import Document
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
@@ -86,12 +86,12 @@ def has_gpus(node: FleetNode) -> bool:
     return bool(node.resources) or any(node.labels.get(each) not in (None, "", "false") for each in _HAS_GPUS)
 
 
-def standing_of(node: FleetNode | None) -> NodeStanding:
+def standing_of(node: FleetNode | None) -> KubeNodeState:
     """What Kubernetes says of it."""
     if node is None:
-        return NodeStanding()
+        return KubeNodeState()
     shown: Mapping[str, str] = {key: node.labels[key] for key in _SHOWN_LABELS if key in node.labels}
-    return NodeStanding(node.ready, node.unschedulable, str(node.mode or ""), shown)
+    return KubeNodeState(node.ready, node.unschedulable, str(node.mode or ""), shown)
 
 
 def _moment(rfc3339: str, otherwise: float) -> float:

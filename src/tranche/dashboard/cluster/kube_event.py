@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from tranche.dashboard.cluster.sight import ViewerSight
-from tranche.dashboard.cluster.veil import veiled_text
+from tranche.dashboard.cluster.redaction import redacted_text
+from tranche.dashboard.cluster.visibility import NameVisibility
 
 COMPONENTS = ("tranche", "tranche-controller", "tranche-dashboard")
 """What our programs call themselves in events: the agent, the controller, and this page."""
@@ -62,9 +62,9 @@ class KubeEvent:
         namespace = "" if about_node else self.written_in
         return replace(self, namespace=namespace, last=last, at=at)
 
-    def veiled(self, sight: ViewerSight, named: Collection[str]) -> KubeEvent:
+    def redacted(self, sight: NameVisibility, named: Collection[str]) -> KubeEvent:
         """The event with the words that the viewer may read; `named` are namespaces whose names are known."""
-        message = veiled_text(self.message, sight, named)
+        message = redacted_text(self.message, sight, named)
         return self if message == self.message else replace(self, message=message)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tranche.core.errors import KubernetesUnavailable
 from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, plainly_allowed, reviewed_viewer
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -76,14 +76,14 @@ class KubeReviews:
         except TimeoutError as error:
             raise KubernetesUnavailable(f"cannot {_ASKING}: no answer within {NOW_SECONDS:.0f} s") from error
 
-    async def sight(self, viewer: KubeViewer, namespaces: Iterable[str]) -> ViewerSight:
+    async def sight(self, viewer: KubeViewer, namespaces: Iterable[str]) -> NameVisibility:
         """Of those namespaces, the ones whose pods he may list: he sees names in them."""
         if await self.may(viewer, LIST_PODS):
-            return ViewerSight(everywhere=True)
+            return NameVisibility(everywhere=True)
         asked = sorted({each for each in namespaces if each})
         rights = [KubeRight(LIST_PODS.verb, LIST_PODS.resource, each) for each in asked]
         answers = await asyncio.gather(*(self.may(viewer, each) for each in rights))
-        return ViewerSight(frozenset(each for each, allowed in zip(asked, answers, strict=True) if allowed))
+        return NameVisibility(frozenset(each for each, allowed in zip(asked, answers, strict=True) if allowed))
 
     async def _known(self, key: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
         known = self._answers.get(key)

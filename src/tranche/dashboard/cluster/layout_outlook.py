@@ -17,7 +17,7 @@ from tranche.documents.machine import gpu_document
 from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.planning.effect import apply
-from tranche.planning.gpu_users import User
+from tranche.planning.layout_occupancy import User
 from tranche.planning.partial import view_after_blockers
 from tranche.planning.reconfigure import plan_layout
 from tranche.planning.steps import Step

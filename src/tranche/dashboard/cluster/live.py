@@ -17,7 +17,7 @@ _SAY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterNews:
+class ClusterUpdate:
     """What a page is told. `change` is what is other than when it was told last; None where it has to look at all anew."""
 
     version: str
@@ -62,7 +62,7 @@ class LiveCluster:
         """The name of a snapshot, also after another start of this server."""
         return f"{self._run}.{snapshot.version}"
 
-    async def news(self, known: str) -> AsyncGenerator[ClusterNews, None]:
+    async def news(self, known: str) -> AsyncGenerator[ClusterUpdate, None]:
         """What has changed since the version that is known, at most once in each pace; every two seconds that nothing has."""
         told: tuple[str, str] | None = None
         while not self._ending:
@@ -71,7 +71,7 @@ class LiveCluster:
                 known = self.version(snapshot)
                 told = (known, self._trouble)
                 # Here a slow listener keeps us waiting, and the next change is what has become of it all.
-                yield ClusterNews(known, snapshot, self._trouble, change)
+                yield ClusterUpdate(known, snapshot, self._trouble, change)
                 await asyncio.sleep(self._pace)
             await self._something_new(told)
 

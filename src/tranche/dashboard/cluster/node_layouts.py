@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.cluster.layout_outlook import LayoutOutlook, foresee_layout
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.redaction import redacted_text, redacted_view
 from tranche.dashboard.cluster.snapshot import SeenNode
-from tranche.dashboard.cluster.veil import veiled_text, veiled_view
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.mig_manager.state import REASON_LABEL, Why
+from tranche.kubernetes.mig_manager.state import REASON_LABEL, ReportReason
 from tranche.kubernetes.telling.told_view import ToldView
 from tranche.planning.layout_offer import LayoutOffer
 
@@ -41,7 +41,7 @@ class NodeLayouts:
 
     node: SeenNode
     told: ToldView | None
-    sight: ViewerSight
+    sight: NameVisibility
     named: frozenset[str] = frozenset()
 
     @property
@@ -57,7 +57,7 @@ class NodeLayouts:
         if layouts.offer is None:
             return _TOO_MANY
         if layouts.offer.broken:
-            return veiled_text(f"Its layouts cannot be read: {layouts.offer.broken}.", self.sight, self.named)
+            return redacted_text(f"Its layouts cannot be read: {layouts.offer.broken}.", self.sight, self.named)
         return ""
 
     @property
@@ -80,8 +80,8 @@ class NodeLayouts:
             return foresee_layout(view, layout, InUsePolicy(self.told.layouts.in_use))
         except TrancheError as error:
             raise UsageError(
-                veiled_text(error.message, self.sight, self.named),
-                hint=veiled_text(error.hint, self.sight, self.named),
+                redacted_text(error.message, self.sight, self.named),
+                hint=redacted_text(error.hint, self.sight, self.named),
             ) from error
 
     @property
@@ -94,14 +94,14 @@ class NodeLayouts:
         """What the agent decides by: a GPU that is only marked for another layout is free for this one."""
         if self.told is None:
             raise UsageError(self.unknown)
-        view = veiled_view(self.told.view, self.sight)
+        view = redacted_view(self.told.view, self.sight)
         return replace(view, changing=view.changing - self.told.marked)
 
     def _notes(self, told: ToldView) -> Iterator[str]:
         if told.layouts is not None and told.layouts.heeds_mode and self.node.standing.mode != NodeMode.STATIC:
             mode = self.node.standing.mode or "not one that is known"
             yield f"Its mode is {mode}: the agent heeds a layout only where it is {NodeMode.STATIC}. What follows is of then."
-        if self.node.standing.labels.get(REASON_LABEL) == Why.MANAGER_CONFLICT:
+        if self.node.standing.labels.get(REASON_LABEL) == ReportReason.MANAGER_CONFLICT:
             yield _RIVAL
         if told.layouts is not None and told.layouts.turns:
             yield _TURNS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tranche.dashboard.before_after import before_and_after
-from tranche.dashboard.cluster.cluster_deed import ClusterDeed
+from tranche.dashboard.cluster.cluster_action import ClusterAction
 from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
 from tranche.dashboard.cluster.node_layouts import NodeLayouts
 from tranche.dashboard.cluster.node_page import layouts_address, node_link, not_of_now
@@ -31,8 +31,8 @@ def node_layouts_page(
         shown += notes(layouts.notes)
         shown += outlook_view(node, outlook)
         if acts and not outlook.nothing_to_do:
-            deed = ClusterDeed("layout", node.name, layout=chosen)
-            shown.append(element("p", element("a", f"{deed.title}: show the plan", href=deed.address)))
+            action = ClusterAction("layout", node.name, layout=chosen)
+            shown.append(element("p", element("a", f"{action.title}: show the plan", href=action.address)))
     names = layouts.names
     return DashboardPage(
         f"Layouts of node {node.name}", element("div", shown), _choice(node.name, names, chosen) if names else None

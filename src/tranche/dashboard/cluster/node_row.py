@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from tranche.dashboard.cluster.apart import apart, unshown
-from tranche.dashboard.cluster.sight import namespace_of
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.visibility import namespace_of
 from tranche.dashboard.parts import moment
 from tranche.documents import describe
 from tranche.documents.blocks import BarBlock, GpuBlocks, Look, blocks_of, short_holder
@@ -81,7 +81,7 @@ class NodeRow:
     holders: tuple[tuple[str, str], ...]
 
 
-class RowBook:
+class RowCache:
     """The rows of a cluster's nodes; those of nodes that are as they were are not made again."""
 
     def __init__(self) -> None:

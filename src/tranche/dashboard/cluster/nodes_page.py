@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from tranche.dashboard.cluster.choice import NodeChoice
 from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeTally, shown_looks
-from tranche.dashboard.cluster.sight import ViewerSight
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.needs import Need, needs_line
 from tranche.dashboard.parts import figures, notes
@@ -21,7 +21,9 @@ _CAPTION = (
 )
 
 
-def nodes_page(rows: Sequence[NodeRow], said: Sequence[str], choice: NodeChoice, sight: ViewerSight) -> DashboardPage:
+def nodes_page(
+    rows: Sequence[NodeRow], said: Sequence[str], choice: NodeChoice, sight: NameVisibility
+) -> DashboardPage:
     """The nodes that are chosen, of all; `said` is what is not known of the cluster as a whole."""
     chosen = [each for each in rows if choice.takes(each, sight)]
     live = element("div", notes(said), nodes_summary(rows, len(chosen), choice), _key(), _table(chosen))
@@ -95,7 +97,7 @@ def _table(chosen: Sequence[NodeRow]) -> Element:
     )
 
 
-def _form(rows: Sequence[NodeRow], choice: NodeChoice, sight: ViewerSight) -> Element:
+def _form(rows: Sequence[NodeRow], choice: NodeChoice, sight: NameVisibility) -> Element:
     models = {each: each for each in sorted(frozenset[str]().union(*(row.models for row in rows)))}
     spaces = {each for row in rows for each, _ in row.holders if each and sight.sees(each)}
     return element(

@@ -11,8 +11,8 @@ from typing import Any
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request
 from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.sight import HIDDEN, ViewerSight
-from tranche.dashboard.cluster.veil import veiled_view
+from tranche.dashboard.cluster.redaction import redacted_view
+from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.fleet.answers import NodeReason, kept_out
@@ -65,7 +65,7 @@ def decode_pending_pod(raw: Mapping[str, Any]) -> PendingPod:
     return PendingPod(decode_fleet_pod(raw), str((raw.get("metadata") or {}).get("creationTimestamp") or ""))
 
 
-def veiled_fleet(fleet: Fleet, sight: ViewerSight) -> Fleet:
+def redacted_fleet(fleet: Fleet, sight: NameVisibility) -> Fleet:
     """The fleet in which claims of other namespaces have no names."""
     if sight.everywhere:
         return fleet
@@ -74,7 +74,7 @@ def veiled_fleet(fleet: Fleet, sight: ViewerSight) -> Fleet:
     )
 
 
-def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], sight: ViewerSight) -> GateFleet:
+def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], sight: NameVisibility) -> GateFleet:
     """What nodes have for shares that are chosen by demand, as the viewer may know it."""
     offered = {
         name: apart(name, partial(_offered, view, mode, sight), lambda: None)
@@ -94,7 +94,7 @@ def giving(gates: GateFleet, fleet: Fleet, tier: Tier) -> GateFleet:
 
 
 def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: Tier) -> WaitingPod | None:
-    """Why it waits, in a cluster that gives shares that way; None where it wants none of our GPUs. Fleet and gates are veiled."""
+    """Why it waits, in a cluster that gives shares that way; None where it wants no GPU of ours. Both are redacted."""
     pod = pending.pod
     by_gate = pod.by_gate is not None or bool(pod.gate_problem)
     try:
@@ -149,8 +149,8 @@ def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:
     return sorted(pods, key=lambda each: (each.created, str(each.pod)))
 
 
-def _offered(view: NodeView, mode: NodeMode, sight: ViewerSight) -> NodeView | None:
-    return offered_view(veiled_view(view, sight), mode)
+def _offered(view: NodeView, mode: NodeMode, sight: NameVisibility) -> NodeView | None:
+    return offered_view(redacted_view(view, sight), mode)
 
 
 def _nameless(claim: FleetClaim) -> FleetClaim:

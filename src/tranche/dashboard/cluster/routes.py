@@ -16,10 +16,10 @@ from starlette.routing import Route
 from tranche.dashboard.cluster.choice import NodeChoice
 from tranche.dashboard.cluster.feed import rows_message, seen_message
 from tranche.dashboard.cluster.live import LiveCluster
-from tranche.dashboard.cluster.node_row import RowBook
+from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.nodes_page import nodes_page
-from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.open_streams import OpenStreams
@@ -29,7 +29,7 @@ _HTML = "text/html; charset=utf-8"
 UNSEEN = "this page sees nothing newer of the cluster"
 """What it means when the server speaks, has no trouble, and what it shows is old."""
 
-SightOf = Callable[[Request], Awaitable[ViewerSight]]
+SightOf = Callable[[Request], Awaitable[NameVisibility]]
 """Whose names whoever asks may see."""
 
 
@@ -41,7 +41,7 @@ class ServedCluster:
     live: LiveCluster
     sight_of: SightOf
     views: tuple[tuple[str, str], ...] = (("/", "Fleet"),)
-    book: RowBook = field(default_factory=RowBook)
+    book: RowCache = field(default_factory=RowCache)
 
 
 def node_routes(served: ServedCluster) -> list[Route]:
@@ -62,7 +62,7 @@ def node_routes(served: ServedCluster) -> list[Route]:
     return [Route("/", fleet), Route("/live", news)]
 
 
-def _fleet(served: ServedCluster, request: Request, seen: ClusterSnapshot, sight: ViewerSight) -> DashboardPage:
+def _fleet(served: ServedCluster, request: Request, seen: ClusterSnapshot, sight: NameVisibility) -> DashboardPage:
     return nodes_page(served.book.rows(seen), seen.notes, NodeChoice.asked(request.query_params), sight)
 
 
@@ -100,7 +100,7 @@ async def _shown(
     return Response(text, headers={"Tranche-Version": version}, media_type=_HTML)
 
 
-async def _lines(served: ServedCluster, request: Request, sight: ViewerSight) -> AsyncGenerator[str, None]:
+async def _lines(served: ServedCluster, request: Request, sight: NameVisibility) -> AsyncGenerator[str, None]:
     known = request.headers.get("last-event-id") or request.query_params.get("since", "")
     choice, rows = NodeChoice.asked(request.query_params), "rows" in request.query_params
     async with aclosing(served.live.news(known)) as every:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tranche.dashboard.cluster.sight import namespace_of
+from tranche.dashboard.cluster.visibility import namespace_of
 from tranche.documents.blocks import Document
 
 _NOTHING: Document = {"gpus": [], "allocations": [], "waiters": []}
@@ -17,7 +17,7 @@ _GONE_KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStanding:
+class KubeNodeState:
     """What Kubernetes says of a node. `mode` is the administrator's word for how its GPUs are given away, "" where there is none.
 
     `ready` and `unschedulable` are None where nobody could read them. `labels` are those that a page shows.
@@ -38,7 +38,7 @@ class SeenNode:
     """
 
     name: str
-    standing: NodeStanding = NodeStanding()
+    standing: KubeNodeState = KubeNodeState()
     overview: Document = field(default_factory=lambda: _NOTHING)
     seen: float | None = None
     trouble: str = ""

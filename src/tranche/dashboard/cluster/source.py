@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class ClusterSeen:
+class ClusterObservation:
     """All that is known at one moment. `trouble` says why nothing newer is known; "" where it is of now.
 
     `told` is what agents tell, by their nodes' names; `pods` wait, and `events` are those of our programs.
@@ -54,7 +54,7 @@ class ClusterSeen:
 
     @cached_property
     def namespaces(self) -> frozenset[str]:
-        """Every namespace that has something on a page. It is asked for by each viewpoint."""
+        """Every namespace that has something on a page. It is asked for by each user_view."""
         held: set[str] = set()
         for node in self.snapshot.nodes.values():
             spaces: list[str] = apart(node.name, partial(_spaces_of, node), list)
@@ -78,7 +78,7 @@ class ClusterSource:
         self,
         connection: ApiConnection,
         namespace: str,
-        report: Callable[[ClusterSeen], None],
+        report: Callable[[ClusterObservation], None],
         lose: Callable[[str], None],
         *,
         random: Callable[[], float],
@@ -113,7 +113,7 @@ class ClusterSource:
         self._changed = asyncio.Event()
         self._heard: dict[str, HeardNode] = {}
         self._read: dict[str, Lease] = {}
-        self._seen = ClusterSeen(ClusterSnapshot())
+        self._seen = ClusterObservation(ClusterSnapshot())
         self._fault = ""
 
     def ready(self) -> Readiness:
@@ -194,7 +194,7 @@ class ClusterSource:
         gone = [name for name in before.snapshot.nodes if name not in names]
         written = {each.uid: each for followed in self._events for each in (followed.items or {}).values()}
         events = (each.believed(now) for each in written.values())
-        self._seen = ClusterSeen(
+        self._seen = ClusterObservation(
             before.snapshot.after(seen, at, gone=gone),
             {name: each.told for name, each in self._heard.items() if each.told is not None},
             objects,

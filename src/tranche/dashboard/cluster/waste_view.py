@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from tranche.core.quantity import GIB
 from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.sight import ViewerSight
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.dashboard.cluster.waste_book import SpaceUse, WasteReport
+from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.waste_history import SpaceUse, WasteReport
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since, table
 from tranche.documents import describe
@@ -26,7 +26,7 @@ _NO_SPACE = "no namespace"
 _Unused = tuple[int, "Sequence[Child | None]"]
 
 
-def waste_data(report: WasteReport, sight: ViewerSight, others: bool) -> dict[str, Any]:
+def waste_data(report: WasteReport, sight: NameVisibility, others: bool) -> dict[str, Any]:
     """The fields of a ClusterWaste document; with `others` the namespaces that may not be named are one, `null`."""
     named = [(name, use) for name, use in report.spaces.items() if sight.sees(name)]
     hidden = [use for name, use in report.spaces.items() if not sight.sees(name)]
@@ -41,7 +41,7 @@ def waste_data(report: WasteReport, sight: ViewerSight, others: bool) -> dict[st
     }
 
 
-def cluster_waste_page(waste: Document | None, seen: ClusterSnapshot, sight: ViewerSight) -> DashboardPage:
+def cluster_waste_page(waste: Document | None, seen: ClusterSnapshot, sight: NameVisibility) -> DashboardPage:
     """A ClusterWaste document, and what is held and unused now of the nodes as they are shown."""
     if waste is None:
         return DashboardPage("Waste", element("div", notes(seen.notes), element("p", "Nothing was seen yet.")))
@@ -115,7 +115,7 @@ def _hours(byte_seconds: int) -> str:
     return f"{byte_seconds / GIB / 3600:,.1f} GiB·h"
 
 
-def _unused(seen: ClusterSnapshot, sight: ViewerSight) -> Iterator[_Unused]:
+def _unused(seen: ClusterSnapshot, sight: NameVisibility) -> Iterator[_Unused]:
     """Each device that somebody holds who may be named, and that no process is in, with its bytes."""
     for node in seen.nodes.values():
         if not node.trouble and node.seen is not None:
@@ -123,7 +123,7 @@ def _unused(seen: ClusterSnapshot, sight: ViewerSight) -> Iterator[_Unused]:
             yield from rows
 
 
-def _unused_of(node: SeenNode, now: float, sight: ViewerSight) -> list[_Unused]:
+def _unused_of(node: SeenNode, now: float, sight: NameVisibility) -> list[_Unused]:
     known = {each["id"]: each for each in node.overview["allocations"]}
     spaces, found = node.namespaces, []
     for each in held_now(node.overview["gpus"], node.overview["allocations"]):

@@ -18,11 +18,11 @@ from tranche.core.readings import GpuReading
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
 from tranche.hardware.nvml_gauges import NvmlGauges
-from tranche.kubernetes.agent.look_aside import LookAside
+from tranche.kubernetes.agent.background_observer import BackgroundObserver
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
 from tranche.kubernetes.services import NodeServices
-from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.metrics.exposition import exposed, wants_openmetrics
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
 from tranche.metrics.machine import facts_of_ledger
@@ -74,12 +74,12 @@ class MetricsServer:
         self._clock = clock
         self._now = now
         self._gauges = NvmlGauges(clock)
-        self._readings: LookAside[tuple[GpuReading, ...]] = LookAside("gauges", clock=clock)
-        self._ledger: LookAside[NodeFacts] = LookAside("ledger-metrics", clock=clock)
+        self._readings: BackgroundObserver[tuple[GpuReading, ...]] = BackgroundObserver("gauges", clock=clock)
+        self._ledger: BackgroundObserver[NodeFacts] = BackgroundObserver("ledger-metrics", clock=clock)
         self._xids: dict[tuple[str, int], XidRecord] = {}
         self._server: HttpServer | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._said: dict[bool, tuple[float, HttpAnswer]] = {}  # when and what, in OpenMetrics or not
+        self._said: dict[bool, tuple[float, HttpResponse]] = {}  # when and what, in OpenMetrics or not
 
     @property
     def port(self) -> int:
@@ -116,15 +116,15 @@ class MetricsServer:
             before = self._xids.get(place, XidRecord(0, 0.0))
             self._xids[place] = XidRecord(before.count + 1, self._now())
 
-    async def _answer(self, path: str, headers: Mapping[str, str]) -> HttpAnswer:
+    async def _answer(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
         if path != "/metrics":
-            return HttpAnswer(HTTPStatus.NOT_FOUND, b"see /metrics\n", "text/plain")
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"see /metrics\n", "text/plain")
         in_openmetrics = wants_openmetrics(headers.get("accept", ""))
         async with self._one_at_a_time:
-            said_at, said = self._said.get(in_openmetrics, (float("-inf"), HttpAnswer(HTTPStatus.OK)))
+            said_at, said = self._said.get(in_openmetrics, (float("-inf"), HttpResponse(HTTPStatus.OK)))
             if self._clock() - said_at >= _SAID_AGAIN_SECONDS:
                 families, samples = named_samples(await self.facts(), self._settings.names, self._services.node_name)
-                said = HttpAnswer(HTTPStatus.OK, *exposed(families, samples, in_openmetrics=in_openmetrics))
+                said = HttpResponse(HTTPStatus.OK, *exposed(families, samples, in_openmetrics=in_openmetrics))
                 self._said[in_openmetrics] = self._clock(), said
         return said
 

@@ -27,28 +27,28 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
-from tranche.kubernetes.dra.sick_bay import SickBay
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.gates.share_driver import ShareDriver
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
 from tranche.kubernetes.observation.health import XidPolicy, xid_policy
-from tranche.kubernetes.observation.ways import Ways
 from tranche.kubernetes.rollout.budget import Budget
-from tranche.kubernetes.rollout.own_ticket import Me
+from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.telling.view_news import ViewNews
-from tranche.kubernetes.tier_watch import LOOK_SECONDS, InTier, Owed
+from tranche.kubernetes.telling.view_reporter import ViewReporter
+from tranche.kubernetes.tier_watch import LOOK_SECONDS, InTier, PendingCleanup
 from tranche.planning.layout_offer import LayoutOffer
 
 
 def device_plugin(
-    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, ways: Ways | None = None
+    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, ways: AdvertisementArbiter | None = None
 ) -> DevicePlugin:
     """The device plugin for the machine that is meant: one with a driver, or a simulated one.
 
@@ -87,7 +87,7 @@ def mig_manager(
     settings: MigSettings,
     budget: Budget | None,
     daemon_set: str,
-    layouts: Live[ToldLayouts],
+    layouts: LatestValue[ToldLayouts],
 ) -> MigManager:
     """The MIG manager; with a budget it takes part in the rollout of all nodes that `daemon_set` runs on.
 
@@ -108,7 +108,7 @@ def mig_manager(
         services.leases,
         budget,
         lambda: services.api.daemon_set_size(services.namespace, daemon_set),
-        Me(services.node_name, uid),
+        RolloutNode(services.node_name, uid),
         clock=time.monotonic,
         random=random.random,
     )
@@ -120,10 +120,10 @@ def feature_labels(services: NodeServices, config: ConfigSource, *, heeds_mode: 
     return FeatureLabeler(services, config.strategy, config.sharing, heeds_mode=heeds_mode)
 
 
-def view_news(services: NodeServices, _: ConfigSource, *, layouts: Live[ToldLayouts]) -> ViewNews:
+def view_news(services: NodeServices, _: ConfigSource, *, layouts: LatestValue[ToldLayouts]) -> ViewReporter:
     """What tells of the node, for a page of the cluster; `layouts` is what the MIG manager makes of a layout's name."""
     inventory = services.inventory
-    return ViewNews(
+    return ViewReporter(
         services.leases, inventory.latest, services.node, lambda: inventory.ready().ready, layouts, clock=time.monotonic
     )
 
@@ -156,9 +156,9 @@ def claim_driver(
     kubelet_folder: Path,
     instance: str,
     cdi_folder: Path,
-    registered: Live[bool],
-    reserved: Live[frozenset[str]],
-    fallen: Live[frozenset[str]],
+    registered: LatestValue[bool],
+    reserved: LatestValue[frozenset[str]],
+    fallen: LatestValue[frozenset[str]],
     look_seconds: float = LOOK_SECONDS,
 ) -> InTier:
     """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it.
@@ -187,7 +187,7 @@ def claim_driver(
         driver,
         services.tier,
         BY_CLAIMS,
-        owed=Owed(partial(_claims_left, services), driver.run),
+        owed=PendingCleanup(partial(_claims_left, services), driver.run),
         look_seconds=look_seconds,
     )
 
@@ -206,10 +206,10 @@ def claim_slices(
     services: NodeServices,
     config: ConfigSource,
     *,
-    registered: Live[bool],
-    reserved: Live[frozenset[str]],
-    fallen: Live[frozenset[str]],
-    ways: Ways | None = None,
+    registered: LatestValue[bool],
+    reserved: LatestValue[frozenset[str]],
+    fallen: LatestValue[frozenset[str]],
+    ways: AdvertisementArbiter | None = None,
 ) -> InTier:
     """What shows claims the devices of this node, once the driver is registered; with `ways` those that no kubelet counts."""
 
@@ -227,16 +227,18 @@ def claim_slices(
         ways=ways,
     )
     # While the driver is still there the kubelet leaves them, and the scheduler would go on giving them away.
-    return InTier(publisher, services.tier, BY_CLAIMS, owed=Owed(partial(_claims_left, services), publisher.withdraw))
+    return InTier(
+        publisher, services.tier, BY_CLAIMS, owed=PendingCleanup(partial(_claims_left, services), publisher.withdraw)
+    )
 
 
-def _sick_bay(services: NodeServices, config: ConfigSource) -> SickBay:
+def _sick_bay(services: NodeServices, config: ConfigSource) -> DeviceHealthWatch:
     def policy() -> XidPolicy:
         if not config.latest.synced:
             return XidPolicy()
         return xid_policy(config.latest.value.disabled_health_checks, config.latest.value.enabled_health_checks)
 
-    return SickBay(
+    return DeviceHealthWatch(
         services.gpu_events, services.inventory, needs_recovery=needs_recovery, policy=policy, clock=time.monotonic
     )
 

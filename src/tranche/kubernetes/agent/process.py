@@ -33,7 +33,7 @@ from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResources
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
@@ -209,7 +209,7 @@ async def _serve(
         )
 
 
-async def _say_of_node(api: KubeApi, node: Live[KubeNode | None], message: str) -> None:
+async def _say_of_node(api: KubeApi, node: LatestValue[KubeNode | None], message: str) -> None:
     _log.warning("MPS daemons stay", extra={"why": message})
     if node.synced and node.value is not None:
         await api.create_node_event(node.value, Severity.WARNING, "MpsDaemonsStay", message)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.locks import FileLock, leads_to
 from tranche.node.session import Places
 from tranche.node.state_file import open_state_file, read_state_file
@@ -34,7 +34,7 @@ class StateFolder:
         """Who is to `stand_by` is ready while another agent has the folder: whoever upgrades then ends the other one."""
         self.lost = asyncio.Event()
         """Set when the folder was deleted or replaced: what this process has open there, nobody else sees any more."""
-        self.problem: Live[str] = Live()
+        self.problem: LatestValue[str] = LatestValue()
         """Why nothing can be written there; "" when it can."""
         self._places = places
         self._stand_by = stand_by

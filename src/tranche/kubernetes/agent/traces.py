@@ -10,8 +10,8 @@ from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import changed_labels
 from tranche.kubernetes.mig_manager import operands
-from tranche.kubernetes.mig_manager.claims import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NOTHING_ASKED
 
 MIG_MANAGER, FEATURE_LABELS = "mig-manager", "feature-labels"

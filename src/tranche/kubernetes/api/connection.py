@@ -41,7 +41,7 @@ _KEEPALIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """An API server's answer to `what`, an action that completes the sentence `cannot ...`."""
 
     what: str
@@ -106,7 +106,7 @@ class ApiConnection:
         *,
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ApiResponse:
         """Send one request, which must be safe to send twice; KubernetesUnavailable when no answer comes.
 
         It is sent a second time when the connection breaks: one that was kept open over a restart of the API server is found
@@ -127,7 +127,7 @@ class ApiConnection:
                 response = await self._http.send(request)
         except httpx2.HTTPError as error:
             raise _unreachable(what, error) from error
-        return Answer(what, response.status_code, _json_object(response.content))
+        return ApiResponse(what, response.status_code, _json_object(response.content))
 
     async def text(self, what: str, path: str) -> str | None:
         """A page that is no object, such as a log; None when it is refused. KubernetesUnavailable when no answer comes."""
@@ -149,7 +149,7 @@ class ApiConnection:
                 "GET", path, params=query, timeout=_WATCH_TIMEOUT, extensions=self._extensions
             ) as response:
                 if response.status_code != 200:
-                    raise Answer(what, response.status_code, _json_object(await response.aread())).error()
+                    raise ApiResponse(what, response.status_code, _json_object(await response.aread())).error()
                 accepted = True
                 yield {}
                 async for line in response.aiter_lines():
@@ -168,7 +168,7 @@ class ApiConnection:
                 "GET", path, params=query, headers={"Accept": "*/*"}, timeout=_LOG_TIMEOUT, extensions=self._extensions
             ) as response:
                 if response.status_code != 200:
-                    raise Answer(what, response.status_code, _json_object(await response.aread())).error()
+                    raise ApiResponse(what, response.status_code, _json_object(await response.aread())).error()
                 async for line in response.aiter_lines():
                     yield line
         except httpx2.HTTPError as error:

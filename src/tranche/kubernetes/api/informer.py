@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
-class Happening(StrEnum):
+class WatchEventType(StrEnum):
     """The types of a watch event.
 
     OPENED is ours: the API server has accepted the watch. EXPIRED is its error event: the version watched from is gone.
@@ -41,7 +41,7 @@ class Happening(StrEnum):
 class WatchEvent(Generic[Item]):
     """One line of a watch: what happened to the object `key`; `item` is None when it is about no object."""
 
-    happening: Happening
+    happening: WatchEventType
     resource_version: str = ""
     key: str = ""
     item: Item | None = None
@@ -57,11 +57,11 @@ class Objects(Generic[Item]):
 
 def after(known: Objects[Item], event: WatchEvent[Item]) -> Objects[Item] | None:
     """What is known after the event; None when everything must be listed again. `items` is the same object if none changed."""
-    if event.happening is Happening.EXPIRED:
+    if event.happening is WatchEventType.EXPIRED:
         return None
-    if event.happening is Happening.OPENED:
+    if event.happening is WatchEventType.OPENED:
         return known
-    if event.happening is Happening.DELETED:
+    if event.happening is WatchEventType.DELETED:
         left = {key: item for key, item in known.items.items() if key != event.key}
         return Objects(event.resource_version, left)
     if event.item is None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tranche.kubernetes.api.connection import SILENT_SECONDS, ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import Happening, Objects, WatchEvent
+from tranche.kubernetes.api.informer import Objects, WatchEvent, WatchEventType
 
 Item = TypeVar("Item")
 
@@ -51,9 +51,9 @@ class Selection(Generic[Item]):
                 yield self._event(line)
 
     def _event(self, line: Mapping[str, Any]) -> WatchEvent[Item]:
-        happening = Happening(line.get("type", Happening.OPENED))
+        happening = WatchEventType(line.get("type", WatchEventType.OPENED))
         raw = line.get("object") or {}
-        about_object = happening in (Happening.ADDED, Happening.MODIFIED)
+        about_object = happening in (WatchEventType.ADDED, WatchEventType.MODIFIED)
         return WatchEvent(happening, _version(raw), _key(raw), self.decode(raw) if about_object else None)
 
 

@@ -17,7 +17,7 @@ from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus
 from tranche.core.quantity import MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
-from tranche.kubernetes.claims.cards import SharedCards
+from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.share_request import share_request
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -56,10 +56,10 @@ class ClaimSpec:
     """`devices` is the `spec.devices` of a claim. `left_out` are sizes of GPUs that its share could not be listed for."""
 
     devices: Mapping[str, Any]
-    left_out: tuple[SharedCards, ...] = ()
+    left_out: tuple[SharedGpuModel, ...] = ()
 
 
-def claim_spec(request: Request, cards: Sequence[SharedCards] = ()) -> ClaimSpec:
+def claim_spec(request: Request, cards: Sequence[SharedGpuModel] = ()) -> ClaimSpec:
     """The claim that asks for what the request asks for, on a cluster that shares GPUs of these sizes.
 
     Raises:
@@ -82,7 +82,7 @@ def needs_cards(request: Request) -> bool:
     return isinstance(request.demand, GpuShare) and _parts_serve(request, request.demand)
 
 
-def _request(request: Request, cards: Sequence[SharedCards]) -> tuple[dict[str, Any], tuple[SharedCards, ...]]:
+def _request(request: Request, cards: Sequence[SharedGpuModel]) -> tuple[dict[str, Any], tuple[SharedGpuModel, ...]]:
     match request.demand:
         case WholeGpus(count):
             return {"exactly": _exactly(request, DeviceClassName.WHOLE, count=count)}, ()
@@ -96,8 +96,8 @@ def _request(request: Request, cards: Sequence[SharedCards]) -> tuple[dict[str, 
 
 
 def _share(
-    request: Request, demand: GpuShare, cards: Sequence[SharedCards]
-) -> tuple[dict[str, Any], tuple[SharedCards, ...]]:
+    request: Request, demand: GpuShare, cards: Sequence[SharedGpuModel]
+) -> tuple[dict[str, Any], tuple[SharedGpuModel, ...]]:
     percent = {CapacityName.SHARE: str(_percent(demand.share))}
     alone = {"slice": _exactly(request, DeviceClassName.SLICE, percent)} if request.compute is None else {}
     # Whole, unless another share of the same size would fit beside it.
@@ -118,7 +118,7 @@ def _share(
     return {"firstAvailable": [{"name": name, **each} for name, each in alternatives.items()]}, tuple(left_out)
 
 
-def _part_of(cards: SharedCards, request: Request, demand: GpuShare) -> dict[str, Any]:
+def _part_of(cards: SharedGpuModel, request: Request, demand: GpuShare) -> dict[str, Any]:
     memory = max(int(demand.share * cards.room) // MIB, 1)
     size = f"{_attribute(AttributeName.CARD_MEMORY)} == {cards.memory}"
     capacity = {CapacityName.MEMORY: _quantity(memory * MIB)}

@@ -12,7 +12,7 @@ from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration
 from tranche.kubernetes.claims.gate_demand import GateDemand, gate_demand
 from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules
 from tranche.kubernetes.controller.placer import HOST_LABEL, GatedPod
 from tranche.kubernetes.controller.spread import SpreadRule
 
@@ -55,7 +55,7 @@ class ClusterNode:
 
     name: str
     uid: str
-    room: NodeRoom
+    room: NodeCapacity
     allocatable: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -107,7 +107,7 @@ def decode_cluster_node(raw: Json) -> ClusterNode:
     taints = tuple(map(NodeTaint.decode, spec.get("taints") or ()))
     allocatable = dict(_amounts(status.get("allocatable") or {}))
     name = str(meta.get("name") or "")
-    room = NodeRoom(
+    room = NodeCapacity(
         name,
         meta.get("labels") or {},
         taints,

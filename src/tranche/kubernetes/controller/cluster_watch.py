@@ -13,13 +13,13 @@ from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.api.selection import Selection
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
-from tranche.kubernetes.controller.cluster_now import ClusterNow
 from tranche.kubernetes.controller.cluster_pods import (
     ClusterNode,
     ClusterPod,
     decode_cluster_node,
     decode_cluster_pod,
 )
+from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.gates.leases import (
     CHOICES,
     GPUS,
@@ -84,7 +84,7 @@ class ClusterWatch:
         for node in nodes:
             self._own.pop(lease_name(CHOICES, node), None)
 
-    def now(self) -> ClusterNow:
+    def now(self) -> ClusterState:
         """The cluster, when `synced`. What cannot be read is not known."""
         unreadable: dict[str, str] = {}
         gpus, choices = {}, {}
@@ -102,7 +102,7 @@ class ClusterWatch:
                 choices[chosen.node] = chosen
             except UsageError as error:
                 unreadable[node_of(latest)] = error.message
-        return ClusterNow(self._pods or {}, self._nodes or {}, gpus, choices, unreadable)
+        return ClusterState(self._pods or {}, self._nodes or {}, gpus, choices, unreadable)
 
     def _gpus_of(self, lease: Lease) -> NodeGpus | str:
         """Each version is unpacked once."""

@@ -26,7 +26,7 @@ class PlacingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRoom:
+class NodeCapacity:
     """What a node says of pods: its labels, its taints, and what is free of its resources, in the units of `needs`."""
 
     name: str
@@ -37,7 +37,7 @@ class NodeRoom:
     free: Mapping[str, int] = field(default_factory=dict)
 
 
-def why_not(rules: PlacingRules, node: NodeRoom) -> str:
+def why_not(rules: PlacingRules, node: NodeCapacity) -> str:
     """What keeps the pod from the node, in words that complete `the node ...`; "" when nothing does."""
     if not node.ready:
         return "is not ready"
@@ -52,7 +52,7 @@ def why_not(rules: PlacingRules, node: NodeRoom) -> str:
     return ""
 
 
-def why_not_by_labels(rules: PlacingRules, node: NodeRoom) -> str:
+def why_not_by_labels(rules: PlacingRules, node: NodeCapacity) -> str:
     """The same, as far as the pod's node selector and node affinity are concerned."""
     if lacking := unmet(rules.node_selector, node.labels):
         return f"has not the label {lacking[0]} of the pod's nodeSelector"

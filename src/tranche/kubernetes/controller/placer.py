@@ -16,7 +16,7 @@ from tranche.core.request import Request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
-from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules, why_not
 from tranche.kubernetes.controller.spread import Spread, SpreadPod, SpreadRule
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.planning.across import ChosenMachine, decide_across
@@ -48,7 +48,7 @@ class GatedPod:
 class GpuNode:
     """A node and its GPUs, with all that was promised on them."""
 
-    room: NodeRoom
+    room: NodeCapacity
     view: NodeView
 
 

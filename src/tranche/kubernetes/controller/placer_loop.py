@@ -10,11 +10,11 @@ from typing import Protocol
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.controller.cluster_now import ClusterNow
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
+from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
 from tranche.kubernetes.controller.placing import Placing, PlacingApi, Round
-from tranche.kubernetes.controller.second_tries import SecondTries
+from tranche.kubernetes.controller.retry_history import RetryHistory
 from tranche.kubernetes.controller.waiting_words import waiting_text
 from tranche.kubernetes.rollout.leadership import Leadership
 
@@ -63,7 +63,7 @@ class PlacerLoop:
         self._clock = clock
         self._random = random
         self._sleep = sleep
-        self._tries = SecondTries()
+        self._tries = RetryHistory()
         self._said: dict[str, tuple[str, float]] = {}
 
     def ready(self) -> Readiness:
@@ -111,7 +111,7 @@ class PlacerLoop:
         await self._say(now, done)
         return done
 
-    async def _make_anew(self, now: ClusterNow) -> None:
+    async def _make_anew(self, now: ClusterState) -> None:
         """Give jobs of ours whose pod cannot start where it was to go another try, elsewhere."""
         for uid, why in self._tries.due(self._clock()).items():
             pod = now.pods.get(uid)
@@ -124,7 +124,7 @@ class PlacerLoop:
             except TrancheError as error:
                 _log.warning("pod not made anew", extra={"pod": str(pod), "error": str(error)})
 
-    async def _say(self, now: ClusterNow, done: Round) -> None:
+    async def _say(self, now: ClusterState, done: Round) -> None:
         words = {each.pod.uid: waiting_text(each) for each in done.waiting} | dict(done.wrong)
         self._said = {uid: said for uid, said in self._said.items() if uid in words}
         moment, count = self._clock(), 0

@@ -17,15 +17,15 @@ from typing import Protocol
 
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ChosenFor
-from tranche.kubernetes.controller.cluster_now import ClusterNow, gpu_nodes, spread_of
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
+from tranche.kubernetes.controller.cluster_state import ClusterState, gpu_nodes, spread_of
 from tranche.kubernetes.controller.placer import PodPlacement, Unplaced, place
 from tranche.kubernetes.gates.leases import NodeChoices, ShareChoice
 
 _log = logging.getLogger(__name__)
 
 
-class ChoiceStanding(StrEnum):
+class ChoiceState(StrEnum):
     """What a choice is to its pod. NEEDED: the pod has it, or is about to. OVER: it never will have it again."""
 
     NEEDED = "needed"
@@ -43,7 +43,7 @@ class PlacingApi(Protocol):
         """Write the choice on a pod and take its gate away; False when the pod is another by now, or waits no more."""
         ...
 
-    async def standing(self, choice: ShareChoice, host: str) -> ChoiceStanding:
+    async def standing(self, choice: ShareChoice, host: str) -> ChoiceState:
         """What the choice of a node of that host name is to its pod, by the API server's word of now."""
         ...
 
@@ -74,7 +74,7 @@ class Placing:
         self._unwritten: set[str] = set()
         self._unfinished = False
 
-    async def round(self, now: ClusterNow, avoided: Mapping[str, frozenset[str]] | None = None) -> Round:
+    async def round(self, now: ClusterState, avoided: Mapping[str, frozenset[str]] | None = None) -> Round:
         """Do what is to be done now. `avoided` are nodes that are not to be chosen, by the uid of a pod."""
         self._let_go, self._written, self._unwritten, self._unfinished = set(), [], set(), False
         for node, chosen in sorted(now.choices.items()):
@@ -87,7 +87,7 @@ class Placing:
         let_go, unwritten = frozenset(self._let_go), frozenset(self._unwritten)
         return Round(let_go, waiting, wrong, tuple(self._written), unwritten, self._unfinished or bool(unwritten))
 
-    async def _clear(self, now: ClusterNow, node: str, chosen: NodeChoices) -> None:
+    async def _clear(self, now: ClusterState, node: str, chosen: NodeChoices) -> None:
         """Forget the choices of pods that are over, once the API server has said so for each."""
         host, gone = now.host(node), []
         for choice in chosen.choices.values():
@@ -99,14 +99,14 @@ class Placing:
             if _stands(pod, host):
                 continue
             try:
-                if await self._api.standing(choice, host) is ChoiceStanding.OVER:
+                if await self._api.standing(choice, host) is ChoiceState.OVER:
                     gone.append(choice.uid)
             except TrancheError as error:
                 self._note("a choice was not looked after", choice, error)
         if gone:
             await self._write(chosen.without(gone))
 
-    async def _choose(self, now: ClusterNow, avoided: Mapping[str, frozenset[str]]) -> tuple[Unplaced, ...]:
+    async def _choose(self, now: ClusterState, avoided: Mapping[str, frozenset[str]]) -> tuple[Unplaced, ...]:
         pods = {
             pod.uid: pod
             for pod in now.pods.values()
@@ -125,7 +125,7 @@ class Placing:
         return tuple(each for each in found if isinstance(each, Unplaced))
 
     async def _reserve(
-        self, now: ClusterNow, node: str, placements: Sequence[PodPlacement], pods: Mapping[str, ClusterPod]
+        self, now: ClusterState, node: str, placements: Sequence[PodPlacement], pods: Mapping[str, ClusterPod]
     ) -> None:
         seen = now.gpus[node].generation
         choices = [
@@ -138,7 +138,7 @@ class Placing:
         for choice in choices:
             await self._finish(now, pods[choice.uid], node, choice)
 
-    async def _finish(self, now: ClusterNow, pod: ClusterPod, node: str, choice: ShareChoice) -> None:
+    async def _finish(self, now: ClusterState, pod: ClusterPod, node: str, choice: ShareChoice) -> None:
         try:
             if await self._api.let_go(pod, node, now.host(node), choice):
                 self._let_go.add(pod.uid)
@@ -163,7 +163,7 @@ class Placing:
         _log.warning(what, extra={"pod": f"{choice.namespace}/{choice.name}", "error": str(error)})
 
 
-def _has(now: ClusterNow, node: str, pod: ClusterPod) -> bool:
+def _has(now: ClusterState, node: str, pod: ClusterPod) -> bool:
     """Whether the pod has something of the node, or may have, as nobody tells of it."""
     said = now.gpus.get(node)
     if said is None or node in now.unreadable:
@@ -171,14 +171,14 @@ def _has(now: ClusterNow, node: str, pod: ClusterPod) -> bool:
     return any(isinstance(each.keeper, ChosenFor) and each.keeper.uid == pod.uid for each in said.view.allocations)
 
 
-def _refused_for_ever(now: ClusterNow) -> Iterator[tuple[str, str]]:
+def _refused_for_ever(now: ClusterState) -> Iterator[tuple[str, str]]:
     """Pods that were let go all the same, by uid, with what is to be done."""
     for pod in now.pods.values():
         if pod.never and pod.asks and not (pod.waits or pod.finished or pod.ending or _runs(now, pod)):
             yield pod.uid, f"{pod.never}: its node refuses it for ever, and nothing is kept for it; make the pod anew"
 
 
-def _runs(now: ClusterNow, pod: ClusterPod) -> bool:
+def _runs(now: ClusterState, pod: ClusterPod) -> bool:
     return bool(pod.node) and _has(now, pod.node, pod)
 
 

@@ -12,7 +12,7 @@ from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import Severity
 from tranche.kubernetes.controller.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.controller.placer import ungating
-from tranche.kubernetes.controller.placing import ChoiceStanding
+from tranche.kubernetes.controller.placing import ChoiceState
 from tranche.kubernetes.gates.leases import NodeChoices, ShareChoice, choices_from_lease, choices_to_lease
 
 _JSON_PATCH = "application/json-patch+json"
@@ -44,16 +44,16 @@ class PlacingClient:
         answer.accepted()
         return True
 
-    async def standing(self, choice: ShareChoice, host: str) -> ChoiceStanding:
+    async def standing(self, choice: ShareChoice, host: str) -> ChoiceState:
         """What the choice is to its pod now."""
         what = f"read pod {choice.namespace}/{choice.name}"
         answer = await self._connection.ask(what, "GET", _path(choice.namespace, choice.name))
         if answer.status == 404:
-            return ChoiceStanding.OVER
+            return ChoiceState.OVER
         pod = decode_cluster_pod(answer.accepted())
         if pod.uid != choice.uid or pod.finished:
-            return ChoiceStanding.OVER
-        return ChoiceStanding.NEEDED if pod.waits or pod.pinned == host else ChoiceStanding.OVER
+            return ChoiceState.OVER
+        return ChoiceState.NEEDED if pod.waits or pod.pinned == host else ChoiceState.OVER
 
     async def make_anew(self, pod: ClusterPod) -> bool:
         """Have a pod that never ran made anew by its Job; False when it may not go now."""

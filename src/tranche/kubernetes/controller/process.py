@@ -21,8 +21,8 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.component import Component
-from tranche.kubernetes.controller.card_watch import CardWatch
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
+from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.controller.identity import WebhookIdentity
 from tranche.kubernetes.controller.left_at_gate import LeftAtGate
 from tranche.kubernetes.controller.placer_loop import PlacerLoop
@@ -33,7 +33,7 @@ from tranche.kubernetes.controller.webhook import PodWebhook
 from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
 from tranche.kubernetes.rollout.leadership import Leadership
 from tranche.kubernetes.serving.health_server import HealthServer
-from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.kubernetes.tier_watch import InTier, TierWatch
 
@@ -89,7 +89,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     connection = ApiConnection(server)
     now = partial(datetime.now, UTC)
     store = TemplateStore(connection, now=now, clock=time.monotonic)
-    cards = CardWatch(connection, random=random.random)
+    cards = GpuModelWatch(connection, random=random.random)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     identity = WebhookIdentity(
@@ -146,8 +146,8 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         await connection.close()
 
 
-async def _no_page(path: str, headers: Mapping[str, str]) -> HttpAnswer:
-    return HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
+async def _no_page(path: str, headers: Mapping[str, str]) -> HttpResponse:
+    return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
 
 
 def _hosts(service: str, namespace: str) -> tuple[str, ...]:

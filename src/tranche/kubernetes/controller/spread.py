@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.api.node_rules import Requirement
-from tranche.kubernetes.controller.node_fit import NodeRoom, PlacingRules, why_not_by_labels
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules, why_not_by_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SpreadPod:
 class Spread:
     """All nodes of the cluster, and its pods that run or are about to."""
 
-    nodes: tuple[NodeRoom, ...] = ()
+    nodes: tuple[NodeCapacity, ...] = ()
     pods: tuple[SpreadPod, ...] = ()
 
     def with_pod(self, pod: SpreadPod) -> Spread:
@@ -43,7 +43,7 @@ class Spread:
         return replace(self, pods=(*self.pods, pod))
 
     def reasons(
-        self, pod: SpreadPod, rules: Iterable[SpreadRule], placing: PlacingRules, rooms: Iterable[NodeRoom]
+        self, pod: SpreadPod, rules: Iterable[SpreadRule], placing: PlacingRules, rooms: Iterable[NodeCapacity]
     ) -> Mapping[str, str]:
         """What keeps the pod from those of these nodes where something does, in words that complete `the node ...`."""
         rooms, found = tuple(rooms), {}

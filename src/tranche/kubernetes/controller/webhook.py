@@ -20,13 +20,13 @@ from tranche.core.printable import one_line
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.annotations import in_annotations
-from tranche.kubernetes.claims.cards import shared_cards
+from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.injection import demand_of, injection, template_name
 from tranche.kubernetes.controller.review import PodReview, allowed, read_review, refused, uid_of
-from tranche.kubernetes.serving.http_server import HttpAnswer
+from tranche.kubernetes.serving.http_server import HttpResponse
 
 PATH = "/pods"
 
@@ -41,7 +41,7 @@ class Templates(Protocol):
         ...
 
 
-class Cards(Protocol):
+class GpuModels(Protocol):
     """What is known of the cluster's shared GPUs."""
 
     @property
@@ -59,7 +59,7 @@ class PodWebhook:
     def __init__(
         self,
         templates: Templates,
-        cards: Cards,
+        cards: GpuModels,
         tier: Callable[[], Tier | None],
         *,
         take_over: Collection[str] = (),
@@ -69,16 +69,16 @@ class PodWebhook:
         self._tier = tier
         self._take_over = frozenset(take_over)
 
-    async def answer(self, path: str, body: bytes) -> HttpAnswer:
+    async def answer(self, path: str, body: bytes) -> HttpResponse:
         """The page for a POST."""
         if path != PATH:
-            return HttpAnswer(HTTPStatus.NOT_FOUND, b"{}")
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"{}")
         try:
             review = read_review(body)
         except KubernetesRejected as error:
-            return HttpAnswer(HTTPStatus.BAD_REQUEST, json.dumps({"message": one_line(error.message)}).encode())
+            return HttpResponse(HTTPStatus.BAD_REQUEST, json.dumps({"message": one_line(error.message)}).encode())
         answered = allowed(uid_of(body)) if review is None else await self.review(review)
-        return HttpAnswer(HTTPStatus.OK, json.dumps(answered).encode())
+        return HttpResponse(HTTPStatus.OK, json.dumps(answered).encode())
 
     async def review(self, review: PodReview) -> Json:
         """The answer about one pod."""

@@ -11,7 +11,7 @@ from tranche.core.errors import KubernetesForbidden, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod, PodRef, Severity
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.checkup import FORGOTTEN, FORGOTTEN_HINT, forgotten_pods
 
 _RETRY_SECONDS = 5.0
@@ -36,7 +36,7 @@ class Announcement:
 class Announcer:
     """Says what is new. What the API server does not take is said later."""
 
-    def __init__(self, api: KubeApi, node: Live[KubeNode | None], *, clock: Callable[[], float]) -> None:
+    def __init__(self, api: KubeApi, node: LatestValue[KubeNode | None], *, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, in seconds."""
         self._api = api
         self._node = node

@@ -15,7 +15,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import xid_policy
 from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
@@ -83,16 +83,16 @@ class ConfigSource:
         start: StartSettings,
         api: KubeApi,
         namespace: str,
-        node: Live[KubeNode | None],
+        node: LatestValue[KubeNode | None],
         *,
         driver_obstacle: Callable[[PluginConfig], str],
     ) -> None:
         """`driver_obstacle` says what of this machine a CDI specification would lack, "" for nothing; it blocks."""
-        self.latest: Live[PluginConfig] = Live()
-        self.strategy: Live[MigStrategy] = Live()
-        self.sharing: Live[ReplicaRules] = Live()
-        self.problem: Live[str] = Live()
-        self.exposed: Live[str] = Live()
+        self.latest: LatestValue[PluginConfig] = LatestValue()
+        self.strategy: LatestValue[MigStrategy] = LatestValue()
+        self.sharing: LatestValue[ReplicaRules] = LatestValue()
+        self.problem: LatestValue[str] = LatestValue()
+        self.exposed: LatestValue[str] = LatestValue()
         self._driver_obstacle = driver_obstacle
         self._found: tuple[PluginConfig, str] | None = None
         self._wake = asyncio.Event()
@@ -100,7 +100,7 @@ class ConfigSource:
         self._api = api
         self._namespace = namespace
         self._node = node
-        self._config_map: Live[ConfigMap | None] = Live()
+        self._config_map: LatestValue[ConfigMap | None] = LatestValue()
 
     def ready(self) -> Readiness:
         """Ready when a configuration is in effect."""
@@ -124,7 +124,7 @@ class ConfigSource:
         async for config_map in self._api.watch_config_map(self._namespace, self._start.config_map):
             self._config_map.publish(config_map)
 
-    async def _wake_with(self, source: Live[Any]) -> None:
+    async def _wake_with(self, source: LatestValue[Any]) -> None:
         async for _ in source.changes():
             self._wake.set()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.counted import KubeletHeard
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
+from tranche.kubernetes.device_plugin.listed_devices import KubeletDevices
 from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
 from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, Starter
@@ -82,10 +82,10 @@ class Endpoints:
         return any(place.endpoint.watched for place in self._places.values())
 
     @property
-    def heard(self) -> KubeletHeard:
+    def heard(self) -> KubeletDevices:
         """What the kubelet may have read last."""
         ids = {resource: place.endpoint.heard for resource, place in self._places.items()}
-        return KubeletHeard(self._kubelet, ids)
+        return KubeletDevices(self._kubelet, ids)
 
     @property
     def leaving(self) -> frozenset[str]:

@@ -27,23 +27,23 @@ from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spe
 from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer, announced_of_register
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
-from tranche.kubernetes.device_plugin.counted import Counted, Listable, listed
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.device_plugin.insisted import Insisted
+from tranche.kubernetes.device_plugin.listed_devices import ListableDevice, ListedDevices, listed
 from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, why_prohibited, with_mps
 from tranche.kubernetes.device_plugin.offers import free, given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
+from tranche.kubernetes.device_plugin.refused_devices import RefusedDevices
 from tranche.kubernetes.device_plugin.still_cut import why_still_cut
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
 from tranche.kubernetes.observation.gpu_events import GpuEvents
-from tranche.kubernetes.observation.health import Ward, recall_lost, xid_policy
+from tranche.kubernetes.observation.health import FaultyDevices, recall_lost, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.replicas import held_with, replicated
 from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, Resource, advertise
-from tranche.kubernetes.observation.ways import Ways
 from tranche.planning.daemons import unlimited_on
 
 CDI_FOLDER = Path("/var/run/cdi")
@@ -73,13 +73,13 @@ class DevicePlugin:
         inventory: Inventory,
         pods: PodRegister,
         events: GpuEvents,
-        node: Live[KubeNode | None],
+        node: LatestValue[KubeNode | None],
         machine: Machine,
         announcer: Announcer,
         *,
         clock: Callable[[], float],
         cdi_folder: Path = CDI_FOLDER,
-        ways: Ways | None = None,
+        ways: AdvertisementArbiter | None = None,
         to_claims: Callable[[], Collection[str] | None] = tuple,
         laid_out: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -100,21 +100,21 @@ class DevicePlugin:
         self._ways = ways
         self._to_claims = to_claims
         self._laid_out = laid_out
-        self._counted = Counted()
+        self._counted = ListedDevices()
         self._unknown_since: float | None = None
         self._wake = asyncio.Event()
-        self._ward = Ward()
+        self._ward = FaultyDevices()
         self._remembered: dict[str, GpuState] = {}
         self._links: tuple[Collection[str], Links] = ((), {})
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
         self._blind_since: float | None = None
         self._blind = ""
         self._basis: tuple[object, ...] | None = None
-        self._listable: Mapping[str, Sequence[Listable]] = {}
+        self._listable: Mapping[str, Sequence[ListableDevice]] = {}
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
         self._news: Mapping[str, Announcement] = {}
         self._abandoned = Abandoned()
-        self._insisted = Insisted()
+        self._insisted = RefusedDevices()
         self._pursued_at = 0.0
         self._run = ""
         self._emptied: frozenset[str] = frozenset()
@@ -153,7 +153,7 @@ class DevicePlugin:
             await self._endpoints.close()
             self._endpoints = None
 
-    async def _wake_with(self, source: Live[Any]) -> None:
+    async def _wake_with(self, source: LatestValue[Any]) -> None:
         async for _ in source.changes():
             self._wake.set()
 
@@ -210,7 +210,7 @@ class DevicePlugin:
                         await asyncio.sleep(_TICK_SECONDS)
         self._run = run
 
-    def _say(self, found: Mapping[str, Sequence[Listable]], endpoints: Endpoints) -> None:
+    def _say(self, found: Mapping[str, Sequence[ListableDevice]], endpoints: Endpoints) -> None:
         """Tell the other way what may be counted as listed."""
         node = self._node.value if self._node.synced else None
         devices = {resource: {each.device.id: each.grant for each in members} for resource, members in found.items()}
@@ -266,7 +266,7 @@ class DevicePlugin:
             self._blind = f"the GPUs cannot be read: {inventory.why}"
         return self._blind
 
-    async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[Listable]]:
+    async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[ListableDevice]]:
         """What the kubelet may be told; what it may then ask about is prepared before that."""
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
@@ -283,7 +283,7 @@ class DevicePlugin:
         numa_nodes = {gpu.uuid: files.numa_node(gpu) for gpu in node}
         allocations = snapshot.view.allocations
 
-        def listable(resource: Resource) -> Iterator[Listable]:
+        def listable(resource: Resource) -> Iterator[ListableDevice]:
             for device in offered(resource.devices, resource.name, allocations):
                 given = given_as(device, resource.name, allocations)
                 condemned = device.uuid in snapshot.condemned
@@ -291,7 +291,7 @@ class DevicePlugin:
                 if given or not condemned:
                     fit = not (condemned or device.id in self._insisted.refused or self._why_unfit(device, lost))
                     told = ListedDevice(device.id, fit, numa_nodes[device.gpu.uuid])
-                    yield Listable(told, device.grant, given)
+                    yield ListableDevice(told, device.grant, given)
 
         return {resource.name: list(listable(resource)) for resource in advertised.resources}
 

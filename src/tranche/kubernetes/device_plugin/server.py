@@ -14,7 +14,7 @@ from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import DeviceList, ListedDevice
 from tranche.kubernetes.device_plugin.registration import API_VERSION, plugin_options
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 _HEALTH = {True: "Healthy", False: "Unhealthy"}
 
@@ -61,7 +61,7 @@ class Endpoint:
         self._clock = clock
         self._list = DeviceList()
         self._allocating = 0
-        self._devices: Live[tuple[ListedDevice, ...]] = Live()
+        self._devices: LatestValue[tuple[ListedDevice, ...]] = LatestValue()
         self._server: Any = None
         self._delivered: tuple[ListedDevice, ...] | None = None
         self._sent: tuple[ListedDevice, ...] = ()  # outlives the connection, as the kubelet's knowledge does

@@ -13,24 +13,24 @@ from typing import Protocol
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
-from tranche.node.claims import ClaimOrder, ClaimPromise
+from tranche.node.claims import ClaimRequest, ClaimReservation
 
 
-class Realiser(Protocol):
+class ClaimBackend(Protocol):
     """`tranche.node.claims.Claims`; both methods block."""
 
-    def promise(self, orders: Sequence[ClaimOrder]) -> tuple[ClaimPromise | TrancheError | None, ...]:
+    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
         """Decide on all of these; None for one that must be asked for again when the plans before it have ended."""
         ...
 
-    def fulfil(self, promise: ClaimPromise) -> Allocation:
+    def fulfil(self, promise: ClaimReservation) -> Allocation:
         """Carry a promise's plan out."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    order: ClaimOrder
+    order: ClaimRequest
     outcome: asyncio.Future[Allocation]
 
     @property
@@ -50,7 +50,7 @@ class ClaimBacklog:
     """Serves claims until `run` is cancelled."""
 
     def __init__(
-        self, realiser: Callable[[], Realiser], finish: Callable[[ClaimOrder], None] = lambda order: None
+        self, realiser: Callable[[], ClaimBackend], finish: Callable[[ClaimRequest], None] = lambda order: None
     ) -> None:
         """`realiser` is asked for anew at each use. `finish` does what is left when a claim's plan has ended.
 
@@ -62,7 +62,7 @@ class ClaimBacklog:
         self._busy: set[str] = set()
         self._wake = asyncio.Event()
 
-    async def realise(self, order: ClaimOrder) -> Allocation:
+    async def realise(self, order: ClaimRequest) -> Allocation:
         """What the claim has, once it is all there; the error of what stands in the way."""
         outcome: asyncio.Future[Allocation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(order, outcome))
@@ -95,9 +95,9 @@ class ClaimBacklog:
             self._busy |= each.gpus
         return taken
 
-    async def _decide(self, batch: list[_Waiting]) -> list[list[tuple[_Waiting, ClaimPromise]]]:
+    async def _decide(self, batch: list[_Waiting]) -> list[list[tuple[_Waiting, ClaimReservation]]]:
         """The promises, in chains: those of a chain have GPUs in common."""
-        promised: list[tuple[_Waiting, ClaimPromise]] = []
+        promised: list[tuple[_Waiting, ClaimReservation]] = []
         again: list[_Waiting] = []
         try:
             answers = await asyncio.to_thread(self._realiser().promise, [each.order for each in batch])
@@ -108,7 +108,7 @@ class ClaimBacklog:
             for each, answer in zip(batch, answers, strict=True):
                 if answer is None:
                     again.append(each)
-                elif isinstance(answer, ClaimPromise):
+                elif isinstance(answer, ClaimReservation):
                     promised.append((each, answer))
                 else:
                     each.settle(answer)
@@ -118,7 +118,7 @@ class ClaimBacklog:
         self._free(frozenset(gpu for each in batch for gpu in each.gpus) - used)
         return chains
 
-    async def _carry_out(self, chain: list[tuple[_Waiting, ClaimPromise]]) -> None:
+    async def _carry_out(self, chain: list[tuple[_Waiting, ClaimReservation]]) -> None:
         try:
             for each, promise in chain:
                 try:
@@ -128,7 +128,7 @@ class ClaimBacklog:
         finally:
             self._free(frozenset(gpu for each, _ in chain for gpu in each.gpus))
 
-    def _fulfil(self, order: ClaimOrder, promise: ClaimPromise) -> Allocation:
+    def _fulfil(self, order: ClaimRequest, promise: ClaimReservation) -> Allocation:
         # On one thread: each step from thread to thread waits for a turn, which others have while a backlog is served.
         allocation = self._realiser().fulfil(promise)
         self._finish(order)
@@ -139,8 +139,8 @@ class ClaimBacklog:
         self._wake.set()
 
 
-def _chains(promised: Sequence[tuple[_Waiting, ClaimPromise]]) -> list[list[tuple[_Waiting, ClaimPromise]]]:
-    chains: list[tuple[set[str], list[tuple[_Waiting, ClaimPromise]]]] = []
+def _chains(promised: Sequence[tuple[_Waiting, ClaimReservation]]) -> list[list[tuple[_Waiting, ClaimReservation]]]:
+    chains: list[tuple[set[str], list[tuple[_Waiting, ClaimReservation]]]] = []
     for each in promised:
         gpus = set(each[0].gpus)
         joined = [chain for chain in chains if chain[0] & gpus]

@@ -16,7 +16,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.api.objects import KubePod
 from tranche.kubernetes.dra.share_edits import claim_of
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.pod_processes import claims_with_processes, running_pods
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ClaimUsers:
 
     def __init__(
         self,
-        pods: Live[tuple[KubePod, ...]],
+        pods: LatestValue[tuple[KubePod, ...]],
         listed: Callable[[], Awaitable[Collection[str]]],
         *,
         proc: Path = PROC,

@@ -17,19 +17,19 @@ from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.dra.claim_care import ClaimCare
 from tranche.kubernetes.dra.claim_reader import ClaimReader
+from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
 from tranche.kubernetes.dra.claim_users import ClaimUsers
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch, faulty
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.kept_room import kept_sizes
 from tranche.kubernetes.dra.permission import Permission
-from tranche.kubernetes.dra.plugin_server import DeviceHealth, Health, PluginServer
+from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer
 from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, Preparer
 from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
 from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.kubernetes.dra.sick_bay import SickBay, faulty
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.services import NodeServices
 
 _TICK_SECONDS = 1.0
@@ -63,10 +63,10 @@ class ClaimDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
-        sick_bay: SickBay,
-        registered: Live[bool] | None = None,
-        reserved: Live[frozenset[str]] | None = None,
-        fallen: Live[frozenset[str]] | None = None,
+        sick_bay: DeviceHealthWatch,
+        registered: LatestValue[bool] | None = None,
+        reserved: LatestValue[frozenset[str]] | None = None,
+        fallen: LatestValue[frozenset[str]] | None = None,
         care_seconds: float = _CARE_SECONDS,
         patience: float = PATIENCE_SECONDS,
         proc: Path = PROC,
@@ -75,7 +75,7 @@ class ClaimDriver:
         self._sick_bay = sick_bay
         self._known: dict[str, NodeDevice] = {}
         self._basis: object = None
-        self._health: Live[tuple[DeviceHealth, ...]] = Live()
+        self._health: LatestValue[tuple[DeviceHealth, ...]] = LatestValue()
         self._configured = configured
         self._care_seconds = care_seconds
         self._failure = "the driver does not serve yet"
@@ -96,14 +96,16 @@ class ClaimDriver:
         self._refused = asyncio.Event()
         self._refused.set()  # what was so before this agent began, it finds out at its first look
         self._preparer = Preparer(node, read, share_files, self._changed.set, self._refused.set, patience)
-        self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
+        self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
         self._node = services.node
         self._pods = services.node_pods
         users = ClaimUsers(services.node_pods, services.pods.listed_by_claims, proc=proc)
-        self._care = ClaimCare(host, node, self._preparer, read, share_files, users=users, clock=clock, fallen=fallen)
+        self._care = ClaimReconciler(
+            host, node, self._preparer, read, share_files, users=users, clock=clock, fallen=fallen
+        )
         sockets = PluginSockets(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
-        self._registration = PluginRegistration(sockets, server, Live() if registered is None else registered)
+        self._registration = PluginRegistration(sockets, server, LatestValue() if registered is None else registered)
 
     def ready(self) -> Readiness:
         """Ready while it serves where the kubelet looks for it, and the kubelet has it."""
@@ -132,7 +134,7 @@ class ClaimDriver:
                 group.create_task(self._keep_fresh())
                 group.create_task(self._sick_bay.run())
                 group.create_task(self._keep_health(self._inventory.latest.changes()))
-                group.create_task(self._keep_health(self._sick_bay.ward.changes()))
+                group.create_task(self._keep_health(self._sick_bay.faults.changes()))
                 group.create_task(self._keep_caring())
                 group.create_task(self._keep_noting())
                 group.create_task(self._keep_telling())
@@ -195,7 +197,7 @@ class ClaimDriver:
         async for _ in news:
             devices = await self._devices()
             node = self._inventory.latest.value.view.node
-            there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._sick_bay.ward.value, node)
+            there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._sick_bay.faults.value, node)
             self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
 
     async def _permission(self, given: Sequence[GivenDevice]) -> Permission:
@@ -204,7 +206,7 @@ class ClaimDriver:
         kept, _ = kept_sizes({} if node is None else node.annotations)
         if kept and any(each.allocated.tolerates(TaintKey.RESERVED) for each in given):
             reserved = await self._reserved.first()
-        return Permission(mode_in_force(None if node is None else node.labels), self._sick_bay.ward.value, reserved)
+        return Permission(mode_in_force(None if node is None else node.labels), self._sick_bay.faults.value, reserved)
 
     async def _devices(self) -> Mapping[str, NodeDevice]:
         """The node's devices by name, those of GPUs that are lost by now included."""
@@ -227,11 +229,11 @@ async def calm(
 
 def _health(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu | Slice, str]) -> DeviceHealth:
     if device.gpu_uuid not in there:
-        return DeviceHealth(device.name, Health.UNHEALTHY, "the driver has lost the GPU")
+        return DeviceHealth(device.name, KubeletHealth.UNHEALTHY, "the driver has lost the GPU")
     reasons = sorted({why for each, why in sick.items() if overlap(device.offered, each)})
     if reasons:
-        return DeviceHealth(device.name, Health.UNHEALTHY, f"the driver reported {', '.join(reasons)}")
-    return DeviceHealth(device.name, Health.HEALTHY)
+        return DeviceHealth(device.name, KubeletHealth.UNHEALTHY, f"the driver reported {', '.join(reasons)}")
+    return DeviceHealth(device.name, KubeletHealth.HEALTHY)
 
 
 def _basis(node: NodeState) -> object:

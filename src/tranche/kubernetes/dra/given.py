@@ -12,8 +12,8 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef, KubeClaim
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName
 from tranche.kubernetes.dra.devices import NodeDevice
-from tranche.node.claims import ClaimOrder
-from tranche.planning.realise import Wanted, contradicts, parts_of_one_device
+from tranche.node.claims import ClaimRequest
+from tranche.planning.realise import DeviceAlternative, contradicts, parts_of_one_device
 
 _ANEW = "no scheduler gives that: delete pod and claim, and have them made and placed anew"
 _ONE_PART = (
@@ -27,7 +27,7 @@ class GivenDevice:
     """One device of a claim, and the grant that it stands for."""
 
     allocated: AllocatedDevice
-    grant: Wanted
+    grant: DeviceAlternative
 
 
 def given_devices(
@@ -79,9 +79,9 @@ def given_devices(
     return tuple(found)
 
 
-def order_of(claim: KubeClaim, given: tuple[GivenDevice, ...]) -> ClaimOrder:
+def order_of(claim: KubeClaim, given: tuple[GivenDevice, ...]) -> ClaimRequest:
     """The order of a claim that was given these."""
     grants = tuple(each.grant for each in given)
     ref = claim.ref
     keeper = ClaimKeeper(ref.namespace, ref.name, ref.uid, claim.pods, claim.others)
-    return ClaimOrder(keeper, nearest_request(grants), grants)
+    return ClaimRequest(keeper, nearest_request(grants), grants)

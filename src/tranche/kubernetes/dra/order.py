@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tranche.core.allocation import NodeView, Slice
 from tranche.core.state import InstanceKey
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
+from tranche.planning.gpu_occupancy import GpuOccupancy, tenancy
 from tranche.planning.options import reusable
 from tranche.planning.tables import Geometry, geometry_of, potential
-from tranche.planning.tenancy import Tenancy, tenancy
 
 
 class _Cost(NamedTuple):
@@ -42,7 +42,7 @@ def in_order(group: Sequence[NodeDevice], view: NodeView) -> tuple[NodeDevice, .
     return tuple(sorted(group, key=lambda each: _whole_key(each, tenancies[each.gpu_uuid])))
 
 
-def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, Tenancy]) -> tuple[NodeDevice, ...]:
+def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, GpuOccupancy]) -> tuple[NodeDevice, ...]:
     shared = [
         each for each in group if _account(each, tenancies[each.gpu_uuid]) is not None and each.sharing is not None
     ]
@@ -69,7 +69,7 @@ def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, Tenancy]) -> tu
     return (*first, *chosen, *last)
 
 
-def _sequence(devices: Sequence[NodeDevice], tenancy: Tenancy) -> list[tuple[_Cost, NodeDevice]]:
+def _sequence(devices: Sequence[NodeDevice], tenancy: GpuOccupancy) -> list[tuple[_Cost, NodeDevice]]:
     """The places of one GPU as one request after another would take them, each with its cost."""
     if tenancy.whole:
         return []
@@ -95,7 +95,7 @@ def _cost(
     taken: int,
     geometry: Geometry,
     idle: Collection[InstanceKey],
-    tenancy: Tenancy,
+    tenancy: GpuOccupancy,
 ) -> _Cost:
     assert isinstance(device.offered, Slice)
     mask = _mask(device)
@@ -106,25 +106,25 @@ def _cost(
     return _Cost(not tenancy.gpu.mig_enabled, not there, destroyed, cost)
 
 
-def _sharing_key(device: NodeDevice, tenancy: Tenancy) -> tuple[object, ...]:
+def _sharing_key(device: NodeDevice, tenancy: GpuOccupancy) -> tuple[object, ...]:
     """Shared GPUs that have the least left, then those that are not cut, of these last the ones that slices come to first."""
     if _account(device, tenancy) is not None:
         return (0, *_fullest_first(device, tenancy))
     return (1, tenancy.gpu.mig_enabled, len(tenancy.idle_owned), tenancy.gpu.mig_capable, -device.number)
 
 
-def _whole_key(device: NodeDevice, tenancy: Tenancy) -> tuple[object, ...]:
+def _whole_key(device: NodeDevice, tenancy: GpuOccupancy) -> tuple[object, ...]:
     """From the other end than slices and shares: GPUs that are not cut, without idle instances, the highest number first."""
     return (tenancy.gpu.mig_enabled, len(tenancy.idle_owned), tenancy.gpu.mig_capable, -device.number)
 
 
-def _account(device: NodeDevice, tenancy: Tenancy) -> int | None:
+def _account(device: NodeDevice, tenancy: GpuOccupancy) -> int | None:
     """The bytes that are given away of a device that several share; None while nobody has a part of it."""
     account = tenancy.shared.get(device.offered.slot)
     return None if account is None else account.memory
 
 
-def _fullest_first(device: NodeDevice, tenancy: Tenancy) -> tuple[int, int, int]:
+def _fullest_first(device: NodeDevice, tenancy: GpuOccupancy) -> tuple[int, int, int]:
     return (-(_account(device, tenancy) or 0), device.number, _start(device))
 
 

@@ -14,11 +14,11 @@ from tranche.core.errors import NotOffered
 from tranche.core.gpu_use import GpuUse
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
+from tranche.kubernetes.dra.device_health_watch import faulty
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.sick_bay import faulty
 from tranche.kubernetes.dra.taints import is_offered
-from tranche.kubernetes.observation.health import Ward
+from tranche.kubernetes.observation.health import FaultyDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Permission:
     """
 
     mode: NodeMode
-    ward: Ward
+    faults: FaultyDevices
     reserved: Collection[str] = frozenset()
 
     def refuse(self, given: Sequence[GivenDevice], devices: Mapping[str, NodeDevice], view: NodeView) -> None:
@@ -55,7 +55,7 @@ class Permission:
         for each in view.withheld:
             if not each.for_large and overlap(device.offered, each.place):
                 return each.why
-        for place, why in faulty(self.ward, view.node).items():
+        for place, why in faulty(self.faults, view.node).items():
             if overlap(device.offered, place):
                 return f"it has reported an error ({why})"
         if device.name in self.reserved and given.allocated.tolerates(TaintKey.RESERVED):

@@ -19,7 +19,7 @@ from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.preparer import answers_of
 from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
 from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 """What the kubelet is told that the socket serves, in the kubelet's short names."""
@@ -31,7 +31,7 @@ _STALE_SECONDS = 90
 _log = logging.getLogger(__name__)
 
 
-class Health(IntEnum):
+class KubeletHealth(IntEnum):
     """The kubelet's words for the health of a device, by number."""
 
     UNKNOWN = 0
@@ -44,11 +44,11 @@ class DeviceHealth:
     """How one published device is; `message` says why it is not well."""
 
     name: str
-    health: Health
+    health: KubeletHealth
     message: str = ""
 
 
-class ClaimServant(Protocol):
+class ClaimHandler(Protocol):
     """Who does what the kubelet asks; see `tranche.kubernetes.dra.preparer.Preparer`."""
 
     async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
@@ -67,8 +67,8 @@ class PluginServer:
         self,
         socket: Path,
         pool: str,
-        servant: ClaimServant,
-        health: Live[tuple[DeviceHealth, ...]],
+        servant: ClaimHandler,
+        health: LatestValue[tuple[DeviceHealth, ...]],
         *,
         now: Callable[[], float],
     ) -> None:

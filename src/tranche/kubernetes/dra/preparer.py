@@ -15,14 +15,14 @@ from tranche.core.keeper import ChosenFor
 from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
-from tranche.kubernetes.dra.backlog import ClaimBacklog, Realiser
+from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimBacklog
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
 from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.kubernetes.dra.waiting_room import LAST_WORD_SECONDS, WaitingRoom
-from tranche.planning.realise import Wanted
+from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, WaitingRequests
+from tranche.planning.realise import DeviceAlternative
 
 BUDGET_SECONDS = 40.0
 """The kubelet gives up after 45, and then says less about why."""
@@ -33,7 +33,7 @@ _Outcome = TypeVar("_Outcome")
 _log = logging.getLogger(__name__)
 
 
-class ClaimStore(Realiser, Protocol):
+class ClaimStore(ClaimBackend, Protocol):
     """`tranche.node.claims.Claims`; every method blocks."""
 
     def give_back(self, uid: str, *, why: str) -> bool:
@@ -87,7 +87,7 @@ class Preparer:
         self._changed = changed
         self._met = met
         self._patience = patience
-        self._waiting_room = WaitingRoom()
+        self._waiting_room = WaitingRequests()
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
@@ -143,7 +143,7 @@ class Preparer:
         if uid not in self.under_way:
             await asyncio.shield(self._begin(self._giving_back, uid, self._unprepare(uid, why)))
 
-    async def write_file(self, keeper: ChosenFor, grants: tuple[Wanted, ...]) -> None:
+    async def write_file(self, keeper: ChosenFor, grants: tuple[DeviceAlternative, ...]) -> None:
         """Have a container runtime find the claim's devices."""
         await asyncio.to_thread(self._write_file, keeper, grants)
 
@@ -179,7 +179,7 @@ class Preparer:
         await self.backlog.realise(order)
         return given
 
-    def _write_file(self, keeper: ChosenFor, grants: tuple[Wanted, ...]) -> None:
+    def _write_file(self, keeper: ChosenFor, grants: tuple[DeviceAlternative, ...]) -> None:
         gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
         files, version = self._node.files(), self._node.driver_version()
         self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))

@@ -16,17 +16,25 @@ from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.dra.claimable_devices import (
+    UNKNOWN,
+    ClaimableDevices,
+    PluginHoldings,
+    UnconfirmedGpus,
+    counted_otherwise,
+    open_gpus,
+    to_claims,
+)
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch, faulty
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
 from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, kept_sizes, set_apart
-from tranche.kubernetes.dra.one_way import UNKNOWN, Opening, OtherWay, Shown, counted_otherwise, open_gpus, to_claims
 from tranche.kubernetes.dra.pool import Reasons, SliceContent, pool_contents
 from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
-from tranche.kubernetes.dra.sick_bay import SickBay, faulty
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
-from tranche.kubernetes.live import Live
-from tranche.kubernetes.observation.health import Ward
-from tranche.kubernetes.observation.ways import PluginOffer, Ways
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter, PluginAdvertisement
+from tranche.kubernetes.observation.health import FaultyDevices
 from tranche.kubernetes.services import NodeServices
 
 PAUSE_SECONDS = 1.0
@@ -54,12 +62,12 @@ class SlicePublisher:
         services: NodeServices,
         slices: SliceApi,
         *,
-        sick_bay: SickBay,
+        sick_bay: DeviceHealthWatch,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
-        registered: Live[bool] | None = None,
-        reserved: Live[frozenset[str]] | None = None,
-        fallen: Live[frozenset[str]] | None = None,
-        ways: Ways | None = None,
+        registered: LatestValue[bool] | None = None,
+        reserved: LatestValue[frozenset[str]] | None = None,
+        fallen: LatestValue[frozenset[str]] | None = None,
+        ways: AdvertisementArbiter | None = None,
         pause: float = PAUSE_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -69,18 +77,18 @@ class SlicePublisher:
         self._pcie_roots = pcie_roots
         self._sick_bay = sick_bay
         self._registered = registered
-        self._fallen: Live[frozenset[str]] = Live() if fallen is None else fallen
-        self._reserved: Live[frozenset[str]] = Live() if reserved is None else reserved
-        self._ways = Ways() if ways is None else ways
+        self._fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
+        self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
+        self._ways = AdvertisementArbiter() if ways is None else ways
         if ways is None:
-            self._ways.plugin.publish(PluginOffer())
-        self._opening = Opening()
+            self._ways.plugin.publish(PluginAdvertisement())
+        self._opening = UnconfirmedGpus()
         self._waiting = ""
         self._pause = pause
         self._labels_seconds = labels_seconds
-        self._labels: Live[Mapping[str, str | None]] = Live()
+        self._labels: LatestValue[Mapping[str, str | None]] = LatestValue()
         self._sleep = sleep
-        self._known: Live[tuple[NodeSlice, ...]] = Live()
+        self._known: LatestValue[tuple[NodeSlice, ...]] = LatestValue()
         self._generation = 0
         self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
         self._basis: _Basis | None = None
@@ -105,7 +113,7 @@ class SlicePublisher:
             group.create_task(self._listen(self._known.changes()))
             group.create_task(self._listen(self._ways.plugin.changes()))
             group.create_task(self._sick_bay.run())
-            group.create_task(self._listen(self._sick_bay.ward.changes()))
+            group.create_task(self._listen(self._sick_bay.faults.changes()))
             group.create_task(self._listen(self._fallen.changes()))
             group.create_task(self._keep())
             group.create_task(self._keep_labels())
@@ -133,7 +141,7 @@ class SlicePublisher:
                 self._known.publish(slices)
                 self._say(self._opening)
 
-    def _say(self, opening: Opening) -> None:
+    def _say(self, opening: UnconfirmedGpus) -> None:
         """Tell the other way what claims may be taken to be shown."""
         self._opening = opening
         self._ways.claims.publish(to_claims(_shown(self._known.value), opening))
@@ -197,10 +205,10 @@ class SlicePublisher:
         other = UNKNOWN
         if self._ways.plugin.synced:
             offer = self._ways.plugin.value
-            other = OtherWay(offer.grants, offer.strangers(node.allocatable))
-        mode, known, ward = mode_in_force(node.labels), self._known.value, self._sick_bay.ward.value
+            other = PluginHoldings(offer.grants, offer.strangers(node.allocatable))
+        mode, known, faults = mode_in_force(node.labels), self._known.value, self._sick_bay.faults.value
         fallen = self._fallen.value if self._fallen.synced else frozenset()
-        return _Basis(node.name, node.uid, mode, sizes, view, known, ward, other, fallen)
+        return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
 
     async def _say_unknown(self, node: KubeNode) -> None:
         """Once for each word that is no mode: the administrator meant something by it."""
@@ -277,7 +285,7 @@ class SlicePublisher:
         return False
 
 
-async def _true(live: Live[bool]) -> None:
+async def _true(live: LatestValue[bool]) -> None:
     async for value in live.changes():
         if value:
             return
@@ -294,8 +302,8 @@ class _Basis(NamedTuple):
     sizes: tuple[KeptSize, ...]
     view: NodeView
     known: tuple[NodeSlice, ...]
-    ward: Ward
-    other: OtherWay
+    faults: FaultyDevices
+    other: PluginHoldings
     fallen: frozenset[str]
 
     @property
@@ -322,10 +330,10 @@ def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
 ) -> tuple[SliceWrites, Mapping[str, str | None], frozenset[str]]:
     """What is to be written, the labels of the node, and the devices, by name, that are kept for larger requests."""
-    name, uid, mode, sizes, view, known, ward, other, fallen = basis
+    name, uid, mode, sizes, view, known, faults, other, fallen = basis
     opened = basis.open_gpus
     offered = tuple(each for each in devices if each.gpu_uuid in opened)
-    against: Reasons = reasons_against(offered, view, Circumstances(mode, frozenset(faulty(ward, view.node)), fallen))
+    against: Reasons = reasons_against(offered, view, TaintCauses(mode, frozenset(faulty(faults, view.node)), fallen))
     counted = counted_otherwise(offered, other, _shown(known))
     against = {
         name: tuple(sorted({*why, *((TaintKey.MODE,) if name in counted else ())})) for name, why in against.items()
@@ -346,8 +354,8 @@ def _decide(
     return slice_writes(contents, known, Owner(name, uid), generation), labels, reserved
 
 
-def _shown(known: Sequence[NodeSlice]) -> Shown:
-    return Shown.of(device for each in known for device in each.devices)
+def _shown(known: Sequence[NodeSlice]) -> ClaimableDevices:
+    return ClaimableDevices.of(device for each in known for device in each.devices)
 
 
 def _held_by_claims(view: NodeView) -> frozenset[str]:

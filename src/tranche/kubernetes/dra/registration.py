@@ -23,7 +23,7 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.plugin_server import SERVICES, PluginServer
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 KUBELET_FOLDER = Path("/var/lib/kubelet")
 _LONGEST_PATH = 107
@@ -87,7 +87,7 @@ class PluginRegistration:
     `registered` is told whether the kubelet has the driver where it is served now.
     """
 
-    def __init__(self, sockets: PluginSockets, plugin: PluginServer, registered: Live[bool]) -> None:
+    def __init__(self, sockets: PluginSockets, plugin: PluginServer, registered: LatestValue[bool]) -> None:
         self._sockets = sockets
         self._plugin = plugin
         self._server: Any = None

@@ -17,13 +17,13 @@ from tranche.core.state import GpuInstance
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.planning.gpu_occupancy import GpuOccupancy, tenancy
 from tranche.planning.options import gpu_blocked
 from tranche.planning.realise import foreign_in_the_way
-from tranche.planning.tenancy import Tenancy, tenancy
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class TaintCauses:
     """What speaks against devices beside the view: the node's mode, what reported an error that programs do not survive, and
     claims, by uid, that are over while their pods run on: the scheduler takes for free what these have.
     """
@@ -34,7 +34,7 @@ class Circumstances:
 
 
 def reasons_against(
-    devices: Collection[NodeDevice], view: NodeView, known: Circumstances
+    devices: Collection[NodeDevice], view: NodeView, known: TaintCauses
 ) -> dict[str, tuple[TaintKey, ...]]:
     """Why each device cannot be had, by its name; nothing where it can."""
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
@@ -52,7 +52,7 @@ def reasons_against(
 
 
 def _reasons(
-    device: NodeDevice, here: Tenancy, held: Collection[Grant], view: NodeView, known: Circumstances
+    device: NodeDevice, here: GpuOccupancy, held: Collection[Grant], view: NodeView, known: TaintCauses
 ) -> set[TaintKey]:
     uuid = device.gpu_uuid
     found = set()
@@ -70,7 +70,7 @@ def _reasons(
     return found
 
 
-def _cordoned(here: Tenancy, known: Circumstances) -> bool:
+def _cordoned(here: GpuOccupancy, known: TaintCauses) -> bool:
     """Whether the administrator wants nothing more of the GPU given away; what is faulty is said by a taint of its own."""
     return any(
         isinstance(each.place, WholeGpu) and each.place not in known.faulty

@@ -13,7 +13,7 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.services import NodeServices
@@ -32,8 +32,8 @@ class FeatureLabeler:
     def __init__(
         self,
         services: NodeServices,
-        strategy: Live[MigStrategy],
-        sharing: Live[ReplicaRules],
+        strategy: LatestValue[MigStrategy],
+        sharing: LatestValue[ReplicaRules],
         *,
         heeds_mode: bool = False,
         clock: Callable[[], float] = time.time,

@@ -10,11 +10,12 @@ from tranche.core.quantity import format_memory
 from tranche.kubernetes.api.node_rules import meets, unmet, untolerated
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
+from tranche.kubernetes.fleet.device_request import DeviceAlternative, DeviceMismatch, DeviceRequest
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.room import (
+from tranche.kubernetes.fleet.pool_usage import (
     MOST_DEVICES,
-    Room,
+    PoolUsage,
     against,
     had_together,
     refused_by_node,
@@ -22,7 +23,6 @@ from tranche.kubernetes.fleet.room import (
     served,
     served_together,
 )
-from tranche.kubernetes.fleet.wanted import Demanded, Misfit, Wanted
 
 
 class NodeReason(StrEnum):
@@ -65,7 +65,7 @@ class NodeAnswer:
     could: bool = False
 
 
-def node_answer(pod: FleetPod, demands: Sequence[Demanded], node: FleetNode, room: Room | None) -> NodeAnswer:
+def node_answer(pod: FleetPod, demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeAnswer:
     """What the node says to the pod's demands."""
     out = kept_out(pod, node)
     found = _of_devices(demands, node, room)
@@ -89,7 +89,7 @@ def kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
     return None
 
 
-def _of_devices(demands: Sequence[Demanded], node: FleetNode, room: Room | None) -> NodeAnswer:
+def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeAnswer:
     if room is None or not room.pool.devices:
         if node.resources and node.mode is NodeMode.STATIC:
             text = "its GPUs are given away by layouts and the device plugin (mode static)"
@@ -118,7 +118,7 @@ def _of_devices(demands: Sequence[Demanded], node: FleetNode, room: Room | None)
 
 
 def _refused_parts(
-    demands: Sequence[Demanded], room: Room, given: Sequence[Sequence[FleetDevice]] | None
+    demands: Sequence[DeviceRequest], room: PoolUsage, given: Sequence[Sequence[FleetDevice]] | None
 ) -> tuple[str, bool] | None:
     """That the node refuses what the scheduler gives, now or were it free, and whether it could serve later."""
     several = len(demands) > 1 or any(
@@ -136,7 +136,7 @@ def _refused_parts(
     return (f"{text}: {why}", not later) if why else None
 
 
-def _refused(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
+def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeAnswer:
     """Why no alternative is served: the one that came nearest."""
     fitting = [
         (each, device) for each in demand.alternatives for device in room.pool.devices if not each.misfit(device)
@@ -168,7 +168,7 @@ def _never_every(node: FleetNode, number: int) -> NodeAnswer:
     return NodeAnswer(node.name, NodeReason.TOO_FEW, f"{text}, and they cannot be had together")
 
 
-def _withheld(fitting: Sequence[tuple[Wanted, FleetDevice]]) -> str:
+def _withheld(fitting: Sequence[tuple[DeviceAlternative, FleetDevice]]) -> str:
     """What would serve as well and nobody is given, and why."""
     kept = {device.name: (device, taints) for each, device in fitting if (taints := against(device, each))}
     texts = _texts(taint.key for _, taints in kept.values() for taint in taints)
@@ -185,7 +185,9 @@ def _places(devices: Collection[FleetDevice], more: str = "") -> str:
     return f"{len(devices)} {more}place{'s' if len(devices) > 1 else ''} on {gpus} GPU{'s' if gpus > 1 else ''}"
 
 
-def _lacking(demand: Demanded, room: Room, busy: Sequence[tuple[Wanted, FleetDevice]]) -> tuple[int, str]:
+def _lacking(
+    demand: DeviceRequest, room: PoolUsage, busy: Sequence[tuple[DeviceAlternative, FleetDevice]]
+) -> tuple[int, str]:
     shared = [(each, device) for each, device in busy if device.shared and device.name in room.by_device]
     if shared:
         lacking = [device.consumed(each.memory) - room.memory_left(device) for each, device in shared]
@@ -202,13 +204,13 @@ def _lacking(demand: Demanded, room: Room, busy: Sequence[tuple[Wanted, FleetDev
     return 0, f"others have everything on its {on} that would serve ({number} place{'s' if number > 1 else ''})"
 
 
-def _never(demand: Demanded, node: FleetNode, room: Room) -> NodeAnswer:
+def _never(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeAnswer:
     misses = [each.misfit(device) for each in demand.alternatives for device in room.pool.devices]
     nearest = max((each for each in misses if each is not None), key=_nearness)
     return NodeAnswer(node.name, nearest.reason, nearest.text, nearest.missing)
 
 
-def _nearness(each: Misfit) -> tuple[int, int]:
+def _nearness(each: DeviceMismatch) -> tuple[int, int]:
     return each.rank, -each.missing
 
 

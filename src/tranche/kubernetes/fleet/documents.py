@@ -6,7 +6,7 @@ from typing import Any
 
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup
 from tranche.kubernetes.fleet.overview import FleetGpu, FleetNodeSummary
-from tranche.kubernetes.fleet.room import HeldDevice
+from tranche.kubernetes.fleet.pool_usage import HeldDevice
 
 
 def explanation_document(found: FleetExplanation) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from enum import StrEnum
 from tranche.core.quantity import format_memory
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason, node_answer
+from tranche.kubernetes.fleet.device_request import DeviceRequest, demanded_by, demanded_by_limits, in_words
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
+from tranche.kubernetes.fleet.pool_usage import HeldDevice
 from tranche.kubernetes.fleet.remedies import remedies
-from tranche.kubernetes.fleet.room import HeldDevice
-from tranche.kubernetes.fleet.wanted import Demanded, demanded_by, demanded_by_limits, in_words
 
 NOT_ASKED = "nodes that you may not see were not asked"
 _ASKED_AGAIN = "the kubelet asks for them again by itself, within 90 s"
@@ -107,7 +107,7 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
 
 
 def _lacking(
-    pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[Demanded], fleet: Fleet
+    pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[DeviceRequest], fleet: Fleet
 ) -> tuple[WaitStatus, str, tuple[str, ...]] | None:
     """What the pod names and nobody has made: status, message, and what would help; None where all of it is there."""
     if fleet.knows_claims_of(pod.namespace):
@@ -131,7 +131,7 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{each}'" for each in names)
 
 
-def _wanted(claims: Sequence[FleetClaim], demands: Sequence[Demanded]) -> tuple[str, ...]:
+def _wanted(claims: Sequence[FleetClaim], demands: Sequence[DeviceRequest]) -> tuple[str, ...]:
     """What is asked for, in the words of whoever asked where the claims say them."""
     if claims and all(each.asked for each in claims):
         return tuple(each.asked for each in claims)
@@ -177,7 +177,7 @@ def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[H
 
 
 def _waits(
-    pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[Demanded], wanted: tuple[str, ...], fleet: Fleet
+    pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[DeviceRequest], wanted: tuple[str, ...], fleet: Fleet
 ) -> FleetExplanation:
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in fleet.pools)
@@ -249,7 +249,7 @@ def _group(answers: Sequence[NodeAnswer]) -> NodeGroup:
     )
 
 
-def _notes(demands: Sequence[Demanded], fleet: Fleet, claims: Sequence[FleetClaim] = ()) -> Iterable[str]:
+def _notes(demands: Sequence[DeviceRequest], fleet: Fleet, claims: Sequence[FleetClaim] = ()) -> Iterable[str]:
     for claim in claims:
         if claim.ignored:
             yield f"the configuration of claim {claim.namespace}/{claim.name} is none of Tranche's: {claim.ignored}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.kubernetes.fleet.devices import Pool
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode
-from tranche.kubernetes.fleet.room import Room, room_of
+from tranche.kubernetes.fleet.pool_usage import PoolUsage, room_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Fleet:
     within: str = ""
     whole: bool = True
 
-    def rooms(self) -> Mapping[str, Room]:
+    def rooms(self) -> Mapping[str, PoolUsage]:
         """What is left of each node that offers something."""
         by_node: dict[str, dict[FleetClaim, None]] = {}
         for claim in self.claims:

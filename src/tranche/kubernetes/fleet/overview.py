@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.claims.vocabulary import DeviceType
+from tranche.kubernetes.fleet.device_request import DeviceAlternative
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.fleet.room import HeldDevice, Room
-from tranche.kubernetes.fleet.wanted import Wanted
+from tranche.kubernetes.fleet.pool_usage import HeldDevice, PoolUsage
 
-_ANYTHING = Wanted()
+_ANYTHING = DeviceAlternative()
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The label by which feature discovery says how many GPUs a node has."""
 
@@ -101,14 +101,14 @@ def summaries(fleet: Fleet) -> tuple[FleetNodeSummary, ...]:
     return tuple(each for each in found if each.gpus or each.node.resources or each.node.has_word or not each.complete)
 
 
-def _summary(node: FleetNode, room: Room | None) -> FleetNodeSummary:
+def _summary(node: FleetNode, room: PoolUsage | None) -> FleetNodeSummary:
     if room is None:
         return FleetNodeSummary(node)
     claims = len({(each.claim.namespace, each.claim.name, each.claim.uid) for each in room.holdings})
     return FleetNodeSummary(node, tuple(_gpus(room)), claims, room.pool.complete)
 
 
-def _gpus(room: Room) -> Iterator[FleetGpu]:
+def _gpus(room: PoolUsage) -> Iterator[FleetGpu]:
     by_gpu: dict[str, list[FleetDevice]] = {}
     for device in room.pool.devices:
         by_gpu.setdefault(device.uuid, []).append(device)
@@ -119,14 +119,16 @@ def _gpus(room: Room) -> Iterator[FleetGpu]:
         yield _gpu(room, uuid, devices, held)
 
 
-def _gpu(room: Room, uuid: str, devices: Sequence[FleetDevice], held: Mapping[str, Sequence[HeldDevice]]) -> FleetGpu:
+def _gpu(
+    room: PoolUsage, uuid: str, devices: Sequence[FleetDevice], held: Mapping[str, Sequence[HeldDevice]]
+) -> FleetGpu:
     first = next((each for each in devices if each.type == DeviceType.WHOLE), devices[0])
     keys = [frozenset(taint.key for taint in device.taints) for device in devices]
     out = tuple(sorted(frozenset.intersection(*keys)))
     free = (
         room.memory_left(device) if device.shared else device.memory
         for device in devices
-        if not device.taints and room.free(device, Wanted(memory=1) if device.shared else _ANYTHING)
+        if not device.taints and room.free(device, DeviceAlternative(memory=1) if device.shared else _ANYTHING)
     )
     return FleetGpu(
         node=room.pool.node,

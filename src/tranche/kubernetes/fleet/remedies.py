@@ -11,16 +11,16 @@ from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
 from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason
+from tranche.kubernetes.fleet.device_request import DeviceAlternative, DeviceRequest
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.room import (
+from tranche.kubernetes.fleet.pool_usage import (
     MOST_DEVICES,
-    Room,
+    PoolUsage,
     against,
     had_together,
     refused_by_node,
     served_together,
 )
-from tranche.kubernetes.fleet.wanted import Demanded, Wanted
 
 _MOST = 6
 _ENDS = 3
@@ -30,10 +30,10 @@ _CLAIMS = 100
 
 def remedies(
     pod: FleetPod,
-    demands: Sequence[Demanded],
+    demands: Sequence[DeviceRequest],
     answers: Sequence[NodeAnswer],
     nodes: Sequence[FleetNode],
-    rooms: Mapping[str, Room],
+    rooms: Mapping[str, PoolUsage],
 ) -> tuple[str, ...]:
     """At most six sentences."""
     by_name = {each.name: each for each in nodes}
@@ -57,11 +57,11 @@ _KEPT_OUT = (
 
 def _all(
     pod: FleetPod,
-    demands: Sequence[Demanded],
+    demands: Sequence[DeviceRequest],
     answers: Sequence[NodeAnswer],
     nodes: Mapping[str, FleetNode],
-    rooms: Mapping[str, Room],
-    open_rooms: Sequence[Room],
+    rooms: Mapping[str, PoolUsage],
+    open_rooms: Sequence[PoolUsage],
 ) -> Iterator[str]:
     if any(each.reason == NodeReason.REFUSED for each in answers):
         yield "make it again with a claim of its own for each part, or with a claim that asks for one larger part"
@@ -76,7 +76,7 @@ def _all(
         yield from _offers(demands, open_rooms)
 
 
-def _ends(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+def _ends(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """Claims whose end alone would make room."""
     tried = 0
     for room in rooms:
@@ -88,12 +88,12 @@ def _ends(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
                 yield f"the end of {claim.holder} on node {room.pool.node} would make room"
 
 
-def _serves(room: Room, demands: Sequence[Demanded]) -> bool:
+def _serves(room: PoolUsage, demands: Sequence[DeviceRequest]) -> bool:
     found = served_together(room, demands)
     return found is not None and not refused_by_node(demands, found)
 
 
-def _less(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+def _less(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """The most memory that could be had now."""
     wanted = [each for demand in demands for each in demand.alternatives if each.memory is not None and each.count == 1]
     if len(demands) != 1 or not wanted:
@@ -107,7 +107,7 @@ def _less(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
         yield f"{format_memory(best[0] // MIB * MIB)} could be had now, on node {best[1]}"
 
 
-def _most(room: Room, wanted: Wanted) -> int:
+def _most(room: PoolUsage, wanted: DeviceAlternative) -> int:
     found = 0
     for device in room.pool.devices:
         if wanted.misfit(device) is None and not against(device, wanted) and room.free(device, wanted):
@@ -115,7 +115,9 @@ def _most(room: Room, wanted: Wanted) -> int:
     return found
 
 
-def _fewer(demands: Sequence[Demanded], answers: Sequence[NodeAnswer], rooms: Sequence[Room]) -> Iterator[str]:
+def _fewer(
+    demands: Sequence[DeviceRequest], answers: Sequence[NodeAnswer], rooms: Sequence[PoolUsage]
+) -> Iterator[str]:
     """The most devices that could be had together."""
     if len(demands) != 1:
         return
@@ -128,7 +130,7 @@ def _fewer(demands: Sequence[Demanded], answers: Sequence[NodeAnswer], rooms: Se
         yield f"{had[0]} of them could be had now, on node {had[1]}"
 
 
-def _weaker(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+def _weaker(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """A weaker fence that could be had now."""
     if not any(each.isolations for demand in demands for each in demand.alternatives):
         return
@@ -156,10 +158,10 @@ def _nodes(pod: FleetPod, answers: Sequence[NodeAnswer]) -> Iterator[str]:
 
 
 def _modes(
-    demands: Sequence[Demanded],
+    demands: Sequence[DeviceRequest],
     answers: Sequence[NodeAnswer],
     nodes: Mapping[str, FleetNode],
-    rooms: Mapping[str, Room],
+    rooms: Mapping[str, PoolUsage],
 ) -> Iterator[str]:
     """A node whose GPUs the administrator gives away in another way, and could give in this one."""
     anyhow = _tolerating(TaintKey.MODE, demands)
@@ -174,7 +176,7 @@ def _modes(
             return
 
 
-def _tolerating(key: TaintKey, demands: Sequence[Demanded]) -> list[Demanded]:
+def _tolerating(key: TaintKey, demands: Sequence[DeviceRequest]) -> list[DeviceRequest]:
     """The same, as if no device had that taint."""
     tolerant = Toleration(str(key), exists=True)
     return [
@@ -188,7 +190,7 @@ def _tolerating(key: TaintKey, demands: Sequence[Demanded]) -> list[Demanded]:
     ]
 
 
-def _destroyed(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+def _destroyed(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """A node on which nothing but instances that Tranche did not make is in the way."""
     anyhow = _tolerating(TaintKey.FOREIGN, demands)
     for room in rooms:
@@ -201,13 +203,13 @@ def _destroyed(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[s
             return
 
 
-def _only_alone(demands: Sequence[Demanded]) -> bool:
+def _only_alone(demands: Sequence[DeviceRequest]) -> bool:
     """Whether nothing but slices and whole GPUs is asked for."""
     types = {each.type for demand in demands for each in demand.alternatives}
     return types <= {DeviceType.SLICE, DeviceType.WHOLE}
 
 
-def _offers(demands: Sequence[Demanded], rooms: Sequence[Room]) -> Iterator[str]:
+def _offers(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """What the cluster has, for whoever asks for what it has not."""
     devices = [device for room in rooms for device in room.pool.devices if not device.taints]
     wanted = [each for demand in demands for each in demand.alternatives]

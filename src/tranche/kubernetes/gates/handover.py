@@ -21,15 +21,15 @@ from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
-from tranche.kubernetes.dra.backlog import ClaimBacklog, Realiser
+from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimBacklog
 from tranche.kubernetes.dra.share_edits import share_spec
-from tranche.kubernetes.dra.waiting_room import LAST_WORD_SECONDS, WaitingRoom
+from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, WaitingRequests
 from tranche.kubernetes.gates.leases import ShareChoice
 from tranche.kubernetes.gates.placed_files import PlacedFiles, unit_spec
 from tranche.kubernetes.kubelet.pod_resources import Listed
-from tranche.kubernetes.live import Live
-from tranche.node.claims import ClaimOrder
-from tranche.planning.realise import Wanted
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.node.claims import ClaimRequest
+from tranche.planning.realise import DeviceAlternative
 
 BUDGET_SECONDS = 25.0
 """The kubelet gives up after 30, and then says less about why."""
@@ -39,7 +39,7 @@ PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 _log = logging.getLogger(__name__)
 
 
-class PlacedShares(Realiser, Protocol):
+class PlacedShares(ClaimBackend, Protocol):
     """`tranche.node.claims.Claims`; every method blocks."""
 
     def give_back(self, uid: str, *, why: str) -> bool:
@@ -64,7 +64,7 @@ class ShareNode:
     listed: Callable[[], Awaitable[Sequence[Listed]]]
     chosen: Callable[[], Awaitable[Mapping[str, ShareChoice]]]
     uid_of: Callable[[PodRef], Awaitable[str]]
-    adopt: Callable[[ClaimOrder], None]
+    adopt: Callable[[ClaimRequest], None]
     observe_gpu: Callable[[str], GpuState]
     files: Callable[[], DeviceFiles]
     driver_version: Callable[[], str]
@@ -86,12 +86,12 @@ class ShareHandover:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.backlog = ClaimBacklog(node.shares)
-        self.refused: Live[Mapping[str, str]] = Live()
+        self.refused: LatestValue[Mapping[str, str]] = LatestValue()
         self._node = node
         self._files = files
         self._changed = changed
         self._patience = patience
-        self._waiting_room = WaitingRoom()
+        self._waiting_room = WaitingRequests()
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -151,7 +151,7 @@ class ShareHandover:
         return PlacedPodKeeper(ref.namespace, ref.name, uid)
 
     async def _start(self, unit: str, keeper: PlacedPodKeeper, until: float) -> None:
-        async def hand_over() -> ClaimOrder:
+        async def hand_over() -> ClaimRequest:
             order = order_for(keeper, await self._grants(keeper))
             await self.backlog.realise(order)
             return order
@@ -176,7 +176,7 @@ class ShareHandover:
             )
         return choice.grants
 
-    def _write_file(self, unit: str, order: ClaimOrder) -> None:
+    def _write_file(self, unit: str, order: ClaimRequest) -> None:
         gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(each.gpu_uuid for each in order.grants)}
         files, version = self._node.files(), self._node.driver_version()
         spec = share_spec(order.keeper, order.grants, gpus, files, version, self._node.mps_pipes)
@@ -198,9 +198,9 @@ class ShareHandover:
         self.refused.publish(refused)
 
 
-def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimOrder:
+def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimRequest:
     """What the pod is to have; AllocationUnknown when that is nothing that a pod can be handed."""
-    found: tuple[Wanted, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
+    found: tuple[DeviceAlternative, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
     if len(found) != len(grants) or not found:
         raise AllocationUnknown("what was chosen is nothing that a pod can be handed")
-    return ClaimOrder(keeper, nearest_request(found), found)
+    return ClaimRequest(keeper, nearest_request(found), found)

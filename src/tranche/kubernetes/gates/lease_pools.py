@@ -12,7 +12,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.kept_room import set_apart
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 from tranche.kubernetes.fleet.devices import Pool, decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
@@ -59,7 +59,7 @@ def _node(
     kept = {each.place for each in said.view.withheld if each.for_large}
     places = [each.place for each in said.view.withheld if each.faulty]
     faulty = frozenset(each for each in places if isinstance(each, WholeGpu | Slice))
-    reasons = reasons_against(offered, told, Circumstances(mode, faulty))
+    reasons = reasons_against(offered, told, TaintCauses(mode, faulty))
     kept_for = [each for each in offered if each.sharing is None and each.offered in kept]
     offered, reasons = set_apart(offered, kept_for, reasons)
     contents = pool_contents(said.node, offered, replace(told, node=present), reasons, ())

@@ -22,15 +22,15 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.dra.sick_bay import SickBay
-from tranche.kubernetes.gates.gpu_news import GpuNews
+from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
+from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
 from tranche.kubernetes.gates.leases import CHOICES, ShareChoice, choices_from_lease, lease_name
 from tranche.kubernetes.gates.placed_files import PlacedFiles, cdi_name
-from tranche.kubernetes.gates.share_care import ShareCare
+from tranche.kubernetes.gates.share_reconciler import ShareReconciler
 from tranche.kubernetes.services import NodeServices
 from tranche.kubernetes.tier_watch import InTier
-from tranche.node.claims import ClaimOrder
+from tranche.node.claims import ClaimRequest
 from tranche.node.pod_processes import pods_with_processes
 
 UNITS = 250
@@ -62,7 +62,7 @@ class ShareDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
-        sick_bay: SickBay,
+        sick_bay: DeviceHealthWatch,
     ) -> None:
         self._services = services
         self._folders = folders
@@ -83,7 +83,7 @@ class ShareDriver:
         placed = PlacedFiles(cdi_folder)
         self._changed = asyncio.Event()
         self._handover = ShareHandover(node, placed, self._changed.set)
-        self._care = ShareCare(
+        self._care = ShareReconciler(
             node,
             self._handover,
             placed,
@@ -91,7 +91,7 @@ class ShareDriver:
             living=pods_with_processes,
             clock=clock,
         )
-        news = GpuNews(
+        news = GpuReporter(
             services.leases, inventory.latest, services.node, self._handover.refused, sick_bay=sick_bay, say=self._say
         )
         self._news = InTier(news, services.tier, frozenset((Tier.GATES,)))
@@ -189,7 +189,7 @@ class ShareDriver:
                 async with asyncio.timeout(_CARE_SECONDS):
                     await self._over.wait()
 
-    def _adopt(self, order: ClaimOrder) -> None:
+    def _adopt(self, order: ClaimRequest) -> None:
         host = self._services.host
         view, holders = host.view(), host.holders
         # Found by its processes alone, when the register was new.

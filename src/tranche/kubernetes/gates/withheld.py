@@ -1,6 +1,6 @@
 """What of a node's GPUs is withheld from those whose share a controller chooses: what is faulty, and room that is kept. Pure.
 
-The rules are those of devices for claims (`tranche.kubernetes.dra.sick_bay`, `tranche.kubernetes.dra.kept_room`).
+The rules are those of devices for claims (`tranche.kubernetes.dra.device_health_watch`, `tranche.kubernetes.dra.kept_room`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.kept_room import KeptSize, kept_places
-from tranche.kubernetes.dra.taints import Circumstances, reasons_against
+from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 
 
 def withheld_places(
@@ -33,7 +33,7 @@ def withheld_places(
     if sizes and mode.by_claims:
         devices = devices_of(view.node)
         told = as_if_by_claims(view)
-        reasons = reasons_against(devices, told, Circumstances(mode, frozenset(faults)))
+        reasons = reasons_against(devices, told, TaintCauses(mode, frozenset(faults)))
         kept = {each.place for each in before if each.for_large}
         names = {each.name for each in devices if each.sharing is None and each.offered in kept}
         places = kept_places(devices, told, sizes, reasons, names)

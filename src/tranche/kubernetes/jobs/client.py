@@ -8,7 +8,7 @@ from typing import Any
 
 from tranche.core.errors import KubernetesNotFound, KubernetesRejected, TrancheError
 from tranche.core.spelling import did_you_mean
-from tranche.kubernetes.api.connection import Answer, ApiConnection
+from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import Selection, named
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
@@ -151,7 +151,7 @@ class JobClient:
         )
 
 
-def _explained(answer: Answer, body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _explained(answer: ApiResponse, body: Mapping[str, Any]) -> Mapping[str, Any]:
     name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
     if answer.status == 409 and answer.body.get("reason") == "AlreadyExists":
         kind = "a job" if body["kind"] == "Job" else "a claim's template"

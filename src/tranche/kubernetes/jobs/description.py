@@ -14,8 +14,8 @@ from tranche.kubernetes.fleet.documents import explanation_document, given_docum
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
+from tranche.kubernetes.fleet.pool_usage import HeldDevice
 from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.fleet.room import HeldDevice
 from tranche.kubernetes.fleet.tier_reading import tier_in_force
 from tranche.kubernetes.gates.changed_tier import as_in_tier
 from tranche.kubernetes.gates.explaining import chosen_text, explain_gated

@@ -9,7 +9,7 @@ from typing import Any
 from tranche.kubernetes.claims.annotations import annotations_of
 from tranche.kubernetes.claims.spec import REQUEST_NAME, ClaimSpec
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.jobs.wish import JobWish
+from tranche.kubernetes.jobs.job_request import JobRequest
 
 REQUEST_ANNOTATION = "tranche.dev/request"
 """The annotation of a Job that holds the request, as the options that make it."""
@@ -18,7 +18,7 @@ CONTAINER = "main"
 """The name of a job's one container."""
 
 
-def objects_of(wish: JobWish, claim: ClaimSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+def objects_of(wish: JobRequest, claim: ClaimSpec) -> tuple[dict[str, Any], dict[str, Any]]:
     """The ResourceClaimTemplate and the Job."""
     template = {
         "apiVersion": "resource.k8s.io/v1",
@@ -29,12 +29,12 @@ def objects_of(wish: JobWish, claim: ClaimSpec) -> tuple[dict[str, Any], dict[st
     return template, _job(wish, gated=False)
 
 
-def gated_job(wish: JobWish) -> dict[str, Any]:
+def gated_job(wish: JobRequest) -> dict[str, Any]:
     """The Job for a cluster without claims: its pods wait at a gate until a share was chosen for each."""
     return _job(wish, gated=True)
 
 
-def _job(wish: JobWish, *, gated: bool) -> dict[str, Any]:
+def _job(wish: JobRequest, *, gated: bool) -> dict[str, Any]:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -43,16 +43,16 @@ def _job(wish: JobWish, *, gated: bool) -> dict[str, Any]:
     }
 
 
-def _metadata(wish: JobWish) -> dict[str, Any]:
+def _metadata(wish: JobRequest) -> dict[str, Any]:
     return {"name": wish.name, "namespace": wish.namespace, "labels": _labels(wish)}
 
 
-def _labels(wish: JobWish) -> dict[str, str]:
+def _labels(wish: JobRequest) -> dict[str, str]:
     """A new object each time, so that YAML needs no anchors."""
     return {JOB_LABEL: wish.name}
 
 
-def _job_spec(wish: JobWish, *, gated: bool) -> Iterator[tuple[str, Any]]:
+def _job_spec(wish: JobRequest, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "parallelism", wish.parallelism
     yield "completions", wish.completions
     if wish.completions > 1:
@@ -65,7 +65,7 @@ def _job_spec(wish: JobWish, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "template", {"metadata": {"labels": _labels(wish), **asks}, "spec": dict(_pod_spec(wish, gated=gated))}
 
 
-def _pod_spec(wish: JobWish, *, gated: bool) -> Iterator[tuple[str, Any]]:
+def _pod_spec(wish: JobRequest, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "restartPolicy", "Never"
     if wish.node_selector:
         yield "nodeSelector", dict(wish.node_selector)
@@ -93,7 +93,7 @@ def _pod_spec(wish: JobWish, *, gated: bool) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _container(wish: JobWish, resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _container(wish: JobRequest, resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "name", CONTAINER
     yield "image", wish.image
     if wish.command:

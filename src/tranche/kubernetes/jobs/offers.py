@@ -10,13 +10,13 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.cards import SharedCards, shared_cards
+from tranche.kubernetes.claims.gpu_models import SharedGpuModel, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.fleet.device_request import profile_of_label
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.tier_reading import CLASSES, handed_out, tier_in_force
-from tranche.kubernetes.fleet.wanted import profile_of_label
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"
@@ -46,7 +46,7 @@ async def share_tier(api: ApiConnection) -> Tier:
     return tier
 
 
-async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedCards, ...]:
+async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedGpuModel, ...]:
     """The sizes of the cluster's shared GPUs that the request may have.
 
     Raises:

@@ -38,9 +38,9 @@ from tranche.kubernetes.mig_manager.retry import (
     attempt_text,
     parse_attempt,
 )
-from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, Why, needed, wanted_layout
-from tranche.kubernetes.rollout.turn import RolloutTurn, Stage, Wish
-from tranche.planning.gpu_users import holder_text
+from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
+from tranche.kubernetes.rollout.turn import RolloutPermission, RolloutStatus, Stage
+from tranche.planning.layout_occupancy import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
 from tranche.planning.reconfigure import LayoutDecision, lost_error, plan_layout
@@ -61,7 +61,7 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSituation:
+class NodeObservation:
     """All that a decision depends on.
 
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
@@ -83,7 +83,7 @@ class NodeSituation:
     trusted: frozenset[str] = frozenset()
     unseen: TrancheError | None = None
     boot: Report | None = None
-    turn: RolloutTurn | None = None
+    turn: RolloutPermission | None = None
     spared: frozenset[str] = frozenset()
 
     @property
@@ -113,7 +113,7 @@ class NodeDecision:
     evict: tuple[PodRef, ...] = ()
     work: Work = Work.NONE
     look_again: float | None = None
-    wish: Wish | None = None
+    wish: RolloutStatus | None = None
 
     @property
     def writes_node(self) -> bool:
@@ -121,18 +121,18 @@ class NodeDecision:
         return bool(self.labels or self.annotations)
 
 
-def decide(situation: NodeSituation) -> NodeDecision:
+def decide(situation: NodeObservation) -> NodeDecision:
     """The next thing to do."""
     decision = _decide(situation)
     if decision.wish is not None or situation.unseen is not None:
         return decision
     name, report = wanted_layout(situation.node), decision.report
     if report is not None and report.state is MigState.FAILED:
-        return replace(decision, wish=Wish(Stage.FAILED, name, message=report.message))
-    return replace(decision, wish=Wish(Stage.DONE, name))
+        return replace(decision, wish=RolloutStatus(Stage.FAILED, name, message=report.message))
+    return replace(decision, wish=RolloutStatus(Stage.DONE, name))
 
 
-def _decide(situation: NodeSituation) -> NodeDecision:
+def _decide(situation: NodeObservation) -> NodeDecision:
     name = wanted_layout(situation.node)
     if situation.rivals:
         return _conflict(situation, name)
@@ -153,11 +153,11 @@ def _decide(situation: NodeSituation) -> NodeDecision:
         return _at_rest(situation, _failure(lost.reason, _sentence(lost)), forget=True)
     if change.plan.empty and not change.blockers:
         message = "; ".join((f"the GPUs have the layout '{name}'", *change.warnings))
-        return _at_rest(situation, Report(MigState.SUCCESS, Why.APPLIED, message), forget=True)
+        return _at_rest(situation, Report(MigState.SUCCESS, ReportReason.APPLIED, message), forget=True)
     decision = _change(situation, layout, change)
     if decision.report is not None and decision.report.state is MigState.FAILED:
         return decision
-    return replace(decision, wish=Wish(Stage.WANTED, name, layout_digest(layout)))
+    return replace(decision, wish=RolloutStatus(Stage.WANTED, name, layout_digest(layout)))
 
 
 def pods_that_matter(
@@ -208,7 +208,7 @@ def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
     return frozenset(gone)
 
 
-def failed_attempt(situation: NodeSituation, layout: Layout, error: TrancheError, *, changed_mode: bool) -> Attempt:
+def failed_attempt(situation: NodeObservation, layout: Layout, error: TrancheError, *, changed_mode: bool) -> Attempt:
     """What to remember of work that failed. `changed_mode` says whether it was to change the MIG mode of some GPU."""
     digest = layout_digest(layout)
     last = situation.attempt
@@ -234,7 +234,7 @@ def layout_digest(layout: Layout) -> str:
     return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
 
 
-def _change(situation: NodeSituation, layout: Layout, change: LayoutDecision) -> NodeDecision:
+def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) -> NodeDecision:
     digest = layout_digest(layout)
     attempt = situation.attempt
     plan, later = change.plan, change.plan
@@ -251,19 +251,19 @@ def _change(situation: NodeSituation, layout: Layout, change: LayoutDecision) ->
             return _reboot(situation)
     if change.blockers and situation.policy is InUsePolicy.REFUSE:
         message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
-        return _at_rest(situation, _failure(Why.IN_USE, message))
+        return _at_rest(situation, _failure(ReportReason.IN_USE, message))
     if waits and situation.turn is not None:
         message = f"{change.purpose} waits for its turn: {situation.turn.why_not}"
-        return _at_rest(situation, Report(MigState.PENDING, Why.TURN, message))
+        return _at_rest(situation, Report(MigState.PENDING, ReportReason.TURN, message))
     if not plan.empty:
         return _cut(situation, change, digest, condemned)
     refs = [ref for user in change.blockers for ref in pods_of(user)]
     users = describe_users(change.blockers, situation.eviction_answers)
-    report = Report(MigState.PENDING, Why.IN_USE, f"{change.purpose} waits for what is in use: {users}")
+    report = Report(MigState.PENDING, ReportReason.IN_USE, f"{change.purpose} waits for what is in use: {users}")
     return _make_room(situation, report, refs, condemned)
 
 
-def _cut(situation: NodeSituation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
+def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
     """Pause the operands, wait for their end, cut."""
     paused = operands.pause(situation.node)
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
@@ -274,13 +274,15 @@ def _cut(situation: NodeSituation, change: LayoutDecision, digest: str, condemne
         message = f"{change.purpose}: the operands did not stop within {operands.PATIENCE_SECONDS:g} s: {named}"
         last = situation.attempt
         failures = last.failures + 1 if last is not None and last.digest == digest else 1
-        attempt = Attempt(digest, failures, situation.now, Why.OPERANDS_STILL_RUN, message)
+        attempt = Attempt(digest, failures, situation.now, ReportReason.OPERANDS_STILL_RUN, message)
         decision = _at_rest(situation, _failure(attempt.reason, message))
         return replace(decision, annotations={**decision.annotations, ATTEMPT_ANNOTATION: attempt_text(attempt)})
-    report = Report(MigState.PENDING, Why.APPLYING, f"{change.purpose} is being applied")
+    report = Report(MigState.PENDING, ReportReason.APPLYING, f"{change.purpose} is being applied")
     if running:
         named = ", ".join(str(pod.ref) for pod in running)
-        report = Report(MigState.PENDING, Why.OPERANDS, f"{change.purpose} waits for the operands to stop: {named}")
+        report = Report(
+            MigState.PENDING, ReportReason.OPERANDS, f"{change.purpose} waits for the operands to stop: {named}"
+        )
     annotations: dict[str, str | None] = {}
     if paused_for is None and (paused or operands.paused_here(situation.node)):
         annotations[operands.SINCE_ANNOTATION] = str(situation.now)
@@ -295,7 +297,7 @@ def _cut(situation: NodeSituation, change: LayoutDecision, digest: str, condemne
 
 
 def _make_room(
-    situation: NodeSituation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
+    situation: NodeObservation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
 ) -> NodeDecision:
     """Wait for what is in use; under the policy to drain, evict the pods among it."""
     drains = situation.policy is InUsePolicy.DRAIN
@@ -310,21 +312,23 @@ def _make_room(
     )
 
 
-def _reboot(situation: NodeSituation) -> NodeDecision:
+def _reboot(situation: NodeObservation) -> NodeDecision:
     """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
     holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
     condemned = frozenset(devices(situation.view.node))
     if holders:
         message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(holders)}"
         if situation.policy is InUsePolicy.REFUSE:
-            return _at_rest(situation, _failure(Why.IN_USE, message))
+            return _at_rest(situation, _failure(ReportReason.IN_USE, message))
         refs = pods_having(situation.view.allocations)
-        return _make_room(situation, Report(MigState.PENDING, Why.IN_USE, message), refs, condemned)
-    report = Report(MigState.REBOOTING, Why.REBOOT, "the machine is restarted to change the MIG mode of its GPUs")
+        return _make_room(situation, Report(MigState.PENDING, ReportReason.IN_USE, message), refs, condemned)
+    report = Report(
+        MigState.REBOOTING, ReportReason.REBOOT, "the machine is restarted to change the MIG mode of its GPUs"
+    )
     return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
 
 
-def _patience(situation: NodeSituation, attempt: Attempt, wait: float, condemned: frozenset[str]) -> NodeDecision:
+def _patience(situation: NodeObservation, attempt: Attempt, wait: float, condemned: frozenset[str]) -> NodeDecision:
     """Wait for the next try. While the layout is pending, what it will take stays marked; a failed one is given up until then."""
     passing = attempt.reason in _PASSING and situation.policy is not InUsePolicy.REFUSE
     goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
@@ -336,10 +340,10 @@ def _patience(situation: NodeSituation, attempt: Attempt, wait: float, condemned
     return _at_rest(situation, report, condemned=condemned if goes_on else frozenset(), look_again=wait)
 
 
-def _conflict(situation: NodeSituation, name: str) -> NodeDecision:
+def _conflict(situation: NodeObservation, name: str) -> NodeDecision:
     named = ", ".join(situation.rivals)
     report = (
-        _failure(Why.MANAGER_CONFLICT, f"another MIG manager is on this node: {named}; nothing is changed")
+        _failure(ReportReason.MANAGER_CONFLICT, f"another MIG manager is on this node: {named}; nothing is changed")
         if name
         else None
     )
@@ -348,7 +352,7 @@ def _conflict(situation: NodeSituation, name: str) -> NodeDecision:
 
 
 def _at_rest(
-    situation: NodeSituation,
+    situation: NodeObservation,
     report: Report | None,
     *,
     condemned: frozenset[str] = frozenset(),
@@ -374,7 +378,7 @@ def _at_rest(
     )
 
 
-def _shown(situation: NodeSituation, report: Report | None) -> dict[str, str | None]:
+def _shown(situation: NodeObservation, report: Report | None) -> dict[str, str | None]:
     return needed(NOTHING_ASKED if report is None else report.labels, situation.node.labels)
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from tranche.core.allocation import Allocation
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
-from tranche.planning.gpu_users import User
+from tranche.planning.layout_occupancy import User
 
 CORDON_ANNOTATION = "tranche.dev/mig.config.cordoned"
 RETRY_SECONDS = 5.0

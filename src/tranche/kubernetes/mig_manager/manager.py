@@ -28,12 +28,11 @@ from tranche.kubernetes.api.objects import (
     Severity,
 )
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.boot_report import failed_boot, partitioned_by_system
-from tranche.kubernetes.mig_manager.claims import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.decision import (
     NodeDecision,
-    NodeSituation,
+    NodeObservation,
     Work,
     condemned_by,
     decide,
@@ -43,6 +42,7 @@ from tranche.kubernetes.mig_manager.decision import (
     work_plan,
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
+from tranche.kubernetes.mig_manager.exclusion import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
@@ -116,7 +116,7 @@ class MigManager:
         self._clock = clock
         self._boot = boot
         self._restart = restart
-        self._source: Live[LayoutSource] = Live()
+        self._source: LatestValue[LayoutSource] = LatestValue()
         self._wake = asyncio.Event()
         self._claims: Memory = {}
         self._eviction_answers: dict[PodRef, str] = {}
@@ -262,7 +262,7 @@ class MigManager:
         waits = [seconds for seconds in (decision.look_again, standing.look_again) if seconds is not None]
         return min(waits, default=None)
 
-    async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> NodeSituation:
+    async def _look(self, node: KubeNode, claims: tuple[str, ...]) -> NodeObservation:
         pods = await self._pods()
         rivals = [f"the manager {name}" for name in claims]
         rivals += [f"NVIDIA's MIG manager, pod {pod.ref}" for pod in other_managers(pods, self._trusted)]
@@ -276,7 +276,7 @@ class MigManager:
             ended = await asyncio.to_thread(self._services.host.boot_ended, self._boot())
         present = {pod.ref for pod in pods}
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
-        return NodeSituation(
+        return NodeObservation(
             node=node,
             layouts=self._source.value if self._source.synced else LayoutSource(),
             view=view,
@@ -365,7 +365,7 @@ class MigManager:
         else:
             self._eviction_answers.pop(pod.ref, None)
 
-    async def _condemned(self, situation: NodeSituation) -> tuple[NodeSituation, TrancheError | None]:
+    async def _condemned(self, situation: NodeObservation) -> tuple[NodeObservation, TrancheError | None]:
         """The situation in which exactly that is marked which its decision condemns; or as it was, and why it cannot be read.
 
         A mark lasts until the layout is reached or given up. What one decision wants to keep and the next one wants to take is
@@ -395,11 +395,11 @@ class MigManager:
                 await inventory.refresh()
         return situation, None
 
-    def _sparing(self, situation: NodeSituation, marked: frozenset[str]) -> NodeSituation:
+    def _sparing(self, situation: NodeObservation, marked: frozenset[str]) -> NodeObservation:
         wanted = wanted_layout(situation.node)
         return replace(situation, spared=self._newcomers.after(wanted, situation.view, marked))
 
-    async def _work(self, situation: NodeSituation, decision: NodeDecision) -> bool:
+    async def _work(self, situation: NodeObservation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
         work = _CutWork(layout, situation, decision.condemned)
@@ -448,7 +448,7 @@ class _CutWork:
     `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it was to change the MIG mode of some GPU.
     """
 
-    def __init__(self, layout: Layout, situation: NodeSituation, condemned: frozenset[str]) -> None:
+    def __init__(self, layout: Layout, situation: NodeObservation, condemned: frozenset[str]) -> None:
         self._layout = layout
         self._policy = situation.policy
         self._spared = situation.spared

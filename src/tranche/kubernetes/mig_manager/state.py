@@ -39,7 +39,7 @@ _STATUS = {
 }
 
 
-class Why(StrEnum):
+class ReportReason(StrEnum):
     """Reason words of reports that no error of the product stands for; of the others the error's own word is shown."""
 
     APPLIED = "LayoutApplied"
@@ -81,7 +81,7 @@ NOTHING_ASKED: Mapping[str, str | None] = {STATE_LABEL: None, REASON_LABEL: None
 """The labels of a node without a wanted layout."""
 
 NO_LAYOUT = NodeCondition(
-    CONDITION_TYPE, ConditionStatus.UNKNOWN, Why.NO_LAYOUT, f"the node has no label {LAYOUT_LABEL}"
+    CONDITION_TYPE, ConditionStatus.UNKNOWN, ReportReason.NO_LAYOUT, f"the node has no label {LAYOUT_LABEL}"
 )
 
 

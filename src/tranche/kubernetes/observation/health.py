@@ -43,7 +43,7 @@ def xid_policy(disabled: str, enabled: str) -> XidPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Sickness:
+class DeviceFault:
     """Why a GPU, or one GPU instance of it, must not be given away. `since` and `last` in seconds of a monotonic clock."""
 
     gpu_uuid: str
@@ -54,32 +54,32 @@ class Sickness:
 
 
 @dataclass(frozen=True, slots=True)
-class Ward:
-    """The sick. Each method gives a new ward."""
+class FaultyDevices:
+    """The sick. Each method gives a new faults."""
 
-    sick: tuple[Sickness, ...] = ()
+    sick: tuple[DeviceFault, ...] = ()
 
-    def admit(self, event: GpuEvent, policy: XidPolicy, node: NodeState, now: float) -> Ward:
+    def admit(self, event: GpuEvent, policy: XidPolicy, node: NodeState, now: float) -> FaultyDevices:
         """After an XID: on the instance that the driver names, else on the whole GPU; on every GPU when it names none."""
         if event.kind is not GpuEventKind.XID or not policy.critical(event.xid):
             return self
         gpus = [event.gpu_uuid] if event.gpu_uuid else [gpu.uuid for gpu in node]
-        ward = self
+        faults = self
         for gpu_uuid in gpus:
-            ward = ward._with(gpu_uuid, event.gpu_instance_id, f"XID {event.xid}", now)
-        return ward
+            faults = faults._with(gpu_uuid, event.gpu_instance_id, f"XID {event.xid}", now)
+        return faults
 
-    def _with(self, gpu_uuid: str, instance_id: int | None, why: str, now: float) -> Ward:
+    def _with(self, gpu_uuid: str, instance_id: int | None, why: str, now: float) -> FaultyDevices:
         place = (gpu_uuid, instance_id)
         before = next((each for each in self.sick if (each.gpu_uuid, each.gpu_instance_id) == place), None)
-        new = Sickness(*place, why, before.since if before is not None else now, now)
-        return Ward((*(each for each in self.sick if each is not before), new))
+        new = DeviceFault(*place, why, before.since if before is not None else now, now)
+        return FaultyDevices((*(each for each in self.sick if each is not before), new))
 
     def quiet(self, now: float) -> frozenset[str]:
         """The GPUs of those that had no error for a minute: whether they are well again is worth asking."""
         return frozenset(each.gpu_uuid for each in self.sick if now - each.last >= QUIET_SECONDS)
 
-    def discharge(self, well: Collection[str], now: float) -> Ward:
+    def discharge(self, well: Collection[str], now: float) -> FaultyDevices:
         """Without those that had no error for a minute and whose GPU is `well`: it answers, and wants no reset."""
         stay = (each for each in self.sick if now - each.last < QUIET_SECONDS or each.gpu_uuid not in well)
         return replace(self, sick=tuple(stay))

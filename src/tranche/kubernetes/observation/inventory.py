@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 DEFAULT_PERIOD = 10.0
 
@@ -52,7 +52,7 @@ class Inventory:
         clock: Callable[[], float],
         period: float = DEFAULT_PERIOD,
     ) -> None:
-        self.latest: Live[Snapshot] = Live()
+        self.latest: LatestValue[Snapshot] = LatestValue()
         self._look = look
         self._clock = clock
         self._period = period

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tranche.kubernetes.api.objects import KubeApi, KubeNode
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 
 class NodeWatch:
@@ -13,7 +13,7 @@ class NodeWatch:
     name = "node-watch"
 
     def __init__(self, api: KubeApi, node_name: str) -> None:
-        self.latest: Live[KubeNode | None] = Live()
+        self.latest: LatestValue[KubeNode | None] = LatestValue()
         self._api = api
         self._node_name = node_name
 

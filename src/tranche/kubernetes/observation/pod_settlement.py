@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request, overlap
-from tranche.core.evidence import SETTLED_SECONDS, Life, PodEvidence, judge_pod
+from tranche.core.evidence import SETTLED_SECONDS, Liveness, PodEvidence, judge_pod
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
@@ -94,11 +94,13 @@ def settle_pods(
         replaced = entry is None and _replaced(row, listed, devices, words.living)
         life, keeper = _judged(row, entry, words, replaced)
         found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
-        undecided = undecided or life is Life.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
+        undecided = (
+            undecided or life is Liveness.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
+        )
         # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
-        if life is Life.ALIVE and _forgotten(keeper, words):
+        if life is Liveness.ALIVE and _forgotten(keeper, words):
             keeper = replace(keeper, forgotten=True)
-        if life is Life.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
+        if life is Liveness.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
             removed.append(row.id)
             continue
         covered |= holding(row).units
@@ -233,7 +235,7 @@ def _forgotten(keeper: PodKeeper, words: PodWords) -> bool:
     return keeper.kubelet != words.kubelet.run and mine not in told
 
 
-def _judged(row: Allocation, entry: Listed | None, words: PodWords, replaced: bool) -> tuple[Life, PodKeeper]:
+def _judged(row: Allocation, entry: Listed | None, words: PodWords, replaced: bool) -> tuple[Liveness, PodKeeper]:
     keeper = _pod_keeper(row)
     if entry is not None:
         keeper = _bound(keeper, entry, words)

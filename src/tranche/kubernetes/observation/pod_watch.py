@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tranche.kubernetes.api.objects import KubeApi, KubePod
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 
 
 class PodWatch:
@@ -16,7 +16,7 @@ class PodWatch:
     name = "pod-watch"
 
     def __init__(self, api: KubeApi, node_name: str) -> None:
-        self.latest: Live[tuple[KubePod, ...]] = Live()
+        self.latest: LatestValue[tuple[KubePod, ...]] = LatestValue()
         self._api = api
         self._node_name = node_name
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.grants import busy_text, grants, held_up_text
-from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, Leadership, News
+from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderReport, Leadership
 from tranche.kubernetes.rollout.ticket import (
     TICKET,
     TICKET_LABEL,
@@ -48,8 +48,8 @@ class Leader:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        self.news: Live[News] = Live()
-        self.news.publish(News())
+        self.news: LatestValue[LeaderReport] = LatestValue()
+        self.news.publish(LeaderReport())
         self._leases = leases
         self._budget = budget
         self._fleet = fleet
@@ -72,18 +72,18 @@ class Leader:
 
     async def _lead(self) -> None:
         _log.info("leading the rollout", extra={"budget": str(self._budget)})
-        tickets: Live[tuple[Lease, ...]] = Live()
+        tickets: LatestValue[tuple[Lease, ...]] = LatestValue()
         changed = asyncio.Event()
         work = (self._follow(tickets, changed), self._grant(tickets, changed))
         await self._leadership.lead(*work, sleep=self._sleep, news=lambda: self.news.value)
 
-    async def _follow(self, tickets: Live[tuple[Lease, ...]], changed: asyncio.Event) -> None:
+    async def _follow(self, tickets: LatestValue[tuple[Lease, ...]], changed: asyncio.Event) -> None:
         async with aclosing(self._leases.watch_all(TICKET_LABEL, TICKET)) as versions:
             async for leases in versions:
                 tickets.publish(leases)
                 changed.set()
 
-    async def _grant(self, tickets: Live[tuple[Lease, ...]], changed: asyncio.Event) -> None:
+    async def _grant(self, tickets: LatestValue[tuple[Lease, ...]], changed: asyncio.Event) -> None:
         """Until nobody waits, or another one may have taken over."""
         heard: dict[str, tuple[str, float]] = {}
         granted: dict[str, Lease] = {}
@@ -107,7 +107,7 @@ class Leader:
                 written = await self._leases.replace(write_ticket(ticket, node_uid=""), renew=False)
                 if written is not None:
                     granted[written.name] = written
-            self.news.publish(News(found.waiting, held_up_text(found.held_up_by), busy_text(found.busy)))
+            self.news.publish(LeaderReport(found.waiting, held_up_text(found.held_up_by), busy_text(found.busy)))
             if not found.waiting and not found.granted:
                 return
             with suppress(TimeoutError):

@@ -21,7 +21,7 @@ BUSY_ANNOTATION = "tranche.dev/changing"
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class LeaderReport:
     """What the leader says in its lease: how many wait, who holds them up, and who has the places of the budget."""
 
     waiting: int = 0
@@ -42,7 +42,7 @@ class Leadership:
         label: str = TICKET_LABEL,
     ) -> None:
         """`name` is that of the lease for which the candidates compete, `label` one by which it is found."""
-        self.news = News()
+        self.news = LeaderReport()
         self._name = name
         self._labels = {label: "leader"}
         self._leases = leases
@@ -72,7 +72,7 @@ class Leadership:
             return False
         return self._took(await self._leases.replace(replace(lease, holder=self._me, seconds=LEASE_SECONDS)), began)
 
-    async def renew(self, news: News) -> bool:
+    async def renew(self, news: LeaderReport) -> bool:
         """Say that this one still leads, and the news; False when another one has taken over."""
         if self._held is None:
             return False
@@ -90,7 +90,7 @@ class Leadership:
         self,
         *work: Coroutine[None, None, None],
         sleep: Callable[[float], Awaitable[None]],
-        news: Callable[[], News] = News,
+        news: Callable[[], LeaderReport] = LeaderReport,
     ) -> None:
         """Renew while the work is done; resign when the first of it ends or another one has taken over. Errors of the work."""
 
@@ -121,7 +121,7 @@ class Leadership:
         return lease is not None
 
 
-def _read_news(annotations: Mapping[str, str]) -> News:
+def _read_news(annotations: Mapping[str, str]) -> LeaderReport:
     waiting = annotations.get(WAITING_ANNOTATION, "")
     number = int(waiting) if waiting.isdecimal() else 0
-    return News(number, annotations.get(HELD_UP_ANNOTATION, ""), annotations.get(BUSY_ANNOTATION, ""))
+    return LeaderReport(number, annotations.get(HELD_UP_ANNOTATION, ""), annotations.get(BUSY_ANNOTATION, ""))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.rollout.ticket import (
     RolloutTicket,
     TicketState,
@@ -19,7 +19,7 @@ from tranche.kubernetes.rollout.ticket import (
     version_number,
     write_ticket,
 )
-from tranche.kubernetes.rollout.turn import Move, Stage, Wish, next_ticket
+from tranche.kubernetes.rollout.turn import Move, RolloutStatus, Stage, next_ticket
 
 _RENEW_CHANGING_SECONDS = 30.0
 _RENEW_WAITING_SECONDS = 300.0
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Me:
+class RolloutNode:
     """The node that takes part. `uid` is its object's, "" while that is not known."""
 
     node: str
@@ -45,14 +45,14 @@ class OwnTicket:
     def __init__(
         self,
         leases: LeaseApi,
-        me: Me,
+        me: RolloutNode,
         spread: Callable[[], Awaitable[float]],
         *,
         clock: Callable[[], float],
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        self.latest: Live[RolloutTicket | None] = Live()
+        self.latest: LatestValue[RolloutTicket | None] = LatestValue()
         self._leases = leases
         self._me = me
         self._spread = spread
@@ -61,7 +61,7 @@ class OwnTicket:
         self._sleep = sleep
         self._newest = 0  # the version that this node has seen last; what a watch tells of older ones is past
         self._sure = False  # whether every request about it was answered; else it may be another one than the one known
-        self._wish: Wish | None = None
+        self._wish: RolloutStatus | None = None
         self._to_move = asyncio.Event()
 
     @property
@@ -74,7 +74,7 @@ class OwnTicket:
         """Whether it waits for its turn."""
         return self.ticket is not None and self.ticket.state is TicketState.WAITING
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: RolloutStatus) -> None:
         """Have the ticket become what the wish needs, soon."""
         if wish != self._wish:
             self._wish = wish

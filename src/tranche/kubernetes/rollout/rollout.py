@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import LeaseApi
-from tranche.kubernetes.live import Live
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.rollout.budget import EVERY_NODE, Budget
 from tranche.kubernetes.rollout.leader import Leader
-from tranche.kubernetes.rollout.leadership import News
-from tranche.kubernetes.rollout.own_ticket import Me, OwnTicket
-from tranche.kubernetes.rollout.turn import RolloutTurn, Wish
+from tranche.kubernetes.rollout.leadership import LeaderReport
+from tranche.kubernetes.rollout.own_ticket import OwnTicket, RolloutNode
+from tranche.kubernetes.rollout.turn import RolloutPermission, RolloutStatus
 
 JITTER_SECONDS_PER_NODE = 0.02
 """Nodes that are told of a change at once make their tickets over so many seconds for each of them: 50 a second."""
@@ -30,20 +30,20 @@ class Rollout:
         leases: LeaseApi,
         budget: Budget,
         fleet: Callable[[], Awaitable[int]],
-        me: Me,
+        me: RolloutNode,
         *,
         clock: Callable[[], float],
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.turn: Live[RolloutTurn] = Live()
-        self.turn.publish(RolloutTurn(why_not="its ticket of the rollout was not read yet"))
+        self.turn: LatestValue[RolloutPermission] = LatestValue()
+        self.turn.publish(RolloutPermission(why_not="its ticket of the rollout was not read yet"))
         self._budget = budget
         self._fleet = fleet
         self._own = OwnTicket(leases, me, self._spread, clock=clock, random=random, sleep=sleep)
         self._leader = Leader(leases, budget, self._fleet_size, me.node, clock=clock, random=random, sleep=sleep)
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: RolloutStatus) -> None:
         """Have the node's ticket become what the wish needs, soon."""
         self._own.wish(wish)
 
@@ -58,7 +58,7 @@ class Rollout:
     async def _tell(self, news: AsyncIterator[object]) -> None:
         async for _ in news:
             if self._own.latest.synced:
-                self.turn.publish(RolloutTurn(self._own.ticket, self._why_not()))
+                self.turn.publish(RolloutPermission(self._own.ticket, self._why_not()))
 
     def _why_not(self) -> str:
         news = self._leader.news.value
@@ -76,7 +76,7 @@ class Rollout:
         async for _ in self._own.latest.changes():
             while self._own.waits:
                 await self._leader.stand()
-            self._leader.news.publish(News())  # what was said of this rollout is not true of the next one
+            self._leader.news.publish(LeaderReport())  # what was said of this rollout is not true of the next one
 
     async def _spread(self) -> float:
         return min((await self._fleet_size() or 1) * JITTER_SECONDS_PER_NODE, _LONGEST_JITTER_SECONDS)

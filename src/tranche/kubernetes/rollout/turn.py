@@ -17,7 +17,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RolloutStatus:
     """How a node stands. `digest` tells the layout's content, "" where it is not known; `message` says what failed."""
 
     stage: Stage
@@ -27,7 +27,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutTurn:
+class RolloutPermission:
     """What a node may do. `why_not` is what it waits for when it may not."""
 
     ticket: RolloutTicket | None = None
@@ -49,7 +49,7 @@ class Move(StrEnum):
     REMOVE = "remove"
 
 
-def next_ticket(node: str, ticket: RolloutTicket | None, wish: Wish) -> tuple[Move, RolloutTicket | None]:
+def next_ticket(node: str, ticket: RolloutTicket | None, wish: RolloutStatus) -> tuple[Move, RolloutTicket | None]:
     """What to do with the own ticket for a wish, and the ticket to write.
 
     A failed node that gets another layout goes on with the place that it has; after somebody said go on, it queues anew.
@@ -69,7 +69,7 @@ def next_ticket(node: str, ticket: RolloutTicket | None, wish: Wish) -> tuple[Mo
     return Move.WRITE, RolloutTicket(node, state, wish.layout, wish.digest, lease=ticket.lease)
 
 
-def _failed(ticket: RolloutTicket | None, wish: Wish) -> tuple[Move, RolloutTicket | None]:
+def _failed(ticket: RolloutTicket | None, wish: RolloutStatus) -> tuple[Move, RolloutTicket | None]:
     if ticket is None:
         return Move.NONE, None
     if ticket.state in (TicketState.WAITING, TicketState.GRANTED):

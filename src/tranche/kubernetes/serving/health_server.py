@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.serving.http_server import HttpAnswer, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 
 
 class HealthServer:
@@ -34,7 +34,7 @@ class HealthServer:
         """Stop listening; answers in the making are dropped with the event loop."""
         self._server.stop()
 
-    async def _answer(self, path: str, _: Mapping[str, str]) -> HttpAnswer:
+    async def _answer(self, path: str, _: Mapping[str, str]) -> HttpResponse:
         if path == "/healthz":
             return _json(HTTPStatus.OK, {"ok": True})
         if path == "/readyz":
@@ -46,5 +46,5 @@ class HealthServer:
         return _json(HTTPStatus.NOT_FOUND, {})
 
 
-def _json(status: HTTPStatus, body: Mapping[str, object]) -> HttpAnswer:
-    return HttpAnswer(status, json.dumps(body).encode())
+def _json(status: HTTPStatus, body: Mapping[str, object]) -> HttpResponse:
+    return HttpResponse(status, json.dumps(body).encode())

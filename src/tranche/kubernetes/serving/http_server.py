@@ -21,7 +21,7 @@ _KEPT_BY_THE_KERNEL = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpResponse:
     """What is sent back."""
 
     status: HTTPStatus
@@ -40,8 +40,8 @@ class HttpServer:
 
     def __init__(
         self,
-        answer: Callable[[str, Mapping[str, str]], Awaitable[HttpAnswer]],
-        question: Callable[[str, bytes], Awaitable[HttpAnswer]] | None = None,
+        answer: Callable[[str, Mapping[str, str]], Awaitable[HttpResponse]],
+        question: Callable[[str, bytes], Awaitable[HttpResponse]] | None = None,
         *,
         longest: int = 0,
         most: int = _MOST_CONNECTIONS,
@@ -111,7 +111,7 @@ class HttpServer:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         method, path, *_ = first.split(" ", 2)
-        answer = HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
+        answer = HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
         headers = _headers(lines)
         if method in ("GET", "HEAD"):
             self._asked(writer)
@@ -123,7 +123,7 @@ class HttpServer:
                 self._asked(writer)
                 answer = await self._question(path.partition("?")[0], body)
             else:
-                answer = HttpAnswer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"{}")
+                answer = HttpResponse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"{}")
         content = b"" if method == "HEAD" else answer.content
         writer.write(
             f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.content_type}\r\n"

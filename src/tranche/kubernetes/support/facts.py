@@ -97,7 +97,7 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTurn:
+class RolloutPlace:
     """A node's place among those that change their layout; `go_on` when somebody lets the others go on after its failure."""
 
     node: str
@@ -114,7 +114,7 @@ class Agents:
     lacking: tuple[str, ...] | None = ()
     layouts: str | None = None
     """The text of its ConfigMap of layouts; None where there is none."""
-    turns: tuple[NodeTurn, ...] = ()
+    turns: tuple[RolloutPlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

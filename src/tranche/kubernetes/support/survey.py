@@ -24,9 +24,9 @@ from tranche.kubernetes.support.facts import (
     Agents,
     ClusterFacts,
     DaemonSetFacts,
-    NodeTurn,
     OtherProgram,
     PodFacts,
+    RolloutPlace,
     SurveyedNode,
 )
 from tranche.kubernetes.support.programs import is_agent, known_product
@@ -102,13 +102,13 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: st
     )
 
 
-async def _turns(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[NodeTurn, ...]:
+async def _turns(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[RolloutPlace, ...]:
     """The nodes that take turns, the one that asked first at the front."""
     namespace = daemon_set.namespace
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     raw = await reader.objects(f"leases in {namespace}", path, labelSelector=f"{TICKET_LABEL}={TICKET}")
     tickets = sorted(filter(None, (read_ticket(decode_lease(each)) for each in raw or ())), key=lambda each: each.order)
-    return tuple(NodeTurn(each.node, each.state.value, each.go_on) for each in tickets)
+    return tuple(RolloutPlace(each.node, each.state.value, each.go_on) for each in tickets)
 
 
 async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: PodFacts) -> Mapping[str, str] | None:

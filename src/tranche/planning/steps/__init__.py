@@ -9,7 +9,7 @@ from tranche.planning.steps.reset_gpu import ResetGpu
 from tranche.planning.steps.set_mig_mode import SetMigMode
 from tranche.planning.steps.set_timeslice import SetTimeslice
 from tranche.planning.steps.start_mps import StartMps
-from tranche.planning.steps.step import Before, Deed, SlotBefore, Step, before_from_dict, before_to_dict
+from tranche.planning.steps.step import Before, SlotBefore, Step, SummaryWords, before_from_dict, before_to_dict
 from tranche.planning.steps.stop_mps import StopMps
 from tranche.planning.steps.taking import TakesGpu, TakesInstance, TakesRoom, TakesSharing, Taking
 
@@ -17,7 +17,6 @@ __all__ = [
     "KINDS",
     "Before",
     "CreateInstance",
-    "Deed",
     "DestroyInstance",
     "ResetGpu",
     "SetMigMode",
@@ -26,6 +25,7 @@ __all__ = [
     "StartMps",
     "Step",
     "StopMps",
+    "SummaryWords",
     "TakesGpu",
     "TakesInstance",
     "TakesRoom",

@@ -11,7 +11,7 @@ from tranche.core.compute_grid import creation_order, lowest_start, taken_mask
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
 from tranche.planning.steps.slot_step import SlotStep, slot_fields
-from tranche.planning.steps.step import Before, Deed, SlotBefore
+from tranche.planning.steps.step import Before, SlotBefore, SummaryWords
 from tranche.planning.steps.taking import TakesRoom, Taking
 
 
@@ -28,9 +28,9 @@ class CreateInstance(SlotStep):
         return f"create {self.profile} at {self.placement}{inside}"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by instances."""
-        return Deed("created", "instance")
+        return SummaryWords("created", "instance")
 
     def fields(self) -> dict[str, Any]:
         """The slot, and `slices`."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.steps.slot_step import SlotStep, slot_fields
-from tranche.planning.steps.step import Before, Deed, SlotBefore
+from tranche.planning.steps.step import Before, SlotBefore, SummaryWords
 from tranche.planning.steps.taking import TakesInstance, Taking
 
 
@@ -20,9 +20,9 @@ class DestroyInstance(SlotStep):
         return f"destroy {self.profile} at {self.placement}"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by instances."""
-        return Deed("destroyed", "instance")
+        return SummaryWords("destroyed", "instance")
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:

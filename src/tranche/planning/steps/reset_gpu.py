@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tranche.core.state import GpuState
 from tranche.planning.steps.mode_step import ModeStep
-from tranche.planning.steps.step import Before, Deed, Step
+from tranche.planning.steps.step import Before, Step, SummaryWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class ResetGpu(ModeStep):
         return "reset the GPU"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by GPUs."""
-        return Deed("reset", "GPU")
+        return SummaryWords("reset", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """Nothing beside its GPU."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 from tranche.core.state import GpuState, MigMode
 from tranche.planning.steps.mode_step import ModeStep
 from tranche.planning.steps.reset_gpu import ResetGpu
-from tranche.planning.steps.step import Before, Deed, Step
+from tranche.planning.steps.step import Before, Step, SummaryWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class SetMigMode(ModeStep):
         return f"{'enable' if self.enabled else 'disable'} MIG mode"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by GPUs."""
-        return Deed("set the MIG mode of", "GPU")
+        return SummaryWords("set the MIG mode of", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """`enabled`: whether MIG mode is to be on."""

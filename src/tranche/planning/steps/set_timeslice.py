@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tranche.core.state import GpuState, InstanceKey
 from tranche.core.timeslice import Timeslice
-from tranche.planning.steps.step import Before, Deed, Step
+from tranche.planning.steps.step import Before, Step, SummaryWords
 from tranche.planning.steps.taking import Taking
 
 
@@ -22,9 +22,9 @@ class SetTimeslice(Step):
         return "put the time slice back" if self.length is None else f"set the time slice to {self.length}"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by GPUs."""
-        return Deed("set the time slice of", "GPU")
+        return SummaryWords("set the time slice of", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """`timeslice`: its word; null to put it back."""

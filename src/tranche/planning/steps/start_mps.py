@@ -11,7 +11,7 @@ from tranche.core.errors import MpsFailed
 from tranche.core.quantity import format_memory
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
 from tranche.planning.steps.device_step import DeviceStep, occupant_of
-from tranche.planning.steps.step import Before, Deed
+from tranche.planning.steps.step import Before, SummaryWords
 from tranche.planning.steps.stop_mps import StopMps
 from tranche.planning.steps.taking import Taking
 
@@ -33,9 +33,9 @@ class StartMps(DeviceStep):
         return f"share {self.place} by MPS, at most {format_memory(self.limit)} each"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by devices."""
-        return Deed("shared", "device")
+        return SummaryWords("shared", "device")
 
     def fields(self) -> dict[str, Any]:
         """The device, and `limit` in bytes."""

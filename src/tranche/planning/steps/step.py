@@ -38,7 +38,7 @@ class SlotBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class SummaryWords:
     """How a summary counts the kind: `created 3 instances`."""
 
     verb: str
@@ -57,7 +57,7 @@ class Step(ABC):
 
     @property
     @abstractmethod
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """What the step does, as a summary counts it."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import Any, Self
 from tranche.core.errors import MpsFailed
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.steps.device_step import DeviceStep, occupant_of
-from tranche.planning.steps.step import Before, Deed, Step
+from tranche.planning.steps.step import Before, Step, SummaryWords
 from tranche.planning.steps.taking import TakesSharing, Taking
 
 
@@ -21,9 +21,9 @@ class StopMps(DeviceStep):
         return f"end the MPS daemon of {self.place}"
 
     @property
-    def deed(self) -> Deed:
+    def summary_words(self) -> SummaryWords:
         """Counted by devices."""
-        return Deed("ended the MPS daemon of", "device")
+        return SummaryWords("ended the MPS daemon of", "device")
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:

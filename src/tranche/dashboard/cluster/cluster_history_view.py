@@ -1,0 +1,123 @@
+"""A GPU of a cluster over time: what the server has seen of it, as a picture and as tables, without hidden names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tranche.dashboard.cluster.cluster_history import GpuHistory, ReportGap
+from tranche.dashboard.cluster.memory_history import TOLD_SECONDS
+from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
+from tranche.dashboard.gauges_view import gauges_view
+from tranche.dashboard.history_view import hours_choice, spans_drawn
+from tranche.dashboard.parts import moment, share_link, table
+from tranche.dashboard.reading_log import GaugeSample
+from tranche.documents import describe
+from tranche.documents.blocks import Document, holder_without_id
+from tranche.documents.history import HistorySpan, place_of, seconds_of
+from tranche.documents.markup import Child, Element, element
+
+Row = tuple[HistorySpan, Child]
+"""A span, and what is said of it: who made it, or for whom it was."""
+
+_GAUGES = (
+    "As the node's agent told it, once a minute at least. This server keeps an hour of that. "
+    "How busy a GPU is they do not tell; metrics do."
+)
+_BEFORE = ". Of the time before that is known only since when shares are held that were there then."
+_NO_CAUSE = (
+    "Who had a slice made or destroyed is in the node's own events: tranche events there, and the events of its layout. "
+    "What came and went within a second was not seen."
+)
+
+
+def past_view(
+    node: SeenNode,
+    gpu: Document,
+    past: GpuHistory,
+    sight: NameVisibility,
+    now: float,
+    hours: int,
+    used: Sequence[GaugeSample] = (),
+) -> Element:
+    """The last so many hours, as far as they are known. `node` and `gpu` are as the viewer may see them; `used` is how much
+    memory was.
+    """
+    since = now - hours * 3600
+    slices = [each for each in _in_order(_slices(gpu, past)) if each[0].meets(since)]
+    shares = [each for each in _in_order(_shares(node, gpu, past, sight)) if each[0].meets(since)]
+    return element(
+        "div",
+        gauges_view(gpu, used, TOLD_SECONDS, _GAUGES),
+        element("h2", "Over time"),
+        hours_choice(gpu["uuid"], hours, node.name),
+        element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
+        [_silence(each) for each in past.silences if each.until is None or each.until >= since],
+        spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours),
+        _held(shares),
+        _there(slices),
+        element("p", _NO_CAUSE, class_="muted"),
+    )
+
+
+def _slices(gpu: Document, past: GpuHistory) -> Iterator[Row]:
+    for each in past.ended:
+        if not each.allocation_id:
+            yield HistorySpan(each.place, each.began, each.ended), _maker(each.owned)
+    for each in gpu["slices"]:
+        if each["gpuInstanceId"] is not None:
+            place = place_of(each)
+            yield HistorySpan(place, past.began.get(place), None), _maker(each["owned"])
+
+
+def _shares(node: SeenNode, gpu: Document, past: GpuHistory, sight: NameVisibility) -> Iterator[Row]:
+    for each in past.ended:
+        if each.allocation_id:
+            holder = each.holder if sight.sees(each.namespace) else HIDDEN
+            yield HistorySpan(each.place, each.began, each.ended, each.allocation_id), holder
+    for each in node.overview["allocations"]:
+        holder = holder_without_id(each)
+        for grant in each["grants"]:
+            if grant["gpuUUID"] == gpu["uuid"]:
+                yield HistorySpan(place_of(grant), seconds_of(each["created"]), None, each["id"]), holder
+
+
+def _in_order(rows: Iterator[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row[0].began or 0.0, row[0].place))
+
+
+def _maker(owned: bool | None) -> str:
+    return "not known" if owned is None else "Tranche" if owned else "others"
+
+
+def _silence(each: ReportGap) -> Element:
+    said: list[Child] = ["Not heard from ", moment(describe.timestamp(each.since))]
+    if each.until is not None:
+        said += [" until ", moment(describe.timestamp(each.until))]
+    return element(
+        "p", *said, ": what ended meanwhile is shown until then, what was made as found after it.", class_="note"
+    )
+
+
+def _held(shares: Sequence[Row]) -> Element:
+    rows = [
+        (
+            share_link(span.allocation_id) if span.ended is None else span.allocation_id,
+            str(span.place),
+            holder,
+            *_times(span, "held still"),
+        )
+        for span, holder in reversed(shares)
+    ]
+    name = "Who held what of it, newest first"
+    return table(name, ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it.")
+
+
+def _there(slices: Sequence[Row]) -> Element:
+    rows = [(str(span.place), maker, *_times(span, "there still")) for span, maker in reversed(slices)]
+    return table("Its slices, newest first", ("Slice", "Made by", "From", "Until"), rows, "It was not cut.")
+
+
+def _times(span: HistorySpan, still: str) -> tuple[Child, Child]:
+    began = "before it was watched" if span.began is None else moment(describe.timestamp(span.began))
+    return began, still if span.ended is None else moment(describe.timestamp(span.ended))

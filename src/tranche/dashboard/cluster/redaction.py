@@ -1,0 +1,168 @@
+"""What is known of a node as a viewer may see it: whoever is in a namespace that he may not see has no name. Pure.
+
+A name is shown because it is known to be in a namespace that he sees, and for no other reason: what is of unknown namespaces, as
+processes that no holder accounts for, is hidden from everybody who does not see all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.keeper import NOT_KNOWN_YET, ProcessKeeper
+from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey
+from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility, namespace_of
+from tranche.documents.blocks import Document
+
+_PROCESS = "a process"
+_WITHHELD = "nothing more of it is given away"
+"""What stands for the reason, which is in an administrator's own words."""
+_WORDED = frozenset({"cordoned", "faulty", "kept"})
+"""The states of vacant room whose reason is in such words."""
+_WORD = re.compile(r"[\w./:@-]*\w")
+_BORDER = re.compile(r"[./:@_]")
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+"""What a namespace can be called."""
+_OBJECT = re.compile(r"[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?")
+_ACCOUNT = re.compile(r"system:serviceaccounts?:([^:/@]+)")
+"""How Kubernetes calls an account, or all accounts, of a namespace."""
+_BELOW = re.compile(r"(?:^|/)(?:namespaces?|ns)/+([^/:@]+)")
+_KINDS = frozenset(
+    each + more for each in ("pod", "claim", "resourceclaim", "job", "event", "lease") for more in ("", "s")
+)
+
+
+def redacted_overview(overview: Document, sight: NameVisibility) -> Document:
+    """An Overview as the viewer may see it; the same object where there is nothing to hide."""
+    if sight.everywhere:
+        return overview
+    seen = {each["id"] for each in overview["allocations"] if sight.sees(namespace_of(each))}
+    return {
+        "gpus": [_redacted_gpu(gpu, seen) for gpu in overview["gpus"]],
+        "allocations": [each if each["id"] in seen else _nameless(each) for each in overview["allocations"]],
+        "waiters": [],
+    }
+
+
+def redacted_view(view: NodeView, sight: NameVisibility) -> NodeView:
+    """A view as the viewer may see it, for questions that the planning answers in words."""
+    if sight.everywhere:
+        return view
+    seen = {each.id for each in view.allocations if sight.sees(_namespace(each))}
+    holders: dict[tuple[str, InstanceKey | None], list[str]] = {}
+    for each in view.allocations:
+        for grant in each.grants:
+            holders.setdefault((grant.gpu_uuid, grant.slot), []).append(each.id)
+    known = {place for place, ids in holders.items() if seen.issuperset(ids)}
+    gpus = tuple(_nameless_gpu(gpu, known) for gpu in view.node)
+    allocations = tuple(each if each.id in seen else _nameless_holder(each) for each in view.allocations)
+    withheld = tuple(each._replace(why=_WITHHELD) for each in view.withheld)
+    return replace(view, node=replace(view.node, gpus=gpus), allocations=allocations, withheld=withheld)
+
+
+def redacted_text(text: str, sight: NameVisibility, named: Collection[str]) -> str:
+    """A message in which nothing that is of another namespace has a name, nor such a namespace, as far as that can be told.
+
+    `named` are the namespaces whose names are known: no word that is one of them, or has one as a part, is left. Of others a word
+    goes that names an object by its namespace, as `namespace/name`.
+    """
+    if sight.everywhere:
+        return text
+    hidden = frozenset(each for each in named if not sight.sees(each))
+    return _WORD.sub(lambda found: HIDDEN if _tells(found[0], sight, hidden) else found[0], text)
+
+
+def _tells(word: str, sight: NameVisibility, hidden: frozenset[str]) -> bool:
+    """Whether a word names something that may not be seen."""
+    whole = word.split("/")
+    pieces = [each for each in whole if each]
+    if len(whole) == len(pieces) == 2 and sight.sees(pieces[0]) and _OBJECT.fullmatch(pieces[1]):
+        return False
+    if any(each.strip("-") in hidden for each in _BORDER.split(word)):
+        return True
+    if any(not sight.sees(found[1]) for pattern in (_ACCOUNT, _BELOW) for found in pattern.finditer(word)):
+        return True
+    if word.startswith("/") or all(map(str.isdecimal, pieces)):
+        return False
+    if len(pieces) > 2 and pieces[0] in _KINDS:
+        pieces = pieces[1:]
+    return (
+        len(pieces) > 1
+        and _LABEL.fullmatch(pieces[0]) is not None
+        and _OBJECT.fullmatch(pieces[1]) is not None
+        and not sight.sees(pieces[0])
+    )
+
+
+def _redacted_gpu(gpu: Document, seen: set[str]) -> Document:
+    return {
+        **gpu,
+        "withheld": _WITHHELD if gpu["withheld"] else None,
+        "vacant": [{**each, "why": _WITHHELD} if each["state"] in _WORDED else each for each in gpu["vacant"]],
+        "processes": _redacted_processes(gpu["processes"], gpu["allocationIds"], seen),
+        "slices": [
+            {
+                **each,
+                "processes": _redacted_processes(each["processes"], each["allocationIds"], seen),
+                "devices": [
+                    {**piece, "processes": _redacted_processes(piece["processes"], each["allocationIds"], seen)}
+                    for piece in each["devices"]
+                ],
+            }
+            for each in gpu["slices"]
+        ],
+    }
+
+
+def _redacted_processes(processes: Sequence[Document], holders: Sequence[str], seen: set[str]) -> list[Document]:
+    """Processes of a device; whose they are is known only where all who hold it are seen."""
+    if holders and seen.issuperset(holders):
+        return list(processes)
+    return [{**each, "name": _PROCESS} for each in processes]
+
+
+def _nameless(allocation: Document) -> Document:
+    request: Mapping[str, object] = allocation["request"]
+    return {
+        **allocation,
+        "request": {**request, "gpuModel": ""},
+        "keeper": {"kind": "hidden"},
+        "pid": None,
+        "owner": None,
+        "command": HIDDEN,
+    }
+
+
+def _namespace(allocation: Allocation) -> str:
+    keeper = allocation.keeper
+    return "" if isinstance(keeper, ProcessKeeper) else keeper.namespace
+
+
+def _nameless_holder(allocation: Allocation) -> Allocation:
+    return replace(allocation, request=replace(allocation.request, gpu_model=""), command=HIDDEN, keeper=NOT_KNOWN_YET)
+
+
+def _nameless_gpu(gpu: GpuState, known: set[tuple[str, InstanceKey | None]]) -> GpuState:
+    whole = gpu.processes if (gpu.uuid, None) in known else _nameless_processes(gpu.processes)
+    instances = tuple(
+        each if (gpu.uuid, gpu.key(each)) in known else _nameless_instance(each) for each in gpu.instances
+    )
+    return replace(gpu, processes=whole, instances=instances)
+
+
+def _nameless_instance(instance: GpuInstance) -> GpuInstance:
+    return replace(
+        instance,
+        stray_processes=_nameless_processes(instance.stray_processes),
+        compute_instances=tuple(map(_nameless_piece, instance.compute_instances)),
+    )
+
+
+def _nameless_piece(piece: ComputeInstance) -> ComputeInstance:
+    return replace(piece, processes=_nameless_processes(piece.processes))
+
+
+def _nameless_processes(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+    return tuple(replace(each, name=_PROCESS) for each in processes)

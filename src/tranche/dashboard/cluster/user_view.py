@@ -1,0 +1,178 @@
+"""A cluster as some viewers see it: those with the same rights. What they may not see is not in it, whatever is made of it.
+
+Each has a page of nodes, streams and versions of its own, so that not even the pace of changes tells of what is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tranche.dashboard.cluster.apart import apart, unshown
+from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
+from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
+from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, redacted_fleet
+from tranche.dashboard.cluster.redaction import redacted_overview
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetNode
+from tranche.kubernetes.gates.reading import GateFleet
+from tranche.kubernetes.telling.told_view import ToldView
+
+MOST_EVENTS = 300
+"""Events that a page shows."""
+_MOST_OUTLOOKS = 32
+
+_SEES_NOTHING = (
+    "You may list neither the nodes of this cluster nor the pods of a namespace that has something here. The role "
+    "'researcher' of the chart shows nodes; whoever may list the pods of a namespace sees its names."
+)
+_SEES_OWN_NODES = "You may not list nodes: those are shown on which pods are that you may list."
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerRights:
+    """What decides what somebody is shown: whose names, and whether all nodes or only those with something that he sees."""
+
+    sight: NameVisibility
+    all_nodes: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What he has to know of the picture."""
+        if self.all_nodes:
+            return ()
+        return (_SEES_NOTHING,) if self.see_nothing else (_SEES_OWN_NODES,)
+
+    @property
+    def see_nothing(self) -> bool:
+        """Whether he may know no more than that there is a page."""
+        return not (self.all_nodes or self.sight.everywhere or self.sight.namespaces)
+
+    def shown(self, node: SeenNode) -> SeenNode | None:
+        """The node as he sees it; None where he may not know of it."""
+        return apart(node.name, lambda: self._shown(node), lambda: unshown(node) if self.all_nodes else None)
+
+    def _shown(self, node: SeenNode) -> SeenNode | None:
+        seen = self.all_nodes or any(map(self.sight.sees, node.namespaces.values()))
+        if not seen or self.sight.everywhere:
+            return node if seen else None
+        return replace(node, overview=redacted_overview(node.overview, self.sight))
+
+
+class UserView:
+    """To be used on the event loop. `live` tells of what changes."""
+
+    def __init__(self, rights: ViewerRights) -> None:
+        self.rights = rights
+        self.live = LiveCluster()
+        self._base: ClusterSnapshot | None = None
+        self._shown = ClusterSnapshot()
+        self._seen: ClusterObservation | None = None
+        self._others: tuple[object, ...] = ()
+        self._events: tuple[KubeEvent, ...] = ()
+        self._events_of: tuple[object, ...] = ()
+        self._outlooks: dict[tuple[str, str], tuple[ToldView | None, LayoutOutlook]] = {}
+
+    def lose(self, why: str) -> None:
+        """Nothing newer is known, because of that."""
+        self._seen = replace(self._known, trouble=why)
+        self.live.take(None, why)
+
+    def take(self, seen: ClusterObservation) -> None:
+        """This is the newest that is known."""
+        change = None if self._base is None else seen.snapshot.since(self._base.version)
+        changed: Iterable[SeenNode] = seen.snapshot.nodes.values() if change is None else change.nodes
+        shown = {each.name: self.rights.shown(each) for each in changed}
+        gone = [name for name, each in shown.items() if each is None]
+        gone += [name for name in self._shown.nodes if name not in seen.snapshot.nodes]
+        after = self._shown.after(
+            (each for each in shown.values() if each is not None),
+            seen.snapshot.taken,
+            gone=gone,
+            notes=self.rights.notes,
+        )
+        self._base, self._seen = seen.snapshot, seen
+        if self._events_of != (seen.events, seen.namespaces):
+            self._events_of = seen.events, seen.namespaces
+            self._events = self._shown_events(seen)
+        others = (self.pods, self.hidden_pods, self.events)
+        if others != self._others:  # pages that show these have to look again
+            after = replace(after, version=after.version + 1)
+        self._shown, self._others = after, others
+        self.live.take(after, seen.trouble)
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """The nodes that are shown, as they are shown."""
+        return self._shown
+
+    @property
+    def pods(self) -> tuple[PendingPod, ...]:
+        """Pods that wait and may be named."""
+        return tuple(each for each in self._known.pods if self.rights.sight.sees(each.pod.namespace))
+
+    @property
+    def hidden_pods(self) -> int:
+        """How many wait beside them, for whoever may know that."""
+        return 0 if self.rights.see_nothing else len(self._known.pods) - len(self.pods)
+
+    @property
+    def events(self) -> tuple[KubeEvent, ...]:
+        """The newest events that may be seen, newest first."""
+        return self._events
+
+    def fleet(self, fleet: Fleet) -> Fleet:
+        """What claims have, as it may be known."""
+        if not self.rights.all_nodes:
+            nodes = tuple(each for each in fleet.nodes if each.name in self._shown.nodes)
+            pools = {name: each for name, each in fleet.pools.items() if name in self._shown.nodes}
+            fleet = replace(fleet, nodes=nodes, pools=pools, whole=False)
+        return redacted_fleet(fleet, self.rights.sight)
+
+    def gates(self, fleet: Fleet, tier: Tier) -> GateFleet:
+        """What nodes have for shares that are given by demand; `fleet` is what they offer to claims."""
+        nodes: Mapping[str, FleetNode] = self._known.nodes
+        told: Mapping[str, ToldView] = self._known.told
+        shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
+        known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
+        gates = replace(gate_fleet(known, shown, self.rights.sight), whole=self.rights.all_nodes)
+        return giving(gates, fleet, tier)
+
+    def layouts(self, name: str) -> NodeLayouts | None:
+        """The layouts of that node, and what they would do; None where it is not shown."""
+        node = self._shown.nodes.get(name)
+        if node is None:
+            return None
+        return NodeLayouts(node, self._known.told.get(name), self.rights.sight, self._known.namespaces)
+
+    def outlook(self, layouts: NodeLayouts, layout: str) -> LayoutOutlook:
+        """What that layout would do on that node; TrancheError where nobody can say.
+
+        It takes a while, and open pages ask whenever anything in the cluster has changed: what was found stands while the node's
+        agent has told nothing new.
+        """
+        place = (layouts.node.name, layout)
+        found = self._outlooks.get(place)
+        if found is not None and found[0] is layouts.told:
+            return found[1]
+        made = layouts.outlook(layout)
+        if len(self._outlooks) >= _MOST_OUTLOOKS:
+            self._outlooks.clear()
+        self._outlooks[place] = (layouts.told, made)
+        return made
+
+    def _shown_events(self, seen: ClusterObservation) -> tuple[KubeEvent, ...]:
+        """One about a node may tell of anybody's pods, and is for those who see all namespaces."""
+        sight = self.rights.sight
+        found = newest_fairly((each for each in seen.events if sight.sees(each.namespace)), MOST_EVENTS)
+        return tuple(each.redacted(sight, seen.namespaces) for each in found)
+
+    @property
+    def _known(self) -> ClusterObservation:
+        return self._seen or ClusterObservation(ClusterSnapshot())

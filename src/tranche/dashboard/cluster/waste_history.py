@@ -1,0 +1,120 @@
+"""How much each namespace held of a cluster over the last day, and how much of that without a process in it.
+
+Nobody keeps the past of all nodes, so the server adds up what it sees; after a restart it begins anew, and says since when it has
+looked. What nodes have that nobody hears of is counted for nobody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from tranche.dashboard.cluster.apart import apart
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.documents.held_now import held_now
+
+SLOT_SECONDS = 900.0
+SLOTS = 96
+"""A day of quarters of an hour."""
+
+
+@dataclass(slots=True)
+class SpaceUse:
+    """Of one namespace: bytes that it holds now, and of them those without a process; and bytes times seconds of both."""
+
+    held: int = 0
+    unused: int = 0
+    held_seconds: float = 0.0
+    unused_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WasteReport:
+    """What was added up from `since` to `until`, by namespace; "" is who has none. `unheard` nodes are not counted now."""
+
+    since: float
+    until: float
+    spaces: Mapping[str, SpaceUse]
+    unheard: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    began: float
+    spaces: dict[str, SpaceUse] = field(default_factory=dict)
+
+
+class WasteHistory:
+    """Takes each snapshot, in the order in which they were seen."""
+
+    def __init__(self) -> None:
+        self._last: ClusterSnapshot | None = None
+        self._nodes: dict[str, Mapping[str, SpaceUse] | None] = {}
+        self._now: dict[str, SpaceUse] = {}
+        self._slots: deque[_Slot] = deque(maxlen=SLOTS)
+
+    def take(self, snapshot: ClusterSnapshot) -> None:
+        """The cluster was as the last one says until now, and is as this one says."""
+        if self._last is not None:
+            self._add(snapshot.taken - self._last.taken, snapshot.taken)
+        change = None if self._last is None else snapshot.since(self._last.version)
+        if change is None:
+            self._nodes, self._now = {}, {}
+        for name in self._nodes.keys() - snapshot.nodes.keys():
+            self._count(self._nodes.pop(name), -1)
+        for node in snapshot.nodes.values() if change is None else change.nodes:
+            self._count(self._nodes.get(node.name), -1)
+            uses = apart(node.name, partial(_uses_of, node), lambda: None)
+            self._nodes[node.name] = uses
+            self._count(uses, 1)
+        if not self._slots:
+            self._slots.append(_Slot(snapshot.taken))
+        self._last = snapshot
+
+    def report(self) -> WasteReport | None:
+        """What is known; None before anything was seen."""
+        if self._last is None:
+            return None
+        found: dict[str, SpaceUse] = {name: SpaceUse(use.held, use.unused) for name, use in self._now.items()}
+        for slot in self._slots:
+            for name, use in slot.spaces.items():
+                total = found.setdefault(name, SpaceUse())
+                total.held_seconds += use.held_seconds
+                total.unused_seconds += use.unused_seconds
+        spaces = {name: use for name, use in found.items() if use.held or use.held_seconds}
+        unheard = sum(each is None for each in self._nodes.values())
+        return WasteReport(self._slots[0].began, self._last.taken, spaces, unheard)
+
+    def _add(self, seconds: float, until: float) -> None:
+        """So many seconds of what is now; a clock that was set back adds none."""
+        if seconds <= 0:
+            return
+        if until - self._slots[-1].began >= SLOT_SECONDS:
+            self._slots.append(_Slot(until - seconds))
+        spaces = self._slots[-1].spaces
+        for name, use in self._now.items():
+            if use.held:
+                total = spaces.setdefault(name, SpaceUse())
+                total.held_seconds += use.held * seconds
+                total.unused_seconds += use.unused * seconds
+
+    def _count(self, uses: Mapping[str, SpaceUse] | None, sign: int) -> None:
+        for name, use in (uses or {}).items():
+            total = self._now.setdefault(name, SpaceUse())
+            total.held += sign * use.held
+            total.unused += sign * use.unused
+
+
+def _uses_of(node: SeenNode) -> Mapping[str, SpaceUse] | None:
+    """What each namespace has of the node; None where nobody knows how it is now."""
+    if node.trouble or node.seen is None:
+        return None
+    found: dict[str, SpaceUse] = {}
+    spaces = node.namespaces
+    for each in held_now(node.overview["gpus"], node.overview["allocations"]):
+        use = found.setdefault(spaces[each.allocation_id], SpaceUse())
+        use.held += each.memory
+        use.unused += 0 if each.used else each.memory
+    return found

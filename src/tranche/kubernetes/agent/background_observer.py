@@ -1,0 +1,83 @@
+"""A look that may block for ever, on a thread of its own: never two at once, and what was seen last stays known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tranche.core.errors import TrancheError
+
+Seen = TypeVar("Seen")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedObservation(Generic[Seen]):
+    """What was seen, and when the look began, in seconds of a monotonic clock."""
+
+    what: Seen
+    at: float
+
+
+class BackgroundObserver(Generic[Seen]):
+    """To be used from one event loop. The thread is a daemon, which no end of the process waits for."""
+
+    def __init__(self, name: str, *, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._clock = clock
+        self._last: TimedObservation[Seen] | None = None
+        self._looking: asyncio.Event | None = None
+        self._failure = ""
+        self._thread: threading.Thread | None = None
+
+    async def latest(self, look: Callable[[], Seen], patience: float) -> TimedObservation[Seen] | None:
+        """The newest sight, after a look if it ends within that many seconds; None when nothing was ever seen.
+
+        While a look hangs no other begins: the last sight is given again, as old as it is.
+        """
+        if self._looking is None:
+            self._looking = asyncio.Event()
+            self._thread = threading.Thread(
+                target=self._look, args=(look, asyncio.get_running_loop()), name=self._name, daemon=True
+            )
+            self._thread.start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._looking.wait()
+        return self._last
+
+    def join(self) -> None:
+        """Wait for the end of the look that is under way, if one is; from any thread, and maybe for ever."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self, look: Callable[[], Seen], loop: asyncio.AbstractEventLoop) -> None:
+        begun = self._clock()
+        seen: TimedObservation[Seen] | None = None
+        failure = ""
+        try:
+            seen = TimedObservation(look(), begun)
+        except TrancheError as error:
+            failure = str(error)
+        except Exception as defect:
+            failure = f"{type(defect).__name__}: {defect}"
+            _log.exception("%s failed", self._name)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._done, seen, failure)
+
+    def _done(self, seen: TimedObservation[Seen] | None, failure: str) -> None:
+        if seen is not None:
+            self._last = seen
+        if failure != self._failure:
+            self._failure = failure
+            if failure:
+                _log.warning("%s failed", self._name, extra={"error": failure})
+        if self._looking is not None:
+            self._looking.set()
+            self._looking = None

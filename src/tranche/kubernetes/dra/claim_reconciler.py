@@ -1,0 +1,214 @@
+"""Claims that nobody gives back, and files and shares of claims that a crash has left.
+
+The kubelet gives a claim back when its pods have ended. It cannot when it has lost what it knew, or when the claim was freed
+without it. So the API server is asked about those claims which no pod of the node uses, and about no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tranche.core.allocation import Allocation, Phase
+from tranche.core.devices import shared_memory
+from tranche.core.errors import AllocationUnknown, TrancheError
+from tranche.core.evidence import ClaimEvidence, Liveness, judge_claim
+from tranche.core.keeper import ClaimKeeper
+from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
+from tranche.kubernetes.dra.claim_users import ClaimUsers
+from tranche.kubernetes.dra.given import given_devices, order_of
+from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
+from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
+from tranche.node.host import Host
+from tranche.node.session import boot_id
+
+_ASKED_IN_TURN = 8
+"""Of the claims with which something runs, at each look: a claim that somebody deletes while its pod runs is seldom."""
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimReconciler:
+    """Looks after the claims of one node. `clock` is monotonic, in seconds.
+
+    `fallen` tells the claims, by uid, that are over by the API server's word and still have something: their pods run on.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        node: ClaimNode,
+        preparer: Preparer,
+        read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
+        files: ShareFiles,
+        *,
+        users: ClaimUsers,
+        clock: Callable[[], float],
+        fallen: LatestValue[frozenset[str]] | None = None,
+    ) -> None:
+        self._host = host
+        self._node = node
+        self._preparer = preparer
+        self._read = read
+        self._files = files
+        self._users = users
+        self._clock = clock
+        self.fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
+        self._fallen: dict[str, float] = {}
+        self._asked: tuple[str, ...] = ()
+
+    async def look(self, *, thorough: bool = False) -> None:
+        """Do what is to be done now.
+
+        The API server is asked about all claims where that is `thorough`, else about few of those that pods use, in turn.
+        """
+        held = await self.note_pods()
+        filed = await asyncio.to_thread(self._files.keepers)
+        for uid, keeper in filed.items():
+            if uid not in held and uid not in self._preparer.under_way:
+                await self._of_no_share(keeper)
+        for uid, allocations in held.items():
+            active = [each for each in allocations if each.phase is Phase.ACTIVE]
+            if uid not in filed and active and uid not in self._preparer.under_way:
+                await self._write_again(active[0])
+        await self._free_the_fallen(held, len(held) if thorough else _ASKED_IN_TURN)
+
+    async def note_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
+        """Have the register know the pods that use claims by now; what claims have, by uid.
+
+        Nobody asks for a claim that is prepared already when another pod comes to use it.
+        """
+        held = await asyncio.to_thread(self._host.claims.held)
+        found: dict[str, tuple[str, ...]] = {}
+        for uid, (first, *_) in held.items():
+            assert isinstance(first.keeper, ClaimKeeper)
+            named = self._users.named_by(first.keeper)
+            if not set(first.keeper.pods).issuperset(named):
+                found[uid] = named
+        if found:
+            await asyncio.to_thread(self._host.claims.note_pods, found)
+            held = await asyncio.to_thread(self._host.claims.held)
+        return held
+
+    async def _of_no_share(self, keeper: ClaimKeeper) -> None:
+        """A file without a share: its share was given back, or the register was lost while its pods run."""
+        order = await self._order_of(keeper)
+        if order is None:
+            return
+        if isinstance(order, ClaimRequest):
+            _log.warning("a claim of which the register knew nothing", extra={"claim": str(keeper)})
+            await asyncio.to_thread(self._adopt, order)
+            return
+        listed = await self._users.listed()
+        if listed is not None and keeper.uid not in listed | await self._users.with_pods([keeper]):
+            await asyncio.to_thread(self._files.remove, keeper.uid)
+
+    def _adopt(self, order: ClaimRequest) -> None:
+        holders, node = self._host.holders, self._host.observe()
+        allocation = Allocation(
+            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
+        )
+        holders.settle((), {}, [allocation], shared_memory(order.grants, node))
+
+    async def _write_again(self, allocation: Allocation) -> None:
+        assert isinstance(allocation.keeper, ClaimKeeper)
+        order = await self._order_of(allocation.keeper)
+        if isinstance(order, ClaimRequest) and as_given(order.grants) == as_given(allocation.grants):
+            try:
+                await self._preparer.write_file(order.keeper, order.grants)
+            except TrancheError as error:
+                _log.warning("no file for a claim", extra={"claim": str(allocation.keeper), "error": str(error)})
+
+    async def _order_of(self, keeper: ClaimKeeper) -> ClaimRequest | bool | None:
+        """What the claim has by the API server's word; False when it has nothing here any more, None when nobody knows."""
+        ref = ClaimRef(keeper.namespace, keeper.name, keeper.uid)
+        if not keeper.name:
+            return False
+        try:
+            claim = await self._read(ref)
+        except TrancheError as error:
+            _log.info("claim not read", extra={"claim": str(ref), "error": str(error)})
+            return None
+        if claim is None:
+            return False
+        try:
+            given = given_devices(claim, ref, self._node.pool, await self._node.devices())
+            return order_of(replace(claim, ref=ref), given)
+        except AllocationUnknown:
+            return False
+        except TrancheError as error:
+            # The devices of a GPU that was lost when the agent began are not known, and still the claim's.
+            _log.info("claim not understood", extra={"claim": str(ref), "error": str(error)})
+            return None
+
+    async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]], most: int) -> None:
+        """Free what is over, and find out about that many of the others whether their claims stand."""
+        if not held:
+            self._fallen = {}
+            self._tell_fallen(frozenset())
+            return
+        # Before the processes are looked for: a pod whose containers start between the two is listed.
+        listed = await self._users.listed()
+        keepers = [each.keeper for each, *_ in held.values() if isinstance(each.keeper, ClaimKeeper)]
+        living = {*(listed or ()), *await self._users.with_pods(keepers)}
+        # A pod may be there, and the kubelet remember its claim: no container of it began again without being prepared.
+        living -= {each.uid for each in keepers if restarted_since(each)}
+        for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
+            if processes:
+                living.add(uid)
+        now, fallen, over = self._clock(), {}, set(self.fallen.value if self.fallen.synced else ())
+        in_turn = self._next_of(sorted(living & held.keys()), most)
+        for uid, allocations in held.items():
+            if uid in self._preparer.under_way or (uid in living and uid not in in_turn):
+                continue
+            keeper = allocations[0].keeper
+            assert isinstance(keeper, ClaimKeeper)
+            order = await self._order_of(keeper)
+            stands = None if order is None else isinstance(order, ClaimRequest) and _is(order, allocations)
+            if stands is not None:
+                over = over - {uid} if stands else over | {uid}
+            if uid in living:
+                continue
+            if stands is False:
+                fallen[uid] = self._fallen.get(uid, now)
+            elif stands is None and uid in self._fallen:
+                fallen[uid] = self._fallen[uid]
+            evidence = ClaimEvidence(stands, now - fallen.get(uid, now), listed=None if listed is None else False)
+            if judge_claim(evidence) is Liveness.GONE:
+                await self._preparer.forget(uid, "its claim is over, and nobody gave it back")
+                fallen.pop(uid, None)
+        self._fallen = fallen
+        self._tell_fallen(frozenset(over & held.keys()))
+
+    def _next_of(self, uids: Sequence[str], most: int) -> frozenset[str]:
+        """So many of these, those first whose turn was longest ago."""
+        waiting = [each for each in uids if each not in self._asked]
+        if most >= len(uids) or not waiting:
+            self._asked, waiting = (), list(uids)
+        self._asked = (*self._asked, *waiting[:most])
+        return frozenset(waiting[:most])
+
+    def _tell_fallen(self, fallen: frozenset[str]) -> None:
+        if not self.fallen.synced or self.fallen.value != fallen:
+            self.fallen.publish(fallen)
+
+    def _with_processes(self, held: Mapping[str, tuple[Allocation, ...]]) -> Mapping[str, bool]:
+        view = self._host.view()
+        return {
+            uid: any(processes_of(each.grants, view) or may_be_lost(each.grants, view) for each in mine)
+            for uid, mine in held.items()
+        }
+
+
+def restarted_since(keeper: ClaimKeeper) -> bool:
+    """Whether the machine was started again since the claim was prepared; a restart ends every container."""
+    now = boot_id()
+    return bool(now and keeper.boot) and keeper.boot != now
+
+
+def _is(order: ClaimRequest, allocations: tuple[Allocation, ...]) -> bool:
+    return any(as_given(order.grants) == as_given(each.grants) for each in allocations)

@@ -1,0 +1,261 @@
+"""What a claim asks of a device, read out of its spec: the forms that Tranche writes, and as much of others as is plain. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.core.json_text import read_json
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.quantity import MIB, format_memory
+from tranche.kubernetes.api.node_rules import Toleration
+from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    WHOLE_RESOURCE,
+    AttributeName,
+    CapacityName,
+    DeviceClassName,
+    DeviceType,
+    profile_label,
+)
+from tranche.kubernetes.fleet.devices import FleetDevice
+from tranche.kubernetes.fleet.objects import FleetClaim, FleetPod
+from tranche.planning.obstacle import Reason
+
+_ATTRIBUTE = rf'device\.attributes\["{re.escape(DRIVER)}"\]\.'
+_ISOLATIONS = re.compile(rf'{_ATTRIBUTE}{AttributeName.ISOLATION} (?:== ("\w+")|in (\[[^\]]*\]))')
+_NOT_MECHANISM = re.compile(rf'{_ATTRIBUTE}{AttributeName.MECHANISM} != "([\w-]+)"')
+_CARD = re.compile(rf"{_ATTRIBUTE}{AttributeName.CARD_MEMORY} == (\d+)")
+_MODEL = re.compile(rf'{_ATTRIBUTE}{AttributeName.MODEL}\.lowerAscii\(\)\.contains\(("(?:[^"\\]|\\.)*")\)')
+_PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
+_CLASS_TYPES = {
+    DeviceClassName.ANY: None,
+    DeviceClassName.SLICE: DeviceType.SLICE,
+    DeviceClassName.WHOLE: DeviceType.WHOLE,
+    DeviceClassName.SHARED: DeviceType.SHARED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMismatch:
+    """Why a device can never serve: `rank` says how near it comes, and `missing` what memory it lacks, in bytes."""
+
+    reason: Reason
+    text: str
+    rank: int
+    missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAlternative:
+    """One alternative of a claim's request. None is what is not asked for; `memory` in bytes, `share` and `compute` in percent.
+
+    `type` and `label` are what its class holds: a type of device, and a profile's label. `every` asks for all devices of a node
+    that could serve, however many there are. `unread` are conditions that are not in
+    Tranche's own words, and count as met.
+    """
+
+    name: str = ""
+    type: DeviceType | None = None
+    label: str = ""
+    count: int = 1
+    memory: int | None = None
+    share: int | None = None
+    compute: int | None = None
+    isolations: frozenset[str] = frozenset()
+    not_mechanism: str = ""
+    card_memory: int | None = None
+    model: str = ""
+    distinct: bool = False
+    every: bool = False
+    tolerations: tuple[Toleration, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def by_name(self) -> bool:
+        """Whether it names the size of what it wants: a profile, or a whole GPU."""
+        return bool(self.label) or self.type is DeviceType.WHOLE
+
+    def misfit(self, device: FleetDevice) -> DeviceMismatch | None:
+        """Why the device can never serve it, the nearest miss with the highest rank; None when it can."""
+        if self.model and self.model not in device.model.lower():
+            return DeviceMismatch(Reason.GPU_MODEL_MISMATCH, f"its GPUs are {device.model}", 0)
+        if self.label and _label(device.profile) != self.label:
+            return DeviceMismatch(Reason.PROFILE_NOT_SUPPORTED, "its GPUs offer no such slice", 1)
+        if self.card_memory is not None and device.card_memory != self.card_memory:
+            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "its GPUs are of another size", 1)
+        if self.type is not None and device.type != self.type:
+            return DeviceMismatch(_TYPE_REASONS[self.type], _TYPE_TEXTS[self.type], 2)
+        if self.isolations and device.isolation not in self.isolations:
+            return DeviceMismatch(
+                Reason.SHARING_UNAVAILABLE, f"it fences no part so well ({device.isolation} isolation)", 3
+            )
+        if self.not_mechanism and device.mechanism == self.not_mechanism:
+            return DeviceMismatch(
+                Reason.SHARING_UNAVAILABLE, f"one program cannot have several parts by {device.mechanism}", 3
+            )
+        if self.compute is not None and device.compute is None:
+            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "it keeps no ceiling of compute", 3)
+        if self.compute is not None and device.compute is not None and device.compute < self.compute:
+            text = f"{self.compute}% of the compute are asked for, and there is no ceiling above {device.compute}%"
+            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, text, 4)
+        if self.share is not None and (device.share is None or device.share < self.share):
+            return DeviceMismatch(Reason.MEMORY_TOO_SMALL, "its slices are smaller", 4)
+        if self.memory is not None and device.memory < self.memory:
+            text = f"its largest has {format_memory(device.memory)}"
+            return DeviceMismatch(Reason.MEMORY_TOO_SMALL, text, 4, self.memory - device.memory)
+        return None
+
+
+_TYPE_REASONS = {
+    DeviceType.SLICE: Reason.PROFILE_NOT_SUPPORTED,
+    DeviceType.SHARED: Reason.SHARING_UNAVAILABLE,
+    DeviceType.WHOLE: Reason.POLICY,
+}
+_TYPE_TEXTS = {
+    DeviceType.SLICE: "its GPUs have no MIG",
+    DeviceType.SHARED: "its GPUs are not shared",
+    DeviceType.WHOLE: "it offers no whole GPU",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; else empty.
+
+    `classes` are the device classes that it names. `claim` is the claim's name, where there is one.
+    """
+
+    name: str
+    alternatives: tuple[DeviceAlternative, ...] = ()
+    foreign: str = ""
+    classes: tuple[str, ...] = ()
+    claim: str = ""
+
+
+def demanded_by(claim: FleetClaim) -> tuple[DeviceRequest, ...]:
+    """Every request of the claim."""
+    distinct = any(
+        str(each.get("distinctAttribute") or "") == f"{DRIVER}/{AttributeName.UUID}" for each in claim.constraints
+    )
+    return tuple(replace(_demanded(each, distinct), claim=claim.name) for each in claim.requests)
+
+
+def demanded_by_limits(pod: FleetPod) -> tuple[DeviceRequest, ...]:
+    """What a pod asks for by NVIDIA's extended resources, as far as Tranche's classes serve them."""
+    found = []
+    for name, count in sorted(pod.limits.items()):
+        if name == WHOLE_RESOURCE:
+            found.append(DeviceRequest(name, (DeviceAlternative(type=DeviceType.WHOLE, count=count),)))
+        elif name.startswith("nvidia.com/mig-"):
+            label = name.removeprefix("nvidia.com/mig-").replace(".", "-")
+            found.append(DeviceRequest(name, (DeviceAlternative(type=DeviceType.SLICE, label=label, count=count),)))
+    return tuple(found)
+
+
+def _demanded(raw: Mapping[str, Any], distinct: bool) -> DeviceRequest:
+    name = str(raw.get("name") or "")
+    several: Sequence[Mapping[str, Any]] = raw.get("firstAvailable") or ([raw["exactly"]] if "exactly" in raw else [])
+    alternatives = []
+    classes = tuple(str(each.get("deviceClassName") or "") for each in several)
+    for each, class_name in zip(several, classes, strict=True):
+        wanted = _class(class_name)
+        if wanted is None:
+            foreign = f"it asks for devices of class '{class_name}', which is not Tranche's"
+            return DeviceRequest(name, foreign=foreign, classes=classes)
+        alternatives.append(replace(_wanted(each, wanted), name=str(each.get("name") or name), distinct=distinct))
+    return DeviceRequest(name, tuple(alternatives), classes=classes)
+
+
+def _class(name: str) -> DeviceAlternative | None:
+    if name in tuple(DeviceClassName):
+        return DeviceAlternative(type=_CLASS_TYPES[DeviceClassName(name)])
+    label = name.removeprefix("tranche-")
+    return (
+        DeviceAlternative(type=DeviceType.SLICE, label=label)
+        if label != name and _PROFILE_LABEL.fullmatch(label)
+        else None
+    )
+
+
+def _wanted(raw: Mapping[str, Any], of_class: DeviceAlternative) -> DeviceAlternative:
+    capacity = (raw.get("capacity") or {}).get("requests") or {}
+    found = replace(
+        of_class,
+        count=int(raw.get("count") or 1),
+        every=raw.get("allocationMode") == "All",
+        memory=_amount(capacity.get(CapacityName.MEMORY)),
+        share=_amount(capacity.get(CapacityName.SHARE)),
+        compute=_amount(capacity.get(CapacityName.COMPUTE)),
+        tolerations=tuple(Toleration.decode(each) for each in raw.get("tolerations") or ()),
+    )
+    for each in raw.get("selectors") or ():
+        found = _with_condition(found, str((each.get("cel") or {}).get("expression") or ""))
+    return found
+
+
+def _with_condition(wanted: DeviceAlternative, expression: str) -> DeviceAlternative:
+    """The claim's author wrote it: CEL has words and numbers that no JSON and no int is, and those are unread."""
+    try:
+        if found := _ISOLATIONS.fullmatch(expression):
+            words = read_json(found[2] or f"[{found[1]}]")
+            return replace(wanted, isolations=frozenset(map(str, words)))
+        if found := _NOT_MECHANISM.fullmatch(expression):
+            return replace(wanted, not_mechanism=found[1])
+        if found := _CARD.fullmatch(expression):
+            return replace(wanted, card_memory=int(found[1]))
+        if found := _MODEL.fullmatch(expression):
+            return replace(wanted, model=str(read_json(found[1])))
+    except ValueError:
+        pass
+    return replace(wanted, unread=(*wanted.unread, expression))
+
+
+def _label(profile: str) -> str:
+    try:
+        name: ProfileName = parse_profile(profile)
+    except UsageError:
+        return ""
+    return profile_label(name)
+
+
+def _amount(text: Any) -> int | None:
+    try:
+        return None if text is None else parse_quantity(str(text))
+    except UsageError:
+        return None
+
+
+def in_words(wanted: DeviceAlternative) -> str:
+    """What is asked for, for people: `2 × slice 1g.5gb`, `share of 4 GiB`."""
+    kind = {
+        None: "share",
+        DeviceType.SLICE: "slice",
+        DeviceType.SHARED: "part of a shared GPU",
+        DeviceType.WHOLE: "whole GPU",
+    }[wanted.type]
+    size = [
+        wanted.label and profile_of_label(wanted.label),
+        wanted.memory is not None and f"of {format_memory(wanted.memory)}",
+        wanted.share is not None and f"of {wanted.share}% of a GPU",
+        wanted.compute is not None and f"with {wanted.compute}% of the compute at most",
+        wanted.card_memory is not None and f"on GPUs of {format_memory(wanted.card_memory * MIB)}",
+        wanted.model and f"on a {wanted.model}",
+        bool(wanted.isolations) and f"with isolation {' or '.join(sorted(wanted.isolations))}",
+    ]
+    several = "every " if wanted.every else f"{wanted.count} × " if wanted.count > 1 else ""
+    return " ".join([f"{several}{kind}", *(str(each) for each in size if each)])
+
+
+def profile_of_label(label: str) -> str:
+    """The name of the profile that has the label: `1g.5gb+me` for `1g-5gb-me`, `1g.24gb-me` for `1g-24gb-no-me`."""
+    found = _PROFILE_LABEL.fullmatch(label)
+    if found is None:
+        return label
+    slices, memory, without, attribute = found.groups()
+    sign = "" if not attribute else "-" if without else "+"
+    return f"{slices}.{memory}{sign}{(attribute or '').replace('-', '.')}"

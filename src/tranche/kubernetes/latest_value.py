@@ -1,0 +1,57 @@
+"""A value that changes while others use it: the last one known, and a way to be told of the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class LatestValue(Generic[Value]):
+    """Holds the latest value; everybody who listens sees the newest one, not necessarily each one in between.
+
+    To be used from one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._value: Value
+        self._version = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def synced(self) -> bool:
+        """Whether there is a value yet."""
+        return self._version > 0
+
+    @property
+    def value(self) -> Value:
+        """The latest value; RuntimeError before the first (see `synced`, `first`)."""
+        if not self.synced:
+            raise RuntimeError("no value has been published yet")
+        return self._value
+
+    def publish(self, value: Value) -> None:
+        """Replace the value and wake whoever listens; an equal value wakes nobody."""
+        if self.synced and value == self._value:
+            return
+        self._value = value
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def first(self) -> Value:
+        """The value, as soon as there is one."""
+        while not self.synced:
+            await self._changed.wait()
+        return self._value
+
+    async def changes(self) -> AsyncIterator[Value]:
+        """The present value as soon as there is one, then the latest whenever it has changed since."""
+        seen = 0
+        while True:
+            while self._version == seen:
+                await self._changed.wait()
+            seen = self._version
+            yield self._value

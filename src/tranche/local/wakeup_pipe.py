@@ -1,0 +1,88 @@
+"""How a waiter is told that its turn may have come: a named pipe that it sleeps on and that anybody may ring.
+
+A pipe, not a socket, because a state folder may be deeper than the 107 bytes that a socket's path allows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import struct
+import termios
+from pathlib import Path
+
+from tranche.node.state_file import cannot_write, drop_state_file
+
+
+class WakeupPipe:
+    """The waiter's end; the pipe exists from creation until close()."""
+
+    def __init__(self, path: Path) -> None:
+        """LedgerUnavailable when the pipe cannot be made."""
+        self._path = path
+        try:
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+        except OSError as error:
+            raise cannot_write(str(path), error) from error
+        # Open for writing too: a pipe without writers reports end of file for ever.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until the bell rings or the time is over; whether it rang. Rings that pile up count as one."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        if not poll.poll(max(0.0, seconds) * 1000):
+            return False
+        os.read(self._descriptor, 4096)
+        return True
+
+    def close(self) -> None:
+        """Remove the pipe."""
+        drop_state_file(self._path)
+        os.close(self._descriptor)
+
+
+def ring(path: Path) -> bool:
+    """Ring a waiter's bell; whether somebody sleeps there."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # A ring that was not heard yet is enough, and the pipe keeps the time of the first.
+        if not _unread(descriptor):
+            os.write(descriptor, b"!")
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        return False  # the waiter left between the two calls
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def unheard_for(path: Path, now: float) -> float:
+    """For how many seconds a waiter has not heard its bell, 0 when nobody rang; `now` is seconds since the epoch.
+
+    It is 0 for a bell that may not be looked at, and infinite when the clock was put back since the ring.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        if not _unread(descriptor):
+            return 0.0
+        rung = os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+    return max(0.0, now - rung) if rung <= now + 1 else math.inf
+
+
+def _unread(descriptor: int) -> int:
+    """How many bytes wait in a pipe."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0)))
+    return int(count)

@@ -1,0 +1,167 @@
+"""What is on one GPU, sorted by what may be done with it: promised, in use, idle and ours, idle and foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Withheld
+from tranche.core.grid import Occupant, profiles_exclude
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuInstance, GpuState, InstanceKey
+
+
+class Account(NamedTuple):
+    """What is given away of one device in parts: `memory` in bytes, `compute` in percent of ceilings, and how many hold it.
+
+    `settled` says that a program may run in one of the parts already; `broken` that nothing more can be given of the device: its
+    limits are lost, or its holders do not share it by one mechanism.
+    """
+
+    sharing: Sharing
+    memory: int = 0
+    compute: int = 0
+    holders: int = 0
+    settled: bool = False
+    broken: bool = False
+
+    def with_part(self, part: Part, phase: Phase) -> Account:
+        """The account after one more part is given away."""
+        return Account(
+            self.sharing,
+            self.memory + part.memory,
+            self.compute + (part.compute or 0),
+            self.holders + 1,
+            self.settled or phase is Phase.ACTIVE,
+            self.broken or not part.kept or part.sharing is not self.sharing,
+        )
+
+
+class GpuOccupancy(NamedTuple):
+    """One GPU with its instances sorted.
+
+    `whole` are the allocations that hold the uncut GPU or parts of it; `promised` maps the slots that allocations hold, made or
+    not, to those allocations. `shared` has the account of each device that is given away in parts, by its slot, or by None for
+    the uncut GPU. Instances without an allocation are `in_use` (they have a process, or are about to go because
+    they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`. Nothing is given away
+    of `withheld` places, nor while a layout is `changing` the GPU.
+    """
+
+    gpu: GpuState
+    whole: tuple[Allocation, ...]
+    promised: Mapping[InstanceKey, tuple[Allocation, ...]]
+    in_use: tuple[GpuInstance, ...]
+    idle_owned: tuple[GpuInstance, ...]
+    idle_foreign: tuple[GpuInstance, ...]
+    shared: Mapping[InstanceKey | None, Account]
+    withheld: tuple[Withheld, ...] = ()
+    changing: bool = False
+
+    @property
+    def idle(self) -> tuple[GpuInstance, ...]:
+        """Instances that are nobody's now, ours first."""
+        return self.idle_owned + self.idle_foreign
+
+    @property
+    def fixed(self) -> tuple[Occupant, ...]:
+        """What no plan may touch: promised slots and instances in use."""
+        return tuple(Occupant(key.profile, key.placement) for key in self.promised) + tuple(map(occupant, self.in_use))
+
+    @property
+    def fixed_mask(self) -> int:
+        """The memory slices under `fixed`, as a bit mask."""
+        return _mask(self.fixed)
+
+    @property
+    def lasting_mask(self) -> int:
+        """The memory slices that are taken for as long as can be foreseen: `fixed` and foreign instances."""
+        return self.fixed_mask | _mask(map(occupant, self.idle_foreign))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing runs on the GPU and nothing of it is promised; idle instances may be there."""
+        return not self.whole and not self.promised and not self.in_use and not self.gpu.all_processes
+
+    def holders_of(self, slot: InstanceKey | None) -> tuple[Allocation, ...]:
+        """The allocations that hold the device in that slot or parts of it; by None those of the uncut GPU."""
+        return self.whole if slot is None else self.promised.get(slot, ())
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Every allocation that holds something of the GPU, each once."""
+        holders = [*self.whole, *(each for held in self.promised.values() for each in held)]
+        return tuple({each.id: each for each in holders}.values())
+
+
+def tenancy(view: NodeView, gpu: GpuState) -> GpuOccupancy:
+    """The tenancy of one of the view's GPUs."""
+    return next(tenancies(replace(view, node=replace(view.node, gpus=(gpu,)))))
+
+
+def tenancies(view: NodeView) -> Iterator[GpuOccupancy]:
+    """The tenancy of each of the view's GPUs, in index order."""
+    held: dict[str, list[tuple[Allocation, Grant]]] = {gpu.uuid: [] for gpu in view.node}
+    for allocation in view.allocations:
+        for grant in allocation.grants:
+            if grant.gpu_uuid in held:
+                held[grant.gpu_uuid].append((allocation, grant))
+    for gpu in view.node:
+        withheld = tuple(each for each in view.withheld if each.place.gpu_uuid == gpu.uuid)
+        yield _sorted_out(gpu, held[gpu.uuid], view.owned, withheld, gpu.uuid in view.changing)
+
+
+def _sorted_out(
+    gpu: GpuState,
+    held: Iterable[tuple[Allocation, Grant]],
+    owned: Collection[InstanceKey],
+    withheld: tuple[Withheld, ...],
+    changing: bool,
+) -> GpuOccupancy:
+    """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
+    whole: dict[str, Allocation] = {}
+    promised: dict[InstanceKey, dict[str, Allocation]] = {}
+    shared: dict[InstanceKey | None, Account] = {}
+    taken = 0
+    for allocation, grant in held:
+        slot = grant.slot
+        if isinstance(grant, Part):
+            shared[slot] = shared.get(slot, Account(grant.sharing)).with_part(grant, allocation.phase)
+        if slot is None:
+            whole[allocation.id] = allocation
+        else:
+            promised.setdefault(slot, {})[allocation.id] = allocation
+            taken |= slot.placement.mask
+    in_use: list[GpuInstance] = []
+    ours: list[GpuInstance] = []
+    foreign: list[GpuInstance] = []
+    for instance in gpu.instances:
+        key = gpu.key(instance)
+        if key in promised:
+            continue
+        if (
+            instance.has_processes
+            or instance.placement.mask & taken
+            or any(profiles_exclude(instance.profile, slot.profile) for slot in promised)
+        ):
+            in_use.append(instance)
+        elif key in owned:
+            ours.append(instance)
+        else:
+            foreign.append(instance)
+    slots = {slot: tuple(holders.values()) for slot, holders in promised.items()}
+    return GpuOccupancy(
+        gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared, withheld, changing
+    )
+
+
+def occupant(instance: GpuInstance) -> Occupant:
+    """The instance as the grid sees it."""
+    return Occupant(instance.profile, instance.placement)
+
+
+def _mask(occupants: Iterable[Occupant]) -> int:
+    mask = 0
+    for each in occupants:
+        mask |= each.placement.mask
+    return mask

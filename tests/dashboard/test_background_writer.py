@@ -1,0 +1,66 @@
+"""What a server writes, and what strangers make it write."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+from tranche.dashboard.background_writer import BackgroundWriter
+from tranche.dashboard.connection import only_our_own
+
+
+def test_nobody_waits_for_a_reader_who_reads_nothing() -> None:
+    reader, writer = os.pipe()
+    aside = BackgroundWriter(writer)
+    line = f"{'x' * 1000}\n"
+    for _ in range(5_000):
+        assert aside.write(line) == len(line)
+    aside.end(0.01)
+    read = os.read(reader, 1_000_000)
+    assert read.startswith(line.encode())
+    for _ in range(1_000):
+        read += os.read(reader, 1_000_000)
+        if len(read) >= 500 * len(line):
+            break
+    assert set(read.splitlines()[:-1]) == {line.strip().encode()}
+
+
+def test_a_process_ends_whatever_nobody_has_read() -> None:
+    script = """
+import logging, sys
+from tranche.dashboard.background_writer import WrittenAside
+logging.basicConfig(handlers=[logging.StreamHandler(WrittenAside(1))])
+for _ in range(500):
+    logging.error("x" * 1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
+
+
+def test_what_is_written_is_read_in_its_order() -> None:
+    reader, writer = os.pipe()
+    aside = BackgroundWriter(writer)
+    for word in ("one\n", "", "zwei \udcff\n"):
+        aside.write(word)
+    aside.end()
+    assert os.read(reader, 100) == b"one\nzwei ?\n"
+
+
+def test_a_reader_who_has_gone_is_nobodys_trouble() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    aside = BackgroundWriter(writer)
+    aside.write("one\n")
+    aside.write("two\n")
+    aside.end()
+
+
+def test_of_uvicorn_only_what_is_of_the_server_is_said() -> None:
+    def said(level: int, file: str) -> bool:
+        return only_our_own(logging.LogRecord("uvicorn.error", level, file, 1, "", (), None))
+
+    assert said(logging.ERROR, "/x/uvicorn/lifespan/on.py")
+    assert not said(logging.ERROR, "/x/uvicorn/protocols/http/h11_impl.py")
+    assert not said(logging.WARNING, "/x/uvicorn/server.py")

@@ -1,0 +1,157 @@
+"""The lease in which an agent tells of its GPUs is written when something has changed, and put back when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.fake_api_server import FakeApiServer, api_server
+from tests.kubernetes.waiting import patiently, until
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.leases import LeaseClient, decode_lease
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.gates.gpu_reporter import GpuReporter
+from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.inventory import Snapshot
+from tranche.kubernetes.tier_watch import InTier, PendingCleanup, TierWatch
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
+NODE = KubeNode("n1", "uid-n1", {"tranche.dev/mode": "dynamic"})
+
+
+def on_server(act: Callable[[FakeApiServer, ApiConnection], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with api_server() as server:
+            connection = ApiConnection(ApiServer(server.url))
+            try:
+                await patiently(act(server, connection))
+            finally:
+                await connection.close()
+
+    asyncio.run(run())
+
+
+def said(server: FakeApiServer) -> NodeGpus | None:
+    return gpus_from_lease(decode_lease(server.objects[LEASE])) if LEASE in server.objects else None
+
+
+def test_each_change_is_told_once_and_a_lease_that_is_gone_comes_back() -> None:
+    async def act(server: FakeApiServer, connection: ApiConnection) -> None:
+        snapshots: LatestValue[Snapshot] = LatestValue()
+        node: LatestValue[KubeNode | None] = LatestValue()
+        refused: LatestValue[Mapping[str, str]] = LatestValue()
+        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        news = GpuReporter(leases, snapshots, node, refused, pause=0.0)
+        task = asyncio.create_task(news.run())
+        node.publish(NODE)
+        snapshots.publish(Snapshot(a100s(1)))
+        await until(lambda: said(server) is not None and news.ready().ready)
+        first = said(server)
+        assert first is not None
+        assert first.generation == 1
+        # What changes from moment to moment is no news.
+        (gpu,) = a100s(1).node
+        view = a100s(1)
+        idle = replace(view, node=replace(view.node, gpus=(replace(gpu, memory_free=5),)))
+        snapshots.publish(Snapshot(idle))
+        refused.publish({"u1": "it is taken"})
+        await until(lambda: (found := said(server)) is not None and bool(found.refused))
+        second = said(server)
+        assert second is not None
+        assert (second.generation, second.refused) == (2, {"u1": "it is taken"})
+        server.delete(LEASE)
+        refused.publish({})
+        await until(lambda: (found := said(server)) is not None and not found.refused)
+        # What cannot be read is written over, and counted on.
+        broken = server.objects[LEASE]
+        broken["metadata"]["annotations"] |= {"tranche.dev/view": "%", "tranche.dev/generation": "40"}
+        server.put(LEASE, broken)
+        node.publish(replace(NODE, labels={"tranche.dev/mode": "off"}))
+        await until(lambda: server.objects[LEASE]["metadata"]["annotations"]["tranche.dev/generation"] == "41")
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    on_server(act)
+
+
+class Counting:
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    def ready(self) -> Readiness:
+        return Readiness(False, "it counts")
+
+    async def run(self) -> None:
+        self.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+def test_the_tier_is_found_out_and_a_part_runs_only_in_its_own() -> None:
+    async def act(server: FakeApiServer, connection: ApiConnection) -> None:
+        asked = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            asked.set()
+            await asyncio.sleep(0.01)
+
+        server.put("/version", {"gitVersion": "v1.33.4"})
+        server.refusals["GET", "/apis/resource.k8s.io/v1"] = (404, {"message": "404 page not found"})
+        watch, part = TierWatch(connection, sleep=sleep), Counting()
+        gates = InTier(part, watch.latest, frozenset((Tier.GATES,)))
+        assert not gates.ready().ready
+        tasks = [asyncio.create_task(watch.run()), asyncio.create_task(gates.run())]
+        await until(lambda: part.running == 1)
+        assert gates.ready().why == "it counts"
+        server.refusals.clear()
+        server.put("/version", {"gitVersion": "v1.36.3"})
+        server.put("/apis/resource.k8s.io/v1", {})
+        await until(lambda: part.running == 0)
+        assert (watch.latest.value, gates.ready().ready) == (Tier.CLAIMS, True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    on_server(act)
+
+
+def test_a_part_does_what_it_owes_in_another_tier_and_no_longer() -> None:
+    async def act(server: FakeApiServer, connection: ApiConnection) -> None:
+        tier: LatestValue[Tier] = LatestValue()
+        part, settling, left = Counting(), Counting(), [True]
+
+        async def is_left() -> bool:
+            return left[0]
+
+        claims = InTier(part, tier, BY_CLAIMS, owed=PendingCleanup(is_left, settling.run), look_seconds=0.01)
+        running = asyncio.create_task(claims.run())
+        tier.publish(Tier.GATES)  # as an agent finds it that was started anew with another word
+        await until(lambda: settling.running == 1)
+        assert (part.running, claims.ready().ready) == (0, True)
+        tier.publish(Tier.CLAIMS)
+        await until(lambda: (part.running, settling.running) == (1, 0))
+        tier.publish(Tier.GATES)
+        await until(lambda: (part.running, settling.running) == (0, 1))
+        left[0] = False
+        await until(lambda: settling.running == 0)
+        left[0] = True
+        await until(lambda: settling.running == 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert settling.running == 0
+
+    on_server(act)
