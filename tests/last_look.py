@@ -17,7 +17,7 @@ _LONGEST = 4000
 
 
 @runtime_checkable
-class ManagerExclusion(Protocol):
+class Owner(Protocol):
     """Something of a test that can say how it stands, for people."""
 
     @property
@@ -65,7 +65,7 @@ def _standings(condition: Callable[[], object]) -> Iterator[str]:
         spoken |= inspect.getclosurevars(condition).nonlocals
     for name, each in spoken.items():
         with suppress(Exception):  # of what is broken nothing can be told, and the wait's own failure counts
-            if isinstance(each, ManagerExclusion):
+            if isinstance(each, Owner):
                 yield f"  {name} stands so: {each.standing}"
 
 

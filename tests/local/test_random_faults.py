@@ -62,7 +62,7 @@ class Shared(StrEnum):
     LIMITS = "a GPU, by memory limits of the driver"
 
 
-class Liveness:
+class Life:
     """One shared device, its tenants, and who kills them."""
 
     def __init__(self, machine: TestMachine, seed: int, shared: Shared) -> None:
@@ -236,7 +236,7 @@ def live(seed: int, folder: Path, shared: Shared) -> None:
         elif shared is Shared.SLICE:
             machine.cut_by_hand(0, "3g.20gb")
         machine.machine.set_time_scale(1.0)
-        life = Liveness(machine, seed, shared)
+        life = Life(machine, seed, shared)
         try:
             for _ in range(IN_ONE_LIFE):
                 for _ in range(life.random.randint(1, SEVERAL)):

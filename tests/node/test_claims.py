@@ -22,7 +22,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.node.claims import ClaimRequest, ClaimReservation
 from tranche.node.host import Host
-from tranche.planning.realise import DeviceAlternative
+from tranche.planning.realise import ChosenDevice
 from tranche_simulator.machine import SimulatedMachine
 
 __all__ = ["short", "t4"]  # fixtures
@@ -40,7 +40,7 @@ def slice_of(gpu: GpuState, name: str, start: int) -> Slice:
     return Slice(gpu.uuid, profile.name, Placement(start, profile.size))
 
 
-def order(name: str, *grants: DeviceAlternative) -> ClaimRequest:
+def order(name: str, *grants: ChosenDevice) -> ClaimRequest:
     slot = grants[0].slot
     request = Request(WholeGpus(1) if slot is None else MigSlice(slot.profile))
     if isinstance(grants[0], Part):

@@ -34,7 +34,7 @@ from tranche.planning import effect
 from tranche.planning.gpu_occupancy import tenancy
 from tranche.planning.obstacle import Obstacle, Reason
 from tranche.planning.plan import Plan
-from tranche.planning.realise import DeviceAlternative, realise, realise_again, refusal
+from tranche.planning.realise import ChosenDevice, realise, realise_again, refusal
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, StartMps, StopMps
 
 GIB = 1 << 30
@@ -43,7 +43,7 @@ ALL_MEANS = SharingMeans(frozenset(Sharing), {}, 48)
 
 
 @st.composite
-def wanted_of(draw: st.DrawFn, view: NodeView) -> DeviceAlternative:
+def wanted_of(draw: st.DrawFn, view: NodeView) -> ChosenDevice:
     """A device of some GPU of the view, as it may be published: whole, a slice, or a part of either."""
     gpu = draw(st.sampled_from(view.node.gpus))
     slots = [(profile.name, spot) for profile in gpu.profiles for spot in placements(profile)]
@@ -60,7 +60,7 @@ def wanted_of(draw: st.DrawFn, view: NodeView) -> DeviceAlternative:
     return Part(device, memory, draw(st.sampled_from(Sharing)), draw(st.sampled_from([None, 20])))
 
 
-def held_by(view: NodeView, *grants: DeviceAlternative, name: str = "mine") -> NodeView:
+def held_by(view: NodeView, *grants: ChosenDevice, name: str = "mine") -> NodeView:
     keeper = ClaimKeeper("ns", "claim", "uid")
     mine = Allocation(name, Request(WholeGpus(1)), grants, Phase.ACTIVE, 1.0, keeper=keeper)
     return replace(view, allocations=(*view.allocations, mine))
@@ -169,7 +169,7 @@ def cut(board: Board, *slots: tuple[str, int], pid: int = 0) -> GpuState:
     return gpu_on(board, instances=found)
 
 
-def refused(view: NodeView, *wanted: DeviceAlternative) -> Obstacle:
+def refused(view: NodeView, *wanted: ChosenDevice) -> Obstacle:
     found = realise(view, wanted, "test")
     assert isinstance(found, Obstacle)
     return found
@@ -179,7 +179,7 @@ def test_the_cheapest_change_is_made() -> None:
     gpu = cut(A100, ("1g.5gb", 0), ("2g.10gb", 4))
     view = view_of(gpu, owned=[gpu.key(each) for each in gpu.instances])
 
-    def steps(wanted: DeviceAlternative) -> list[str]:
+    def steps(wanted: ChosenDevice) -> list[str]:
         plan = realise(view, [wanted], "test")
         assert isinstance(plan, Plan)
         return [str(step) for step in plan.steps]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.machines import wait_until
 from tests.simulator.machines import SIMULATOR_VARIABLES
-from tests.simulator.smi_runner import ApiResponse
+from tests.simulator.smi_runner import Answer
 from tranche_simulator import SimulatedMachine
 
 
@@ -54,7 +54,7 @@ class MpsBench:
         """The daemon as a child of this process."""
         return subprocess.Popen([self.path(), "-f"], env=self.environment(), stderr=subprocess.PIPE, text=True)
 
-    def program(self, *arguments: str, typed: str = "", **variables: str) -> ApiResponse:
+    def program(self, *arguments: str, typed: str = "", **variables: str) -> Answer:
         """Runs nvidia-cuda-mps-control with this on its standard input."""
         done = subprocess.run(
             [self.path(), *arguments],
@@ -66,7 +66,7 @@ class MpsBench:
             timeout=60,
             check=False,
         )
-        return ApiResponse(done.returncode, done.stdout)
+        return Answer(done.returncode, done.stdout)
 
     def start(self, *flags: str, user: int | None = None) -> None:
         """Starts the daemon in the background, as that user if one is given."""

@@ -15,7 +15,7 @@ MIG_BOARDS = ("A30-24GB", "A100-40GB", "A100-80GB", "H100-80GB-SXM", "H200-141GB
 
 
 @dataclass(frozen=True, slots=True)
-class ApiResponse:
+class Answer:
     """What one run printed, and its exit code."""
 
     code: int
@@ -33,7 +33,7 @@ class Smi:
     machine: SimulatedMachine
     extra: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, *arguments: str) -> ApiResponse:
+    def __call__(self, *arguments: str) -> Answer:
         environment = {**os.environ, **self.machine.environment(), "TZ": "UTC", **self.extra}
         program = shutil.which("nvidia-smi", path=environment["PATH"])
         assert program is not None
@@ -46,7 +46,7 @@ class Smi:
             timeout=60,
             check=False,
         )
-        return ApiResponse(done.returncode, done.stdout)
+        return Answer(done.returncode, done.stdout)
 
     def succeed(self, *arguments: str) -> str:
         """The output of a run that must succeed."""

@@ -13,7 +13,7 @@ from tests.simulator.control_groups import group, hierarchy
 from tests.simulator.cuda_programs import MIB, cuda, cuda_program
 from tests.simulator.machines import create, enable_mig, error_of, gpu, make_machine, mig_devices, span, talking_to
 from tests.simulator.mps_daemon import mps_daemon
-from tests.simulator.smi_runner import ApiResponse, Smi
+from tests.simulator.smi_runner import Answer, Smi
 from tranche_simulator import SimulatedMachine
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, NO_FUNCTION = 2, 3, 4, 6, 13
@@ -229,9 +229,9 @@ def test_the_words_of_nvidia_smi(t4: SimulatedMachine, top: Path, tmp_path: Path
     smi = Smi(t4)
     where = ["memory-limits", "-n", str(top), "-i", "0"]
     assert smi(*where, "--get").text == "Unable to get memory limit: Not Found\n"
-    assert smi(*where, "--set", "--soft-limit", "1024", "--hard-limit", "2048") == ApiResponse(0, "")
+    assert smi(*where, "--set", "--soft-limit", "1024", "--hard-limit", "2048") == Answer(0, "")
     told = f"namespace: {top}\nsoft limit: 1024 MiB\nhard limit: 2048 MiB\ncurrent used: 0 MiB\n"
-    assert smi(*where, "--get") == ApiResponse(0, told)
+    assert smi(*where, "--get") == Answer(0, told)
     refused = smi(*where, "--set", "--soft-limit", "1G")
     assert refused.text == "--soft-limit must be a non-negative MebiByte value\n"
     assert refused.code != 0

@@ -13,10 +13,10 @@ import pytest
 from tests.machines import readable_folder, wait_until
 from tests.simulator.machines import make_machine
 from tests.simulator.mps_daemon import MpsBench, mps_daemon
-from tests.simulator.smi_runner import ApiResponse, Smi
+from tests.simulator.smi_runner import Answer, Smi
 from tranche_simulator import SimulatedMachine
 
-NO_DAEMON = ApiResponse(1, "Cannot find MPS control daemon process\n")
+NO_DAEMON = Answer(1, "Cannot find MPS control daemon process\n")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def daemon(machine: SimulatedMachine) -> Iterator[MpsBench]:
 
 
 def test_version(daemon: MpsBench) -> None:
-    assert daemon.program("-v") == ApiResponse(0, "Binary version: 13000\n")
+    assert daemon.program("-v") == Answer(0, "Binary version: 13000\n")
 
 
 def test_without_a_daemon(machine: SimulatedMachine) -> None:
@@ -50,7 +50,7 @@ def test_files_of_the_pipe_folder(daemon: MpsBench) -> None:
 
 
 def test_a_second_daemon_of_a_folder_is_refused(daemon: MpsBench) -> None:
-    assert daemon.program("-d") == ApiResponse(1, "An instance of this daemon is already running\n")
+    assert daemon.program("-d") == Answer(1, "An instance of this daemon is already running\n")
 
 
 def test_a_folder_whose_daemon_was_killed_is_taken_by_the_next(daemon: MpsBench) -> None:
@@ -65,9 +65,9 @@ def test_a_path_too_long_for_a_socket_shows_only_in_the_next_command(machine: Si
         for length, works in ((107 - len("/control"), True), (108 - len("/control"), False)):
             pipe = short.folder / ("p" * (length - len(str(short.folder)) - 1))
             named = MpsBench(machine, short.folder, {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)})
-            assert named.program("-d", **named.variables) == ApiResponse(0, "")
+            assert named.program("-d", **named.variables) == Answer(0, "")
             answer = named.program(typed="get_default_active_thread_percentage\nquit\n", **named.variables)
-            assert answer == (ApiResponse(0, "100.0\n") if works else NO_DAEMON)
+            assert answer == (Answer(0, "100.0\n") if works else NO_DAEMON)
 
 
 def test_quit_takes_servers_and_files_along(daemon: MpsBench) -> None:
@@ -88,8 +88,8 @@ def test_defaults_are_lost_at_quit(daemon: MpsBench) -> None:
 
 def test_several_commands_of_one_input_and_a_command_as_arguments(daemon: MpsBench) -> None:
     both = daemon.program(typed="get_default_active_thread_percentage\n\nget_default_client_priority")
-    assert both == ApiResponse(0, "100.0\n0\n")
-    assert daemon.program("get_default_active_thread_percentage") == ApiResponse(0, "100.0\n")
+    assert both == Answer(0, "100.0\n0\n")
+    assert daemon.program("get_default_active_thread_percentage") == Answer(0, "100.0\n")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tranche.node.session import boot_id
 from tranche.planning import effect
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.plan import Plan
-from tranche.planning.realise import DeviceAlternative, given, realise, realise_again, refusal
+from tranche.planning.realise import ChosenDevice, given, realise, realise_again, refusal
 from tranche.planning.steps import Step
 
 
@@ -45,7 +45,7 @@ class ClaimRequest:
 
     keeper: ChosenFor
     request: Request
-    grants: tuple[DeviceAlternative, ...]
+    grants: tuple[ChosenDevice, ...]
     permit: Callable[[NodeView], None] = field(default=_permit_all, compare=False)
 
 

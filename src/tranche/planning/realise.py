@@ -38,7 +38,7 @@ from tranche.planning.share_costs import FEWEST_CLIENTS
 from tranche.planning.share_options import ShareOption, ShareOptions
 from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, Step
 
-DeviceAlternative = WholeGpu | Slice | Part
+ChosenDevice = WholeGpu | Slice | Part
 """What a device stands for that a scheduler chooses."""
 
 _MINE = "what is wanted"
@@ -48,7 +48,7 @@ _FOREIGN_HINT = (
 )
 
 
-def realise(view: NodeView, grants: Sequence[DeviceAlternative], purpose: str) -> Plan | Obstacle:
+def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Plan | Obstacle:
     """The plan after which one new holder can be given all of the grants, often empty; or what is in the way of the first.
 
     GpuNotFound when one is of a GPU that the machine does not have.
@@ -125,7 +125,7 @@ def refusal(found: Obstacle) -> TrancheError:
             return GpuBusy(str(found), hint=hint)
 
 
-def _steps(view: NodeView, grant: DeviceAlternative) -> tuple[Step, ...] | Obstacle:
+def _steps(view: NodeView, grant: ChosenDevice) -> tuple[Step, ...] | Obstacle:
     gpu = view.node.gpu(grant.gpu_uuid)
     # First: the driver may lose sight of a GPU that is being reset.
     if gpu.uuid in view.changing:
@@ -145,7 +145,7 @@ def _steps(view: NodeView, grant: DeviceAlternative) -> tuple[Step, ...] | Obsta
     return _whole_steps(found) if isinstance(grant, WholeGpu) else _slice_steps(found, grant)
 
 
-def _unknown(grant: DeviceAlternative, gpu: GpuState) -> str:
+def _unknown(grant: ChosenDevice, gpu: GpuState) -> str:
     """Why the GPU can have no such device, in words; "" when it can."""
     slot = grant.slot
     if slot is None:
@@ -158,7 +158,7 @@ def _unknown(grant: DeviceAlternative, gpu: GpuState) -> str:
     return ""
 
 
-def contradicts(grant: DeviceAlternative, held: Grant) -> bool:
+def contradicts(grant: ChosenDevice, held: Grant) -> bool:
     """Whether the two cannot both be given: they are not parts of one device, and overlap or exclude each other."""
     if parts_of_one_device(grant, held):
         return False
@@ -278,7 +278,7 @@ def _device_stands(device: WholeGpu | Slice, gpu: GpuState) -> bool:
     return instance is not None and instance.whole_slice is not None
 
 
-def _named(grant: DeviceAlternative) -> str:
+def _named(grant: ChosenDevice) -> str:
     slot = grant.slot
     what = "the GPU" if slot is None else f"{slot.profile} at {slot.placement}"
     return f"a part of {what}" if isinstance(grant, Part) else what

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import calm
 from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import QUIET_SECONDS
@@ -149,6 +151,36 @@ def test_a_backlog_of_all_kinds_is_prepared_at_once() -> None:
             assert await node.prepare(again) == [""], "idle slices make room"
 
     on_claim_node(test, "A100-40GB", "A100-40GB", "A100-40GB")
+
+
+@isolated
+def test_a_claim_that_is_given_back_amid_a_look_leaves_no_file_and_no_share() -> None:
+    """The look has seen that the claim has a slice, and sees no file any more."""
+
+    async def test(node: ClaimNodeStandIn) -> None:
+        loop, keepers = asyncio.get_running_loop(), ShareFiles.keepers
+        given_back: list[int] = []
+        looks = 0
+
+        def seen_late(files: ShareFiles) -> Mapping[str, ClaimKeeper]:
+            nonlocal looks
+            looks += 1
+            if armed and not given_back:
+                given_back.append(looks)
+                asyncio.run_coroutine_threadsafe(node.unprepare(claim), loop).result()
+            return keepers(files)
+
+        ShareFiles.keepers = seen_late  # type: ignore[assignment, method-assign]
+        armed = False
+        async with node.driver():
+            claim = node.allocate("a", "gpu-0-1g-5gb-0")
+            assert await node.prepare(claim) == [""]
+            armed = True
+            await until(lambda: bool(given_back) and looks > given_back[0] + 5)
+            assert node.files == []
+            assert not node.allocations
+
+    on_claim_node(test, "A100-40GB")
 
 
 @isolated

@@ -54,7 +54,7 @@ def held(gpus: Sequence[GpuState], grants: Sequence[Grant]) -> NodeView:
     return view_of(*gpus, allocations=made)
 
 
-class ClaimableDevices:
+class Offered:
     """What a node shows that keeps those sizes; `free` is who can be had without naming one."""
 
     def __init__(self, view: NodeView, sizes: str, before: Sequence[str] = ()) -> None:
@@ -108,12 +108,12 @@ def test_whatever_smaller_requests_take_a_place_that_is_kept_stays_free(
         return bool(alone)
 
     for _ in range(crowd):
-        take_one(ClaimableDevices(held(machine, grants), "").free)
-    shown = ClaimableDevices(held(machine, grants), sizes)
+        take_one(Offered(held(machine, grants), "").free)
+    shown = Offered(held(machine, grants), sizes)
     empty = {each.name for each in shown.devices if each.name in shown.places and not is_taken(each, shown.view)}
     kept = shown.places
     while take_one(shown.free):
-        shown = ClaimableDevices(held(machine, grants), sizes, sorted(kept))
+        shown = Offered(held(machine, grants), sizes, sorted(kept))
     by_name = {each.name: each for each in shown.devices}
     assert not any(is_taken(by_name[name], shown.view) for name in empty)
     assert empty <= shown.places
@@ -123,7 +123,7 @@ def test_whatever_smaller_requests_take_a_place_that_is_kept_stays_free(
 
 
 def test_nothing_is_said_of_what_is_not_kept() -> None:
-    shown = ClaimableDevices(held(a100s(2), ()), "3g.20gb")
+    shown = Offered(held(a100s(2), ()), "3g.20gb")
     assert len(shown.places) == 1
     (place,) = shown.places
     gpu = place.partition("-3g")[0]
@@ -139,24 +139,24 @@ def test_where_none_is_free_the_place_on_which_least_is_held_is_drained() -> Non
     machine = a100s(2)
     small = {each.name: each.offered for each in devices_of(view_of(*machine).node) if each.profile is not None}
     busy = [small[f"gpu-0-1g-5gb-{n}"] for n in range(3)] + [small["gpu-1-1g-5gb-6"]]
-    shown = ClaimableDevices(held(machine, busy), "7g.40gb")
+    shown = Offered(held(machine, busy), "7g.40gb")
     assert shown.places == {"gpu-1-7g-40gb-0"}
     assert {f"gpu-1-1g-5gb-{n}" for n in range(7)} <= shown.tainted
     assert not any(each.name.startswith("gpu-1") for each in shown.free)
-    assert ClaimableDevices(held(machine, busy[:3]), "7g.40gb").places == {"gpu-1-7g-40gb-0"}
+    assert Offered(held(machine, busy[:3]), "7g.40gb").places == {"gpu-1-7g-40gb-0"}
 
 
 def test_a_size_that_somebody_has_already_is_kept_once_more_and_a_place_stays_where_it_is() -> None:
     machine = a100s(2)
     offered = {each.name: each.offered for each in devices_of(view_of(*machine).node)}
-    shown = ClaimableDevices(held(machine, [offered["gpu-0-3g-20gb-0"]]), "3g.20gb")
+    shown = Offered(held(machine, [offered["gpu-0-3g-20gb-0"]]), "3g.20gb")
     assert shown.places <= {"gpu-0-3g-20gb-4", "gpu-1-3g-20gb-0", "gpu-1-3g-20gb-4"}
     for name in ("gpu-0-3g-20gb-0", "gpu-1-3g-20gb-4"):
-        assert ClaimableDevices(held(machine, ()), "3g.20gb", [name]).places == {name}
-    assert ClaimableDevices(held(machine, [offered["gpu-0"], offered["gpu-1"]]), "3g.20gb=2").places == set()
+        assert Offered(held(machine, ()), "3g.20gb", [name]).places == {name}
+    assert Offered(held(machine, [offered["gpu-0"], offered["gpu-1"]]), "3g.20gb=2").places == set()
 
 
 def test_parts_of_a_gpu_that_is_kept_whole_are_not_given() -> None:
-    shown = ClaimableDevices(held([uncuttable_gpu()], ()), "whole")
+    shown = Offered(held([uncuttable_gpu()], ()), "whole")
     assert (shown.places, shown.kept) == ({"gpu-0"}, {"gpu-0"})
     assert not shown.free

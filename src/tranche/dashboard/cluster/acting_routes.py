@@ -22,10 +22,10 @@ from tranche.dashboard.frame import DashboardPage
 _LONGEST_FORM = 16 * 1024
 _CHANGED = "the cluster has changed since you saw the plan"
 
-ClaimableDevices = Callable[[Request, Callable[[], DashboardPage], HTTPStatus], Awaitable[Response]]
+ShowPage = Callable[[Request, Callable[[], DashboardPage], HTTPStatus], Awaitable[Response]]
 
 
-def acting_routes(acts: ClusterActions, user_view: UserView, shown: ClaimableDevices) -> list[Route]:
+def acting_routes(acts: ClusterActions, user_view: UserView, shown: ShowPage) -> list[Route]:
     """The plan by GET, the action by POST."""
 
     async def planned(request: Request, fields: Mapping[str, str]) -> ClusterPlan:

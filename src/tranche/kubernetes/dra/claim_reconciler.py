@@ -100,14 +100,15 @@ class ClaimReconciler:
         if order is None:
             return
         if isinstance(order, ClaimRequest):
-            _log.warning("a claim of which the register knew nothing", extra={"claim": str(keeper)})
-            await asyncio.to_thread(self._adopt, order)
+            unknown = order
+            await self._preparer.repair(keeper.uid, lambda held: None if held else self._adopt(unknown))
             return
         listed = await self._users.listed()
         if listed is not None and keeper.uid not in listed | await self._users.with_pods([keeper]):
-            await asyncio.to_thread(self._files.remove, keeper.uid)
+            await self._preparer.repair(keeper.uid, lambda held: None if held else self._files.remove(keeper.uid))
 
     def _adopt(self, order: ClaimRequest) -> None:
+        _log.warning("a claim of which the register knew nothing", extra={"claim": str(order.keeper)})
         holders, node = self._host.holders, self._host.observe()
         allocation = Allocation(
             holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
@@ -118,8 +119,11 @@ class ClaimReconciler:
         assert isinstance(allocation.keeper, ClaimKeeper)
         order = await self._order_of(allocation.keeper)
         if isinstance(order, ClaimRequest) and as_given(order.grants) == as_given(allocation.grants):
+            keeper, grants = order.keeper, order.grants
             try:
-                await self._preparer.write_file(order.keeper, order.grants)
+                await self._preparer.repair(
+                    keeper.uid, lambda held: self._preparer.write_file(keeper, grants) if held else None
+                )
             except TrancheError as error:
                 _log.warning("no file for a claim", extra={"claim": str(allocation.keeper), "error": str(error)})
 

@@ -13,7 +13,7 @@ from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef, KubeClaim
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.node.claims import ClaimRequest
-from tranche.planning.realise import DeviceAlternative, contradicts, parts_of_one_device
+from tranche.planning.realise import ChosenDevice, contradicts, parts_of_one_device
 
 _ANEW = "no scheduler gives that: delete pod and claim, and have them made and placed anew"
 _ONE_PART = (
@@ -27,7 +27,7 @@ class GivenDevice:
     """One device of a claim, and the grant that it stands for."""
 
     allocated: AllocatedDevice
-    grant: DeviceAlternative
+    grant: ChosenDevice
 
 
 def given_devices(

@@ -22,7 +22,7 @@ from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, WaitingRequests
-from tranche.planning.realise import DeviceAlternative
+from tranche.planning.realise import ChosenDevice
 
 BUDGET_SECONDS = 40.0
 """The kubelet gives up after 45, and then says less about why."""
@@ -80,7 +80,7 @@ class Preparer:
         met: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.backlog = ClaimBacklog(node.claims, lambda order: self._write_file(order.keeper, order.grants))
+        self.backlog = ClaimBacklog(node.claims, lambda order: self.write_file(order.keeper, order.grants))
         self._node = node
         self._read = read
         self._share_files = share_files
@@ -91,11 +91,12 @@ class Preparer:
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
+        self._repairing: dict[str, asyncio.Task[None]] = {}
 
     @property
     def under_way(self) -> frozenset[str]:
         """The claims, by uid, that something is done about now, or that wait for it."""
-        return frozenset({*self._preparing, *self._giving_back})
+        return frozenset({*self._preparing, *self._giving_back, *self._repairing})
 
     @property
     def busy(self) -> bool:
@@ -120,7 +121,7 @@ class Preparer:
         try:
             async with asyncio.timeout(BUDGET_SECONDS):
                 await self._opened.wait()
-                while (before := self._giving_back.get(ref.uid)) is not None:
+                while (before := self._giving_back.get(ref.uid) or self._repairing.get(ref.uid)) is not None:
                     await asyncio.wait({before})
                 task = self._preparing.get(ref.uid)
                 if task is None:
@@ -143,9 +144,24 @@ class Preparer:
         if uid not in self.under_way:
             await asyncio.shield(self._begin(self._giving_back, uid, self._unprepare(uid, why)))
 
-    async def write_file(self, keeper: ChosenFor, grants: tuple[DeviceAlternative, ...]) -> None:
-        """Have a container runtime find the claim's devices."""
-        await asyncio.to_thread(self._write_file, keeper, grants)
+    async def repair(self, uid: str, work: Callable[[bool], None]) -> None:
+        """Do something about a claim while nobody prepares it or gives it back; nothing where somebody does already.
+
+        `work` blocks. It is told whether the claim has something by now: what was seen of it before may be over.
+        """
+
+        async def alone() -> None:
+            held = await asyncio.to_thread(self._node.claims().held)
+            await asyncio.to_thread(work, uid in held)
+
+        if uid not in self.under_way:
+            await asyncio.shield(self._begin(self._repairing, uid, alone()))
+
+    def write_file(self, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> None:
+        """Have a container runtime find the claim's devices; this blocks."""
+        gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
+        files, version = self._node.files(), self._node.driver_version()
+        self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))
 
     async def _prepare(self, ref: ClaimRef, until: float) -> tuple[GivenDevice, ...]:
         loop = asyncio.get_running_loop()
@@ -179,12 +195,9 @@ class Preparer:
         await self.backlog.realise(order)
         return given
 
-    def _write_file(self, keeper: ChosenFor, grants: tuple[DeviceAlternative, ...]) -> None:
-        gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
-        files, version = self._node.files(), self._node.driver_version()
-        self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))
-
     async def _unprepare(self, uid: str, why: str) -> None:
+        while (repair := self._repairing.get(uid)) is not None:
+            await asyncio.wait({repair})
         if (before := self._preparing.get(uid)) is not None:
             self._waiting_room.give_up(uid)
             await asyncio.wait({before})

@@ -18,7 +18,7 @@ from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Moun
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
 from tranche.node.adoption import MEMORY_LIMIT
 from tranche.node.pod_processes import claim_mark
-from tranche.planning.realise import DeviceAlternative
+from tranche.planning.realise import ChosenDevice
 
 _PIPES_INSIDE = "/mps/share/pipe"
 _SHARED_MEMORY = "/dev/shm"
@@ -26,7 +26,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 def share_spec(
     keeper: ChosenFor,
-    grants: tuple[DeviceAlternative, ...],
+    grants: tuple[ChosenDevice, ...],
     gpus: Mapping[str, GpuState],
     files: DeviceFiles,
     driver_version: str,
@@ -65,7 +65,7 @@ def claim_of(cdi_device: str) -> str:
 
 
 def _edits(
-    grant: DeviceAlternative, gpu: GpuState, files: DeviceFiles, pipes: Callable[[str], Path], mark: tuple[str, str]
+    grant: ChosenDevice, gpu: GpuState, files: DeviceFiles, pipes: Callable[[str], Path], mark: tuple[str, str]
 ) -> ContainerEdits:
     uuid = device_uuid(grant, gpu)
     if not uuid:
@@ -77,7 +77,7 @@ def _edits(
     return ContainerEdits((*_nodes(grant, gpu, files), *more.device_nodes), mounts, environment, more.hooks)
 
 
-def _nodes(grant: DeviceAlternative, gpu: GpuState, files: DeviceFiles) -> tuple[DeviceNode, ...]:
+def _nodes(grant: ChosenDevice, gpu: GpuState, files: DeviceFiles) -> tuple[DeviceNode, ...]:
     if grant.slot is None:
         return files.gpu_nodes(gpu)
     instance = gpu.instance_in(Occupant(grant.slot.profile, grant.slot.placement))

@@ -29,7 +29,7 @@ from tranche.kubernetes.gates.placed_files import PlacedFiles, unit_spec
 from tranche.kubernetes.kubelet.pod_resources import Listed
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.claims import ClaimRequest
-from tranche.planning.realise import DeviceAlternative
+from tranche.planning.realise import ChosenDevice
 
 BUDGET_SECONDS = 25.0
 """The kubelet gives up after 30, and then says less about why."""
@@ -200,7 +200,7 @@ class ShareHandover:
 
 def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimRequest:
     """What the pod is to have; AllocationUnknown when that is nothing that a pod can be handed."""
-    found: tuple[DeviceAlternative, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
+    found: tuple[ChosenDevice, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
     if len(found) != len(grants) or not found:
         raise AllocationUnknown("what was chosen is nothing that a pod can be handed")
     return ClaimRequest(keeper, nearest_request(found), found)
