@@ -179,14 +179,18 @@ class TestMachine:
         """A digest of the machine: equal before and after when, and only when, nobody even tried to change it."""
         return (self.machine.gpus(), tuple(self.machine.change_calls().items()))
 
-    def end(self) -> None:
-        """End what start() started, and whatever of this machine outlives it, such as a workload or an MPS daemon."""
+    def end_commands(self) -> None:
+        """Tell what start() started to end, and wait for that; others that run on the machine stay."""
         for process in self._started:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=20)
+
+    def end(self) -> None:
+        """End what start() started, and whatever of this machine outlives it, such as a workload or an MPS daemon."""
+        self.end_commands()
         _kill_all_of(self.machine.state.absolute())
         for process in self._started:
             process.kill()

@@ -233,7 +233,7 @@ class NodeLife:
             if holder["pid"]:
                 with suppress(ProcessLookupError):
                     os.kill(holder["pid"], signal.SIGKILL)
-        await asyncio.to_thread(self.machine.end)
+        await asyncio.to_thread(self.machine.end_commands)
         async with asyncio.timeout(120):
             while await asyncio.to_thread(holders, self.machine):
                 await asyncio.sleep(0.3)
