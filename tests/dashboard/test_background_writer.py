@@ -30,8 +30,8 @@ def test_nobody_waits_for_a_reader_who_reads_nothing() -> None:
 def test_a_process_ends_whatever_nobody_has_read() -> None:
     script = """
 import logging, sys
-from tranche.dashboard.background_writer import WrittenAside
-logging.basicConfig(handlers=[logging.StreamHandler(WrittenAside(1))])
+from tranche.dashboard.background_writer import BackgroundWriter
+logging.basicConfig(handlers=[logging.StreamHandler(BackgroundWriter(1))])
 for _ in range(500):
     logging.error("x" * 1000)
 """
