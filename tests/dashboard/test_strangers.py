@@ -242,7 +242,7 @@ def test_strangers_push_one_another_out_and_not_whoever_was_let_in() -> None:
 def test_the_doorway_gives_up_whoever_came_first_and_of_those_inside_only_whoever_has_most(
     acts: list[tuple[str, int]], most: int
 ) -> None:
-    doorway: ConnectionLimit[int] = ConnectionLimit(most)
+    strangers: ConnectionLimit[int] = ConnectionLimit(most)
     waiting: list[int] = []
     inside: dict[int, str] = {}
     for act, connection in acts:
@@ -250,9 +250,9 @@ def test_the_doorway_gives_up_whoever_came_first_and_of_those_inside_only_whoeve
             waiting.remove(connection)
         inside.pop(connection, None)
         if act == "leave":
-            doorway.leave(connection)
+            strangers.leave(connection)
         elif act == "enter":
-            gone = doorway.enter(connection, len(waiting) + len(inside) + 1)
+            gone = strangers.enter(connection, len(waiting) + len(inside) + 1)
             assert (gone is None) == (len(waiting) + len(inside) < most)
             if gone is not None and waiting:
                 assert gone == waiting.pop(0)
@@ -261,14 +261,14 @@ def test_the_doorway_gives_up_whoever_came_first_and_of_those_inside_only_whoeve
                 assert counted[inside.pop(gone)] == max(counted.values())
             waiting.append(connection)
         else:
-            doorway.let_in(connection, act)
+            strangers.let_in(connection, act)
             inside[connection] = act
-        assert [each for each in range(10) if each in doorway] == sorted(waiting)
+        assert [each for each in range(10) if each in strangers] == sorted(waiting)
 
 
 def test_one_viewer_does_not_take_all_places_of_the_others() -> None:
-    doorway: ConnectionLimit[int] = ConnectionLimit(3)
-    doorway.let_in(1, "ana")
+    strangers: ConnectionLimit[int] = ConnectionLimit(3)
+    strangers.let_in(1, "ana")
     for connection in (2, 3):
-        doorway.let_in(connection, "eve")
-    assert doorway.enter(4, 4) == 2
+        strangers.let_in(connection, "eve")
+    assert strangers.enter(4, 4) == 2

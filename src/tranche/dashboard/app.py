@@ -86,7 +86,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
         app.state.served, app.state.live = served, LiveMachine(served.open_host)
         app.state.events, app.state.gate = EventLog(served.read_events), gate
         app.state.streams = OpenStreams()
-        app.state.desk = ActionHandler(served.places, served.open_to_act, app.state.live.touch)
+        app.state.action_handler = ActionHandler(served.places, served.open_to_act, app.state.live.touch)
         app.state.live.start()
         try:
             yield
@@ -190,7 +190,7 @@ def _enter(gate: Gate) -> Any:
 
 
 async def _page(request: Request) -> Response:
-    live, desk = _live(request), _desk(request)
+    live, handler = _live(request), _action_handler(request)
     part = request.headers.get(_PART) == "view"
     path: str = request.scope["path"]  # the address is made of the Host header as well, and not to be trusted
     # A page that is open was told what is the newest, and asks for that; one that is opened shows how it is now. How far
@@ -203,7 +203,7 @@ async def _page(request: Request) -> Response:
     query, session = request.query_params, _session(request)
     try:
         events = partial(request.app.state.events.up_to, seen.newest_event)
-        page = await run_in_threadpool(desk.page, path, query, seen, session, part=part)
+        page = await run_in_threadpool(handler.page, path, query, seen, session, part=part)
         page = page or await run_in_threadpool(page_at, path, query, seen, events, served.as_said)
     except TrancheError as error:
         return _unread(request, error)
@@ -212,7 +212,7 @@ async def _page(request: Request) -> Response:
         return error_answer(path, HTTPStatus.NOT_FOUND, "Not found", said)
     if isinstance(page, str):
         return RedirectResponse(page, HTTPStatus.SEE_OTHER)
-    page = with_ways(page, path, query, seen) if desk.acts else page
+    page = with_ways(page, path, query, seen) if handler.acts else page
     if part:
         return _html(str(live_part(page)))
     return _html(whole_page(page, path=path, machine=served.machine, version=version, taken=seen.taken))
@@ -220,15 +220,15 @@ async def _page(request: Request) -> Response:
 
 async def _act(request: Request) -> Response:
     """Do what a form asks for, when it counts; the answer leads to where one sees what came of it."""
-    desk, kind = _desk(request), str(request.path_params["kind"])
+    handler, kind = _action_handler(request), str(request.path_params["kind"])
     fields = await _form(request)
-    if (refused := desk.refusal(kind, fields, _session(request))) is not None:
+    if (refused := handler.refusal(kind, fields, _session(request))) is not None:
         return _refusal(request.scope, refused)
     seen = await _live(request).fresh()
     if seen is None:
         why = f"nothing was done: {_live(request).trouble or 'the driver does not answer'}"
         return _refusal(request.scope, DashboardRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why))
-    answer = await run_in_threadpool(desk.answer, kind, fields, seen)
+    answer = await run_in_threadpool(handler.answer, kind, fields, seen)
     if isinstance(answer, DashboardRefusal):
         return _refusal(request.scope, answer)
     return RedirectResponse(answer, HTTPStatus.SEE_OTHER)
@@ -332,9 +332,9 @@ def _live(request: Request) -> LiveMachine:
     return live
 
 
-def _desk(request: Request) -> ActionHandler:
-    desk: ActionHandler = request.app.state.desk
-    return desk
+def _action_handler(request: Request) -> ActionHandler:
+    handler: ActionHandler = request.app.state.action_handler
+    return handler
 
 
 def _session(request: Request) -> str:

@@ -27,14 +27,14 @@ def guarded(most: int, *, seconds: float = WHOLE_SECONDS) -> type[asyncio.Protoc
     room = most if files == resource.RLIM_INFINITY else min(most, files // 4)
 
     class GuardedConnection(_GuardedConnection):
-        doorway = ConnectionLimit(room)
+        strangers = ConnectionLimit(room)
         whole_seconds = seconds
 
     return GuardedConnection
 
 
 class _GuardedConnection(H11Protocol):
-    doorway: ClassVar[ConnectionLimit[_GuardedConnection]]
+    strangers: ClassVar[ConnectionLimit[_GuardedConnection]]
     whole_seconds: ClassVar[float]
     _deadline: asyncio.TimerHandle | None = None
     _whole: RequestResponseCycle | None = None
@@ -43,13 +43,13 @@ class _GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait(self.whole_seconds)
-        gone = self.doorway.enter(self, len(self.connections))
+        gone = self.strangers.enter(self, len(self.connections))
         if gone is not None:
             gone.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self.doorway.leave(self)
+        self.strangers.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ class _GuardedConnection(H11Protocol):
             return
         if self.cycle is not before:
             self.scope["state"][KNOWN] = self._let_in
-        if not self.cycle.more_body and self.cycle is not self._whole and self in self.doorway:
+        if not self.cycle.more_body and self.cycle is not self._whole and self in self.strangers:
             self._whole = self.cycle
             self._wait(_JUDGED_SECONDS)
 
@@ -91,7 +91,7 @@ class _GuardedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
             self._wait(self.whole_seconds)
-            self.doorway.enter(self, 0)
+            self.strangers.enter(self, 0)
         super().on_response_complete()
 
     def _wait(self, seconds: float) -> None:
@@ -101,7 +101,7 @@ class _GuardedConnection(H11Protocol):
     def _let_in(self, who: str) -> None:
         if not self.transport.is_closing():
             self._stop_waiting()
-            self.doorway.let_in(self, who)
+            self.strangers.let_in(self, who)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

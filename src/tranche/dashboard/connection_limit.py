@@ -1,4 +1,4 @@
-"""Who stands in a server's doorway: connections that nobody who may come in has asked anything over. Pure.
+"""How many connections a server keeps over which nobody who may come in has asked anything. Pure.
 
 Each has a deadline, which `connection` keeps. There is room for so many; when one more comes, the one that came first has to go.
 So strangers push one another out, and never anybody who was let in. Where nobody else waits, whoever has most inside gives one

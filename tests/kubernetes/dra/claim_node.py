@@ -147,7 +147,7 @@ class ClaimNodeStandIn:
             files=lambda: SimulatedDeviceFiles(state),
             configured=configured,
             clock=lambda: self.now,
-            sick_bay=DeviceHealthWatch(
+            device_health=DeviceHealthWatch(
                 self.node.services.gpu_events,
                 self.node.services.inventory,
                 needs_recovery=lambda _: self.wants_reset,

@@ -99,7 +99,7 @@ async def publishing(
     publisher = SlicePublisher(
         node.services,
         client,
-        sick_bay=DeviceHealthWatch(
+        device_health=DeviceHealthWatch(
             node.services.gpu_events,
             node.services.inventory,
             needs_recovery=lambda _: found.wants_reset,

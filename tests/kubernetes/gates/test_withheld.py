@@ -68,7 +68,7 @@ async def telling(node: ManagedNode, wants_reset: Callable[[str], bool]) -> Asyn
         node.inventory.latest,
         node.services.node,
         refused,
-        sick_bay=bay,
+        device_health=bay,
         say=say,
         pause=0.0,
         sleep=lambda _: asyncio.sleep(0.001),

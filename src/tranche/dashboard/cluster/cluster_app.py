@@ -199,8 +199,8 @@ class ClusterApp:
             user_view = UserView(rights)
             if self._seen is not None:
                 user_view.take(self._seen)
-            books = (self._waste, self._past, self._memory)
-            routes = cluster_routes(ClusterPages(self._name, user_view, self._fleets, *books, self._acts))
+            histories = (self._waste, self._past, self._memory)
+            routes = cluster_routes(ClusterPages(self._name, user_view, self._fleets, *histories, self._acts))
             app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way, Exception: _failed})
             found = self._kept[rights] = _Kept(user_view, app, 0.0)
         found.used = self._clock()

@@ -26,14 +26,14 @@ def seen_message(news: ClusterUpdate, now: float) -> str:
     return _message("seen", told, news.version)
 
 
-def rows_message(news: ClusterUpdate, book: RowCache, choice: NodeChoice, sight: NameVisibility) -> str:
+def rows_message(news: ClusterUpdate, cache: RowCache, choice: NodeChoice, sight: NameVisibility) -> str:
     """The rows that have changed, of those that are chosen, and the names of those that have gone; "" for nothing."""
     if news.change is None or not (news.change.nodes or news.change.gone):
         return ""
-    changed = [book.row(each) for each in news.change.nodes]
+    changed = [cache.row(each) for each in news.change.nodes]
     taken = [each for each in changed if choice.takes(each, sight)]
     out = {each.name for each in changed} - {each.name for each in taken}
-    every = book.rows(news.snapshot)
+    every = cache.rows(news.snapshot)
     count = sum(choice.takes(each, sight) for each in every) if choice.query else len(every)
     told = {
         "rows": "".join(str(each.shown) for each in taken),

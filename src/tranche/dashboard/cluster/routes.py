@@ -41,7 +41,7 @@ class ServedCluster:
     live: LiveCluster
     sight_of: SightOf
     views: tuple[tuple[str, str], ...] = (("/", "Fleet"),)
-    book: RowCache = field(default_factory=RowCache)
+    row_cache: RowCache = field(default_factory=RowCache)
 
 
 def node_routes(served: ServedCluster) -> list[Route]:
@@ -63,7 +63,7 @@ def node_routes(served: ServedCluster) -> list[Route]:
 
 
 def _fleet(served: ServedCluster, request: Request, seen: ClusterSnapshot, sight: NameVisibility) -> DashboardPage:
-    return nodes_page(served.book.rows(seen), seen.notes, NodeChoice.asked(request.query_params), sight)
+    return nodes_page(served.row_cache.rows(seen), seen.notes, NodeChoice.asked(request.query_params), sight)
 
 
 async def _shown(
@@ -105,5 +105,5 @@ async def _lines(served: ServedCluster, request: Request, sight: NameVisibility)
     choice, rows = NodeChoice.asked(request.query_params), "rows" in request.query_params
     async with aclosing(served.live.news(known)) as every:
         async for news in every:
-            changed = await run_in_threadpool(rows_message, news, served.book, choice, sight) if rows else ""
+            changed = await run_in_threadpool(rows_message, news, served.row_cache, choice, sight) if rows else ""
             yield changed + seen_message(news, time.time())

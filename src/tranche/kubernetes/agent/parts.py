@@ -145,7 +145,7 @@ def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Pa
         files=files,
         configured=config.latest.first,
         clock=time.monotonic,
-        sick_bay=_sick_bay(services, config),
+        device_health=_device_health(services, config),
     )
 
 
@@ -180,7 +180,7 @@ def claim_driver(
         registered=registered,
         reserved=reserved,
         fallen=fallen,
-        sick_bay=_sick_bay(services, config),
+        device_health=_device_health(services, config),
     )
     # A kubelet gives back what its pods have by claims to nobody else, and ends no such pod before.
     return InTier(
@@ -219,7 +219,7 @@ def claim_slices(
     publisher = SlicePublisher(
         services,
         SliceClient(services.connection, services.node_name, DRIVER, random=random.random),
-        sick_bay=_sick_bay(services, config),
+        device_health=_device_health(services, config),
         pcie_roots=roots,
         registered=registered,
         reserved=reserved,
@@ -232,7 +232,7 @@ def claim_slices(
     )
 
 
-def _sick_bay(services: NodeServices, config: ConfigSource) -> DeviceHealthWatch:
+def _device_health(services: NodeServices, config: ConfigSource) -> DeviceHealthWatch:
     def policy() -> XidPolicy:
         if not config.latest.synced:
             return XidPolicy()

@@ -63,7 +63,7 @@ class ClaimDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
-        sick_bay: DeviceHealthWatch,
+        device_health: DeviceHealthWatch,
         registered: LatestValue[bool] | None = None,
         reserved: LatestValue[frozenset[str]] | None = None,
         fallen: LatestValue[frozenset[str]] | None = None,
@@ -72,7 +72,7 @@ class ClaimDriver:
         proc: Path = PROC,
     ) -> None:
         self._inventory = services.inventory
-        self._sick_bay = sick_bay
+        self._device_health = device_health
         self._known: dict[str, NodeDevice] = {}
         self._basis: object = None
         self._health: LatestValue[tuple[DeviceHealth, ...]] = LatestValue()
@@ -132,9 +132,9 @@ class ClaimDriver:
                 self._preparer.open()
                 self._serves = True
                 group.create_task(self._keep_fresh())
-                group.create_task(self._sick_bay.run())
+                group.create_task(self._device_health.run())
                 group.create_task(self._keep_health(self._inventory.latest.changes()))
-                group.create_task(self._keep_health(self._sick_bay.faults.changes()))
+                group.create_task(self._keep_health(self._device_health.faults.changes()))
                 group.create_task(self._keep_caring())
                 group.create_task(self._keep_noting())
                 group.create_task(self._keep_telling())
@@ -197,7 +197,7 @@ class ClaimDriver:
         async for _ in news:
             devices = await self._devices()
             node = self._inventory.latest.value.view.node
-            there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._sick_bay.faults.value, node)
+            there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._device_health.faults.value, node)
             self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
 
     async def _permission(self, given: Sequence[GivenDevice]) -> Permission:
@@ -206,7 +206,9 @@ class ClaimDriver:
         kept, _ = kept_sizes({} if node is None else node.annotations)
         if kept and any(each.allocated.tolerates(TaintKey.RESERVED) for each in given):
             reserved = await self._reserved.first()
-        return Permission(mode_in_force(None if node is None else node.labels), self._sick_bay.faults.value, reserved)
+        return Permission(
+            mode_in_force(None if node is None else node.labels), self._device_health.faults.value, reserved
+        )
 
     async def _devices(self) -> Mapping[str, NodeDevice]:
         """The node's devices by name, those of GPUs that are lost by now included."""

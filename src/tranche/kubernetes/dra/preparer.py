@@ -87,7 +87,7 @@ class Preparer:
         self._changed = changed
         self._met = met
         self._patience = patience
-        self._waiting_room = WaitingRequests()
+        self._waiting = WaitingRequests()
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}
@@ -101,11 +101,11 @@ class Preparer:
     @property
     def busy(self) -> bool:
         """Whether something is done about a claim now."""
-        return bool(self.under_way - self._waiting_room.waiting)
+        return bool(self.under_way - self._waiting.waiting)
 
     def news(self) -> None:
         """Something on the node has changed: claims that wait for that try again."""
-        self._waiting_room.tell()
+        self._waiting.tell()
 
     def open(self) -> None:
         """Serve from now on, also those who have asked already."""
@@ -174,7 +174,7 @@ class Preparer:
             self._changed()
 
         try:
-            given = await self._waiting_room.persist(ref.uid, lambda: self._try(ref), until, delayed)
+            given = await self._waiting.persist(ref.uid, lambda: self._try(ref), until, delayed)
         finally:
             self._changed()  # also after a refusal: then what is shown was not what is there
         seconds = round(loop.time() - asked, 6)
@@ -199,7 +199,7 @@ class Preparer:
         while (repair := self._repairing.get(uid)) is not None:
             await asyncio.wait({repair})
         if (before := self._preparing.get(uid)) is not None:
-            self._waiting_room.give_up(uid)
+            self._waiting.give_up(uid)
             await asyncio.wait({before})
         had = await asyncio.to_thread(lambda: self._node.claims().give_back(uid, why=why))
         self.news()

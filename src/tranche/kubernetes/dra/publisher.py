@@ -62,7 +62,7 @@ class SlicePublisher:
         services: NodeServices,
         slices: SliceApi,
         *,
-        sick_bay: DeviceHealthWatch,
+        device_health: DeviceHealthWatch,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: LatestValue[bool] | None = None,
         reserved: LatestValue[frozenset[str]] | None = None,
@@ -75,7 +75,7 @@ class SlicePublisher:
         self._services = services
         self._slices = slices
         self._pcie_roots = pcie_roots
-        self._sick_bay = sick_bay
+        self._device_health = device_health
         self._registered = registered
         self._fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
         self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
@@ -112,8 +112,8 @@ class SlicePublisher:
             group.create_task(self._listen(self._services.inventory.latest.changes()))
             group.create_task(self._listen(self._known.changes()))
             group.create_task(self._listen(self._ways.plugin.changes()))
-            group.create_task(self._sick_bay.run())
-            group.create_task(self._listen(self._sick_bay.faults.changes()))
+            group.create_task(self._device_health.run())
+            group.create_task(self._listen(self._device_health.faults.changes()))
             group.create_task(self._listen(self._fallen.changes()))
             group.create_task(self._keep())
             group.create_task(self._keep_labels())
@@ -206,7 +206,7 @@ class SlicePublisher:
         if self._ways.plugin.synced:
             offer = self._ways.plugin.value
             other = PluginHoldings(offer.grants, offer.strangers(node.allocatable))
-        mode, known, faults = mode_in_force(node.labels), self._known.value, self._sick_bay.faults.value
+        mode, known, faults = mode_in_force(node.labels), self._known.value, self._device_health.faults.value
         fallen = self._fallen.value if self._fallen.synced else frozenset()
         return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
 

@@ -43,8 +43,8 @@ class GpuReporter:
     """A component: writes the lease when something has changed, at most once in `pause` seconds.
 
     `snapshots` are the node's, `node` is the node object as last seen, `refused` says why pods, by uid, cannot have their share.
-    `sick_bay` says what is faulty; None where nobody listens to the driver. `say` records an event of the node, by reason and
-    message. `clock` is monotonic, in seconds.
+    `device_health` says what is faulty; None where nobody listens to the driver. `say` records an event of the node, by
+    reason and message. `clock` is monotonic, in seconds.
     """
 
     name = "gpu-news"
@@ -56,7 +56,7 @@ class GpuReporter:
         node: LatestValue[KubeNode | None],
         refused: LatestValue[Mapping[str, str]],
         *,
-        sick_bay: DeviceHealthWatch | None = None,
+        device_health: DeviceHealthWatch | None = None,
         say: Callable[[KubeNode, str, str], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: float = PAUSE_SECONDS,
@@ -65,7 +65,7 @@ class GpuReporter:
         self._snapshots = snapshots
         self._node = node
         self._refused = refused
-        self._sick_bay = sick_bay
+        self._device_health = device_health
         self._say_event = say
         self._unknown_size = ""
         self._lease = ReportLease(
@@ -87,9 +87,9 @@ class GpuReporter:
         """Keep the lease true until cancelled. It stays then: what the node has is not free because nobody tells of it."""
         others: list[LatestValue[Any]] = [self._refused]
         async with asyncio.TaskGroup() as group:
-            if self._sick_bay is not None:
-                group.create_task(self._sick_bay.run())
-                others.append(self._sick_bay.faults)
+            if self._device_health is not None:
+                group.create_task(self._device_health.run())
+                others.append(self._device_health.faults)
             group.create_task(self._lease.run((self._snapshots, self._node), others))
 
     def about(self) -> KubeNode | None:
@@ -125,7 +125,7 @@ class GpuReporter:
         _log.warning("GPUs not told of", extra={"reason": error.reason, "error": str(error)})
 
     def _ward(self) -> FaultyDevices:
-        return FaultyDevices() if self._sick_bay is None else self._sick_bay.faults.value
+        return FaultyDevices() if self._device_health is None else self._device_health.faults.value
 
     async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
         """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""

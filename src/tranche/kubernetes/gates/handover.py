@@ -91,7 +91,7 @@ class ShareHandover:
         self._files = files
         self._changed = changed
         self._patience = patience
-        self._waiting_room = WaitingRequests()
+        self._waiting = WaitingRequests()
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -101,7 +101,7 @@ class ShareHandover:
 
     def news(self) -> None:
         """Something on the node has changed: containers that wait for that try again."""
-        self._waiting_room.tell()
+        self._waiting.tell()
 
     async def start(self, units: Sequence[str]) -> None:
         """Have all there that a container is to find that was given these units.
@@ -156,7 +156,7 @@ class ShareHandover:
             await self.backlog.realise(order)
             return order
 
-        order = await self._waiting_room.persist(
+        order = await self._waiting.persist(
             keeper.uid, hand_over, until, lambda error: self._say_refused(keeper, error.message)
         )
         self._changed()

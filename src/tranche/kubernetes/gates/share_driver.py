@@ -62,7 +62,7 @@ class ShareDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
-        sick_bay: DeviceHealthWatch,
+        device_health: DeviceHealthWatch,
     ) -> None:
         self._services = services
         self._folders = folders
@@ -92,7 +92,12 @@ class ShareDriver:
             clock=clock,
         )
         news = GpuReporter(
-            services.leases, inventory.latest, services.node, self._handover.refused, sick_bay=sick_bay, say=self._say
+            services.leases,
+            inventory.latest,
+            services.node,
+            self._handover.refused,
+            device_health=device_health,
+            say=self._say,
         )
         self._news = InTier(news, services.tier, frozenset((Tier.GATES,)))
         self._over = asyncio.Event()
