@@ -22,6 +22,7 @@ from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
+from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.controller.identity import WebhookIdentity
 from tranche.kubernetes.controller.left_at_gate import LeftAtGate
@@ -123,7 +124,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     def known_tier() -> Tier | None:
         return tier.latest.value if tier.latest.synced else None
 
-    webhook = PodWebhook(store, cards, known_tier, take_over=options.take_over)
+    webhook = PodWebhook(store, cards, known_tier, gating, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()

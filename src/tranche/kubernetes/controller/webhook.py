@@ -19,16 +19,18 @@ from tranche.core.errors import (
 from tranche.core.printable import one_line
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.claims.annotations import in_annotations
+from tranche.kubernetes.claims.annotations import PodDemand, in_annotations
 from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
-from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.injection import demand_of, injection, template_name
 from tranche.kubernetes.controller.review import PodReview, allowed, read_review, refused, uid_of
 from tranche.kubernetes.serving.http_server import HttpResponse
 
 PATH = "/pods"
+
+Gating = Callable[[Json, PodDemand, Collection[str]], list[dict[str, Any]]]
+"""The patch that has a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.controller.gating`."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +63,14 @@ class PodWebhook:
         templates: Templates,
         cards: GpuModels,
         tier: Callable[[], Tier | None],
+        gating: Gating,
         *,
         take_over: Collection[str] = (),
     ) -> None:
         self._templates = templates
         self._cards = cards
         self._tier = tier
+        self._gating = gating
         self._take_over = frozenset(take_over)
 
     async def answer(self, path: str, body: bytes) -> HttpResponse:
@@ -88,7 +92,7 @@ class PodWebhook:
                 return allowed(review.uid)
             if (tier := self._tier()) not in BY_CLAIMS:
                 _refuse_tier(tier)
-                return allowed(review.uid, gating(review.pod, demand, self._take_over))
+                return allowed(review.uid, self._gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # What is wrong with the pod is said before anything is written for it.
             patch = injection(review.pod, demand, template_name(devices), self._take_over)
