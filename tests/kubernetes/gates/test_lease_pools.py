@@ -47,18 +47,25 @@ def kept_by(view: NodeView, kind: int) -> NodeView:
     return replace(view, allocations=tuple(made))
 
 
-def by_leases(
+def by_leases(view: NodeView, *choices: ShareChoice, node: FleetNode = MIXED) -> FleetNodeSummary | None:
+    return summary(leased(view, *choices, node=node))
+
+
+def summary(fleet: Fleet) -> FleetNodeSummary | None:
+    return next(iter(summaries(fleet)), None)
+
+
+def leased(
     view: NodeView, *choices: ShareChoice, node: FleetNode = MIXED, faults: Faults = NO_FAULTS, keep: str = ""
-) -> FleetNodeSummary | None:
+) -> Fleet:
     offered = offered_view(view, NodeMode.MIXED)
     kept = withheld_places(offered, NodeMode.MIXED, faults, parse_kept(keep))
     said = NodeGpus("n", replace(offered, withheld=kept))
-    found = summaries(fleet_of({"n": node}, {"n": said}, {"n": {each.uid: each for each in choices}}))
-    return next(iter(found), None)
+    return fleet_of({"n": node}, {"n": said}, {"n": {each.uid: each for each in choices}})
 
 
-def by_slices(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> FleetNodeSummary | None:
-    """What is shown of the ResourceSlices of the same node; nobody holds anything by claims."""
+def published(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> Fleet:
+    """The fleet by the ResourceSlices of the same node; nobody holds anything by claims."""
     offered = offered_view(view, NodeMode.MIXED)
     devices = devices_of(offered.node)
     reasons = reasons_against(devices, offered, TaintCauses(NodeMode.MIXED, frozenset(faults)))
@@ -77,7 +84,7 @@ def by_slices(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> Fle
         }
         for each in contents
     ]
-    return next(iter(summaries(Fleet((MIXED,), decode_pools(raw)))), None)
+    return Fleet((MIXED,), decode_pools(raw))
 
 
 @given(node_views(max_gpus=2), st.data())
@@ -89,7 +96,15 @@ def test_gpus_look_as_nodes_would_publish_them_for_claims(view: NodeView, data: 
     cordons = data.draw(st.lists(st.sampled_from(present.node.gpus), max_size=1)) if present.node.gpus else []
     withheld = tuple(Withheld(WholeGpu(gpu.uuid), "cordoned by somebody") for gpu in cordons)
     alone = replace(kept_by(present, 0), withheld=withheld)
-    assert by_leases(alone, faults=faults, keep=keep) == by_slices(alone, faults, keep)
+    leases, slices = leased(alone, faults=faults, keep=keep), published(alone, faults, keep)
+    assert summary(leases) == summary(slices)
+    assert leases.pools.keys() == slices.pools.keys()
+    for name, pool in slices.pools.items():
+        assert set(leases.pools[name].devices) == set(pool.devices)
+        assert {each.name: each.counters for each in leases.pools[name].devices} == {
+            each.name: each.counters for each in pool.devices
+        }
+        assert leases.pools[name].counters.items() >= pool.counters.items()
 
 
 @given(node_views(max_gpus=2))

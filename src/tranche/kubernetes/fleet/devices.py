@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -130,37 +130,47 @@ def _pool(node: str, slices: Sequence[FleetSlice]) -> Pool:
 
 
 def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
-    attributes, capacity = _part(raw, "attributes"), _part(raw, "capacity")
+    capacity = _part(raw, "capacity")
     consumed: Mapping[str, Any] = next(iter(raw.get("consumesCounters") or ()), {})
     policy = _part(_part(_part(capacity, CapacityName.MEMORY), "requestPolicy"), "validRange")
-
-    def text(name: AttributeName) -> str:
-        return str(_value(attributes.get(name)) or "")
-
-    def amount(name: CapacityName) -> int | None:
-        return _amount(capacity[name]) if name in capacity else None
-
-    return FleetDevice(
-        node=node,
-        name=str(raw.get("name") or ""),
-        type=text(AttributeName.TYPE),
-        model=text(AttributeName.MODEL),
-        uuid=text(AttributeName.UUID),
-        minor=_number(_value(attributes.get(AttributeName.MINOR))),
-        profile=text(AttributeName.PROFILE),
-        isolation=text(AttributeName.ISOLATION),
-        mechanism=text(AttributeName.MECHANISM),
-        card_memory=_number(_value(attributes.get(AttributeName.CARD_MEMORY))),
-        memory=amount(CapacityName.MEMORY) or 0,
-        share=amount(CapacityName.SHARE),
-        compute=amount(CapacityName.COMPUTE),
-        clients=amount(CapacityName.CLIENTS),
+    device = fleet_device(
+        node,
+        str(raw.get("name") or ""),
+        {name: _value(each) for name, each in _part(raw, "attributes").items()},
+        _amounts(capacity),
+    )
+    return replace(
+        device,
         least=_quantity(policy.get("min")),
         step=max(_quantity(policy.get("step")), 1),
         counter_set=str(consumed.get("counterSet") or ""),
         counters=_amounts(_part(consumed, "counters")),
-        kept=_value(attributes.get(AttributeName.KEPT)) is True,
         taints=tuple(_taints(raw)),
+    )
+
+
+def fleet_device(node: str, name: str, attributes: Mapping[str, object], amounts: Mapping[str, int]) -> FleetDevice:
+    """The device by its attributes and the amounts of its capacities, free of counters and taints."""
+
+    def text(name: AttributeName) -> str:
+        return str(attributes.get(name) or "")
+
+    return FleetDevice(
+        node=node,
+        name=name,
+        type=text(AttributeName.TYPE),
+        model=text(AttributeName.MODEL),
+        uuid=text(AttributeName.UUID),
+        minor=_number(attributes.get(AttributeName.MINOR)),
+        profile=text(AttributeName.PROFILE),
+        isolation=text(AttributeName.ISOLATION),
+        mechanism=text(AttributeName.MECHANISM),
+        card_memory=_number(attributes.get(AttributeName.CARD_MEMORY)),
+        memory=amounts.get(CapacityName.MEMORY, 0),
+        share=amounts.get(CapacityName.SHARE),
+        compute=amounts.get(CapacityName.COMPUTE),
+        clients=amounts.get(CapacityName.CLIENTS),
+        kept=attributes.get(AttributeName.KEPT) is True,
     )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
 from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
-from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.claims.vocabulary import CapacityName, TaintKey
+from tranche.kubernetes.dra.devices import Amount, NodeDevice, counter_sets, devices_of
 from tranche.kubernetes.dra.kept_room import set_apart
-from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
-from tranche.kubernetes.fleet.devices import Pool, decode_fleet_slice, pools_of
+from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool, fleet_device
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
 from tranche.kubernetes.gates.leases import NodeGpus, ShareChoice
@@ -62,22 +61,21 @@ def _node(
     reasons = reasons_against(offered, told, TaintCauses(mode, faulty))
     kept_for = [each for each in offered if each.sharing is None and each.offered in kept]
     offered, reasons = set_apart(offered, kept_for, reasons)
-    contents = pool_contents(said.node, offered, replace(told, node=present), reasons, ())
-    pool = {"name": said.node, "generation": 1, "resourceSliceCount": len(contents)}
-    slices = (
-        {
-            "metadata": {"name": each.name},
-            "spec": {
-                "driver": DRIVER,
-                "nodeName": said.node,
-                "pool": pool,
-                "devices": each.devices,
-                "sharedCounters": each.counters,
-            },
-        }
-        for each in contents
+    counters = counter_sets(present)
+    return Pool(said.node, tuple(_device(said.node, each, reasons) for each in offered), counters), held
+
+
+def _device(node: str, device: NodeDevice, reasons: Mapping[str, Sequence[TaintKey]]) -> FleetDevice:
+    memory = device.capacity.get(CapacityName.MEMORY, Amount(0))
+    amounts = {name: each.value for name, each in device.capacity.items()}
+    return replace(
+        fleet_device(node, device.name, device.attributes, amounts),
+        least=memory.least,
+        step=memory.step,
+        counter_set=device.counter_set,
+        counters=device.counters,
+        taints=tuple(DeviceTaint(key) for key in reasons.get(device.name, ())),
     )
-    return pools_of(map(decode_fleet_slice, slices))[said.node], held
 
 
 def _holdings(
