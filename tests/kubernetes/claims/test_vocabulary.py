@@ -8,7 +8,7 @@ import pytest
 
 from tranche.core.board import catalogue
 from tranche.core.profile import parse_profile
-from tranche.kubernetes.claims.vocabulary import profile_class, profile_label, profile_resource
+from tranche.kubernetes.claims.vocabulary import profile_class, profile_label, profile_of_label, profile_resource
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from tranche.kubernetes.claims.vocabulary import profile_class, profile_label, p
 def test_a_profile_as_a_label(profile: str, label: str) -> None:
     assert profile_label(parse_profile(profile)) == label
     assert profile_class(parse_profile(profile)) == f"tranche-{label}"
+    assert parse_profile(profile_of_label(label)) == parse_profile(profile)
 
 
 def test_no_two_profiles_of_any_board_have_one_name() -> None:

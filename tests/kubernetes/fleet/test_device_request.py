@@ -7,6 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.fleet.clusters import asked_by_hand
+from tests.strategies import requests
+from tranche.core.errors import TrancheError
+from tranche.core.request import Isolation, Request
+from tranche.kubernetes.claims.gpu_models import SharedGpuModel
+from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.claims.vocabulary import DeviceType
 from tranche.kubernetes.fleet.device_request import DeviceAlternative, demanded_by
 from tranche.kubernetes.fleet.objects import decode_fleet_claim
 
@@ -20,9 +26,20 @@ def wanted(expression: str) -> DeviceAlternative:
     return only
 
 
-def test_what_tranche_writes_is_read() -> None:
-    assert wanted(f'{ATTRIBUTE}isolation in ["hard", "soft"]').isolations == {"hard", "soft"}
-    assert wanted(f'{ATTRIBUTE}model.lowerAscii().contains("a100")').model == "a100"
+@given(requests())
+def test_nothing_that_tranche_writes_is_unread(request: Request) -> None:
+    try:
+        devices = claim_spec(
+            request, [SharedGpuModel(16 << 10, 15 << 30, 2), SharedGpuModel(40 << 10, 39 << 30, 8)]
+        ).devices
+    except TrancheError:
+        return  # no device of a cluster serves it
+    (demand,) = demanded_by(decode_fleet_claim({"spec": {"devices": devices}}))
+    for each in demand.alternatives:
+        assert each.unread == ()
+        assert each.conditions.model == request.gpu_model.lower()
+        weak = each.type in (None, DeviceType.SHARED) and request.isolation in (Isolation.HARD, Isolation.SOFT)
+        assert ("none" not in each.conditions.isolations and bool(each.conditions.isolations)) is weak
 
 
 @pytest.mark.parametrize(
@@ -31,11 +48,28 @@ def test_what_tranche_writes_is_read() -> None:
         "isolation in ['hard', 'soft']",
         "isolation in [hard]",
         f"isolation in {'[' * 100_000}]",
+        "isolation in []",
+        'isolation in ["hard", 1]',
+        "isolation == true",
         f"cardMemoryMiB == {'9' * 5_000}",
+        "cardMemoryMiB == true",
+        'model.lowerAscii().contains("a100") || true || "".contains("")',
         'model.lowerAscii().contains("\\x61100")',
         'model.lowerAscii().contains("a\nb")',
     ],
-    ids=["other quotes", "a variable", "too deep", "too long a number", "another escape", "two lines"],
+    ids=[
+        "other quotes",
+        "a variable",
+        "too deep",
+        "no isolation",
+        "no word among them",
+        "no word",
+        "too long a number",
+        "no number",
+        "more behind it",
+        "another escape",
+        "two lines",
+    ],
 )
 def test_what_is_good_cel_and_no_json_is_named_as_unread(condition: str) -> None:
     expression = f"{ATTRIBUTE}{condition}"

@@ -7,9 +7,8 @@ GPU, so it lists its alternatives, of which a claim has eight at most.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +16,7 @@ from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus
 from tranche.core.quantity import MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
+from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceConditions, write_conditions
 from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.share_request import share_request
 from tranche.kubernetes.claims.vocabulary import (
@@ -90,7 +90,7 @@ def _request(request: Request, cards: Sequence[SharedGpuModel]) -> tuple[dict[st
             return {"exactly": _exactly(request, profile_class(profile))}, ()
         case GpuMemory(amount):
             capacity = {CapacityName.MEMORY: _quantity(amount)}
-            return {"exactly": _exactly(request, DeviceClassName.ANY, capacity, _fence(request))}, ()
+            return {"exactly": _exactly(request, DeviceClassName.ANY, capacity, _shared_conditions(request))}, ()
         case GpuShare():
             return _share(request, request.demand, cards)
 
@@ -120,9 +120,9 @@ def _share(
 
 def _part_of(cards: SharedGpuModel, request: Request, demand: GpuShare) -> dict[str, Any]:
     memory = max(int(demand.share * cards.room) // MIB, 1)
-    size = f"{_attribute(AttributeName.CARD_MEMORY)} == {cards.memory}"
     capacity = {CapacityName.MEMORY: _quantity(memory * MIB)}
-    return _exactly(request, DeviceClassName.SHARED, capacity, [size, *_fence(request)])
+    conditions = replace(_shared_conditions(request), card_memory=cards.memory)
+    return _exactly(request, DeviceClassName.SHARED, capacity, conditions)
 
 
 def _parts_serve(request: Request, demand: GpuShare) -> bool:
@@ -134,7 +134,7 @@ def _exactly(
     request: Request,
     device_class: str,
     capacity: Mapping[CapacityName, str] | None = None,
-    conditions: Sequence[str] = (),
+    conditions: DeviceConditions = NO_CONDITIONS,
     *,
     count: int | None = None,
 ) -> dict[str, Any]:
@@ -147,35 +147,17 @@ def _exactly(
         found["count"] = number
     if wanted:
         found["capacity"] = {"requests": wanted}
-    selectors = [*conditions, *_model(request)]
-    if selectors:
+    if selectors := write_conditions(replace(conditions, model=request.gpu_model.lower())):
         found["selectors"] = [{"cel": {"expression": each}} for each in selectors]
     return found
 
 
-def _fence(request: Request) -> list[str]:
+def _shared_conditions(request: Request) -> DeviceConditions:
     """Conditions for a device that others may have parts of."""
-    found = []
-    isolation = _attribute(AttributeName.ISOLATION)
-    if request.isolation is Isolation.HARD:
-        found.append(f'{isolation} == "hard"')
-    elif request.isolation is Isolation.SOFT:
-        found.append(f'{isolation} in ["hard", "soft"]')
-    if request.count > 1 and request.isolation is not Isolation.HARD:
-        # A program can use one MPS daemon, and each device has one of its own.
-        found.append(f'{_attribute(AttributeName.MECHANISM)} != "{Sharing.MPS}"')
-    return found
-
-
-def _model(request: Request) -> list[str]:
-    if not request.gpu_model:
-        return []
-    text = json.dumps(request.gpu_model.lower())
-    return [f"{_attribute(AttributeName.MODEL)}.lowerAscii().contains({text})"]
-
-
-def _attribute(name: AttributeName) -> str:
-    return f'device.attributes["{DRIVER}"].{name}'
+    accepted = {Isolation.HARD: ("hard",), Isolation.SOFT: ("hard", "soft")}.get(request.isolation, ())
+    # A program can use one MPS daemon, and each device has one of its own.
+    several = request.count > 1 and request.isolation is not Isolation.HARD
+    return DeviceConditions(isolations=frozenset(accepted), not_mechanism=Sharing.MPS if several else "")
 
 
 def _percent(share: Fraction) -> int:

@@ -5,6 +5,7 @@ They are a promise: manifests, device classes and the claims of running pods hol
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from tranche.core.profile import ProfileName
@@ -50,6 +51,9 @@ LARGEST_MEMORY_LABEL = "tranche.dev/free.largest-memory"
 
 FREE_GPUS_LABEL = "tranche.dev/free.gpus"
 """The node label that says how many whole GPUs claims can have now."""
+
+
+_PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
 
 
 class DeviceClassName(StrEnum):
@@ -142,6 +146,16 @@ def profile_label(profile: ProfileName) -> str:
     """The profile's name as a DNS label: `1g-5gb`, `1g-5gb-me` for `+me`, `1g-24gb-no-me` for `-me`."""
     words = [f"{profile.slices}g-{profile.memory_gb}gb", *profile.added, *(f"no-{each}" for each in profile.removed)]
     return "-".join(words).replace(".", "-").lower()
+
+
+def profile_of_label(label: str) -> str:
+    """The name of the profile that has the label: `1g.5gb+me` for `1g-5gb-me`, `1g.24gb-me` for `1g-24gb-no-me`; "" for none."""
+    found = _PROFILE_LABEL.fullmatch(label)
+    if found is None:
+        return ""
+    slices, memory, without, attribute = found.groups()
+    sign = "" if not attribute else "-" if without else "+"
+    return f"{slices}.{memory}{sign}{(attribute or '').replace('-', '.')}"
 
 
 def profile_class(profile: ProfileName) -> str:

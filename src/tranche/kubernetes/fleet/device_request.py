@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tranche.core.errors import UsageError
-from tranche.core.json_text import read_json
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
+from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceConditions, read_conditions
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -21,17 +20,12 @@ from tranche.kubernetes.claims.vocabulary import (
     DeviceClassName,
     DeviceType,
     profile_label,
+    profile_of_label,
 )
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetPod
 from tranche.planning.obstacle import Reason
 
-_ATTRIBUTE = rf'device\.attributes\["{re.escape(DRIVER)}"\]\.'
-_ISOLATIONS = re.compile(rf'{_ATTRIBUTE}{AttributeName.ISOLATION} (?:== ("\w+")|in (\[[^\]]*\]))')
-_NOT_MECHANISM = re.compile(rf'{_ATTRIBUTE}{AttributeName.MECHANISM} != "([\w-]+)"')
-_CARD = re.compile(rf"{_ATTRIBUTE}{AttributeName.CARD_MEMORY} == (\d+)")
-_MODEL = re.compile(rf'{_ATTRIBUTE}{AttributeName.MODEL}\.lowerAscii\(\)\.contains\(("(?:[^"\\]|\\.)*")\)')
-_PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
 _CLASS_TYPES = {
     DeviceClassName.ANY: None,
     DeviceClassName.SLICE: DeviceType.SLICE,
@@ -66,10 +60,7 @@ class DeviceAlternative:
     memory: int | None = None
     share: int | None = None
     compute: int | None = None
-    isolations: frozenset[str] = frozenset()
-    not_mechanism: str = ""
-    card_memory: int | None = None
-    model: str = ""
+    conditions: DeviceConditions = NO_CONDITIONS
     distinct: bool = False
     every: bool = False
     tolerations: tuple[Toleration, ...] = ()
@@ -82,19 +73,20 @@ class DeviceAlternative:
 
     def misfit(self, device: FleetDevice) -> DeviceMismatch | None:
         """Why the device can never serve it, the nearest miss with the highest rank; None when it can."""
-        if self.model and self.model not in device.model.lower():
+        must = self.conditions
+        if must.model and must.model not in device.model.lower():
             return DeviceMismatch(Reason.GPU_MODEL_MISMATCH, f"its GPUs are {device.model}", 0)
         if self.label and _label(device.profile) != self.label:
             return DeviceMismatch(Reason.PROFILE_NOT_SUPPORTED, "its GPUs offer no such slice", 1)
-        if self.card_memory is not None and device.card_memory != self.card_memory:
+        if must.card_memory is not None and device.card_memory != must.card_memory:
             return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "its GPUs are of another size", 1)
         if self.type is not None and device.type != self.type:
             return DeviceMismatch(_TYPE_REASONS[self.type], _TYPE_TEXTS[self.type], 2)
-        if self.isolations and device.isolation not in self.isolations:
+        if must.isolations and device.isolation not in must.isolations:
             return DeviceMismatch(
                 Reason.SHARING_UNAVAILABLE, f"it fences no part so well ({device.isolation} isolation)", 3
             )
-        if self.not_mechanism and device.mechanism == self.not_mechanism:
+        if must.not_mechanism and device.mechanism == must.not_mechanism:
             return DeviceMismatch(
                 Reason.SHARING_UNAVAILABLE, f"one program cannot have several parts by {device.mechanism}", 3
             )
@@ -175,44 +167,25 @@ def _class(name: str) -> DeviceAlternative | None:
     if name in tuple(DeviceClassName):
         return DeviceAlternative(type=_CLASS_TYPES[DeviceClassName(name)])
     label = name.removeprefix("tranche-")
-    return (
-        DeviceAlternative(type=DeviceType.SLICE, label=label)
-        if label != name and _PROFILE_LABEL.fullmatch(label)
-        else None
-    )
+    return DeviceAlternative(type=DeviceType.SLICE, label=label) if label != name and profile_of_label(label) else None
 
 
 def _wanted(raw: Mapping[str, Any], of_class: DeviceAlternative) -> DeviceAlternative:
     capacity = (raw.get("capacity") or {}).get("requests") or {}
-    found = replace(
+    conditions, unread = read_conditions(
+        str((each.get("cel") or {}).get("expression") or "") for each in raw.get("selectors") or ()
+    )
+    return replace(
         of_class,
         count=int(raw.get("count") or 1),
         every=raw.get("allocationMode") == "All",
         memory=_amount(capacity.get(CapacityName.MEMORY)),
         share=_amount(capacity.get(CapacityName.SHARE)),
         compute=_amount(capacity.get(CapacityName.COMPUTE)),
+        conditions=conditions,
         tolerations=tuple(Toleration.decode(each) for each in raw.get("tolerations") or ()),
+        unread=unread,
     )
-    for each in raw.get("selectors") or ():
-        found = _with_condition(found, str((each.get("cel") or {}).get("expression") or ""))
-    return found
-
-
-def _with_condition(wanted: DeviceAlternative, expression: str) -> DeviceAlternative:
-    """The claim's author wrote it: CEL has words and numbers that no JSON and no int is, and those are unread."""
-    try:
-        if found := _ISOLATIONS.fullmatch(expression):
-            words = read_json(found[2] or f"[{found[1]}]")
-            return replace(wanted, isolations=frozenset(map(str, words)))
-        if found := _NOT_MECHANISM.fullmatch(expression):
-            return replace(wanted, not_mechanism=found[1])
-        if found := _CARD.fullmatch(expression):
-            return replace(wanted, card_memory=int(found[1]))
-        if found := _MODEL.fullmatch(expression):
-            return replace(wanted, model=str(read_json(found[1])))
-    except ValueError:
-        pass
-    return replace(wanted, unread=(*wanted.unread, expression))
 
 
 def _label(profile: str) -> str:
@@ -238,24 +211,15 @@ def in_words(wanted: DeviceAlternative) -> str:
         DeviceType.SHARED: "part of a shared GPU",
         DeviceType.WHOLE: "whole GPU",
     }[wanted.type]
+    must = wanted.conditions
     size = [
-        wanted.label and profile_of_label(wanted.label),
+        wanted.label and (profile_of_label(wanted.label) or wanted.label),
         wanted.memory is not None and f"of {format_memory(wanted.memory)}",
         wanted.share is not None and f"of {wanted.share}% of a GPU",
         wanted.compute is not None and f"with {wanted.compute}% of the compute at most",
-        wanted.card_memory is not None and f"on GPUs of {format_memory(wanted.card_memory * MIB)}",
-        wanted.model and f"on a {wanted.model}",
-        bool(wanted.isolations) and f"with isolation {' or '.join(sorted(wanted.isolations))}",
+        must.card_memory is not None and f"on GPUs of {format_memory(must.card_memory * MIB)}",
+        must.model and f"on a {must.model}",
+        bool(must.isolations) and f"with isolation {' or '.join(sorted(must.isolations))}",
     ]
     several = "every " if wanted.every else f"{wanted.count} × " if wanted.count > 1 else ""
     return " ".join([f"{several}{kind}", *(str(each) for each in size if each)])
-
-
-def profile_of_label(label: str) -> str:
-    """The name of the profile that has the label: `1g.5gb+me` for `1g-5gb-me`, `1g.24gb-me` for `1g-24gb-no-me`."""
-    found = _PROFILE_LABEL.fullmatch(label)
-    if found is None:
-        return label
-    slices, memory, without, attribute = found.groups()
-    sign = "" if not attribute else "-" if without else "+"
-    return f"{slices}.{memory}{sign}{(attribute or '').replace('-', '.')}"

@@ -132,16 +132,17 @@ def _fewer(
 
 def _weaker(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """A weaker fence that could be had now."""
-    if not any(each.isolations for demand in demands for each in demand.alternatives):
+    if not any(each.conditions.isolations for demand in demands for each in demand.alternatives):
         return
-    weaker = [
-        replace(demand, alternatives=tuple(replace(each, isolations=frozenset()) for each in demand.alternatives))
-        for demand in demands
-    ]
+    weaker = [replace(demand, alternatives=tuple(map(_unisolated, demand.alternatives))) for demand in demands]
     for room in rooms:
         if _serves(room, weaker):
             yield f"with --isolation none node {room.pool.node} would serve it now"
             return
+
+
+def _unisolated(wanted: DeviceAlternative) -> DeviceAlternative:
+    return replace(wanted, conditions=replace(wanted.conditions, isolations=frozenset()))
 
 
 def _nodes(pod: FleetPod, answers: Sequence[NodeAnswer]) -> Iterator[str]:

@@ -13,8 +13,7 @@ from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.gpu_models import SharedGpuModel, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
 from tranche.kubernetes.claims.tier import Tier
-from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.fleet.device_request import profile_of_label
+from tranche.kubernetes.claims.vocabulary import DRIVER, profile_of_label
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.tier_reading import CLASSES, handed_out, tier_in_force
 
@@ -94,7 +93,7 @@ async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Seque
     query = {"fieldSelector": f"spec.driver={DRIVER}"}
     slices = await ClusterReader(api).objects("what nodes offer", RESOURCE_SLICES, **query)
     offered = {device.profile for pool in decode_pools(slices or ()).values() for device in pool.devices} - {""}
-    meant = did_you_mean(str(profile), sorted(offered or known))
+    meant = did_you_mean(str(profile), sorted(offered or known - {""}))
     if not offered:
         return f"{meant}list them with: kubectl get deviceclasses"
     return f"{meant}nodes offer {', '.join(sorted(offered))}"
